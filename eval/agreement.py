@@ -31,20 +31,18 @@ def compared_opinions(
 ) -> Iterator[list[tuple[Field, str]]]:
     """Yield each item's fields as the classifier answers them, and how the model's compare.
 
-    Args:
-        task: The task that was asked.
-        example: The example that was asked.
-        items: The model's answer beside gold.
-        own: The classifier's answer beside gold.
-        decoded: What the reply says; None if it is not known what of the answer is a guess.
+    `items` has the model's answer beside gold, `own` the classifier's. `decoded` is the reply; None
+    if it is not known what of the answer is a guess.
     """
     for (name, answers), (_, own_answers) in zip(items, own, strict=True):
         number = example.names.index(name) if task.answer.items else 0
         compared = []
         fields = zip(answers, own_answers, task.answer.fields, strict=True)
         for model, classifier, field_name in fields:
-            is_guess = decoded is not None and decoded.is_guess(number, field_name)
-            compared.append((classifier, NO_REPLY if is_guess else agreement(model, classifier)))
+            how = agreement(model, classifier)
+            if decoded is not None and decoded.is_guess(number, field_name):
+                how = NO_REPLY
+            compared.append((classifier, how))
         yield compared
 
 

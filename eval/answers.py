@@ -29,12 +29,10 @@ class AnsweredFile:
 
     @property
     def folder(self) -> Path:
-        """Return the folder of the answers."""
         return self.answers.folder
 
     @property
     def task(self) -> Task:
-        """Return the task that was asked."""
         return self.reader.task
 
     @property
@@ -49,11 +47,9 @@ class AnsweredFile:
         return advisor_of(self.answers, self.task, self.labels)
 
     def examples(self) -> Iterator[Example]:
-        """Yield the examples that were asked."""
         return self.reader.read(self.test)
 
     def rows(self) -> Rows:
-        """Return the rows of all calls."""
         try:
             return Rows(self.folder / "completions.jsonl", key=call_key)
         except Unreadable as error:
@@ -65,7 +61,6 @@ class AnsweredFile:
             ) from None
 
     def row(self, rows: Rows, call: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the row of one call."""
         row = rows.get(call_key(call))
         if row is None:
             raise UserError(
@@ -96,11 +91,9 @@ def advisor_of(answers: Answers, task: Task, labels: Labels) -> Advisor | None:
 
 
 def open_answers(path: Path, gold: Path | None = None) -> AnsweredFile:
-    """Open the answers in a folder.
+    """Open the answers in a folder, or in a run folder that has one such folder for `gold`.
 
-    Args:
-        path: The folder of the answers, or a run folder that has one such folder for `gold`.
-        gold: Is read instead of the test file that was answered.
+    `gold` is read instead of the test file that was answered.
     """
     if not path.is_dir():
         raise UserError(f"{path}: there is no such folder")

@@ -69,10 +69,7 @@ class Baselines:
 
 
 def classifier_alone(task: Task, run: Path, gold: Path) -> Advisor | None:
-    """Return the text classifier of a run's training, if there is one.
-
-    None too if it was fitted on the cases of `gold`, or if its answers are the submission.
-    """
+    """Return the classifier of a run's training, unless it has seen `gold` or has answered."""
     answers = find_answers(run)
     if answers is None or answers.record.answered_by == "classifier":
         return None

@@ -60,7 +60,9 @@ def calibration(confidence: ArrayLike, correct: ArrayLike) -> Calibration:
 
 def mean_confidence(row: Mapping[str, Any]) -> float:
     """Return the mean confidence over all judgments of a row of `confidence.jsonl`."""
-    values = [value for item in row["confidence"] for value in item.values()]
+    values: list[float] = []
+    for item in row["confidence"]:
+        values += item.values()
     return float(sum(values) / len(values))
 
 
@@ -75,7 +77,6 @@ class Certainty:
     """Collects confidences, and whether the judgments are correct, example by example."""
 
     def __init__(self, task: Task, path: Path) -> None:
-        """Index the confidences of `path` by id."""
         assert task.answer.fields, "only decided answers have a confidence"
         self._decides = task.answer
         self._rows = Rows(path)
@@ -102,11 +103,10 @@ class Certainty:
                 correct.append(is_same(gold_item[name], item[name]))
 
     def fields(self) -> dict[str, Calibration]:
-        """Return the calibration of each field over all judgments."""
         return {name: calibration(*judgments) for name, judgments in self._judgments.items()}
 
 
-def show(fields: Mapping[str, Calibration], console: Console) -> None:
+def show_calibration(fields: Mapping[str, Calibration], console: Console) -> None:
     """Print the error of each field; the report has the bins."""
     table = Table("field", "ECE", "judgments")
     for name, result in fields.items():

@@ -101,7 +101,6 @@ class _Remaining:
         raise AssertionError(f"the case {key} is there")
 
     def ids(self) -> Iterator[str]:
-        """Yield the ids of all."""
         yield from self._skipped
         yield from (str(example.id) for example in self._ahead)
 

@@ -34,7 +34,9 @@ class Choice:
         return "model" if self.difference >= -TIE else "classifier"
 
     def __str__(self) -> str:
-        interval = f", 95% interval {self.low:+.4f} to {self.high:+.4f}" if self.cases > 1 else ""
+        interval = ""
+        if self.cases > 1:
+            interval = f", 95% interval {self.low:+.4f} to {self.high:+.4f}"
         return (
             f"{self.metric} on {self.cases} held-out cases: model {self.model:.4f}, text "
             f"classifier {self.classifier:.4f} (difference {self.difference:+.4f}{interval})"
@@ -42,10 +44,7 @@ class Choice:
 
 
 def choose(folder: Path, into: Path) -> Choice:
-    """Compare both on the answers to the held-out cases in `folder`; write the result `into`.
-
-    The folder has a submission of the model's replies.
-    """
+    """Compare both on the held-out cases that `folder` answers; write the result to `into`."""
     answered = open_answers(folder)
     task = answered.task
     advisor = answered.advisor()

@@ -46,7 +46,7 @@ CLAUSE = re.compile(r"(?<=[。；，;\n])|(?<=,)(?!\d)")
 TOKEN = re.compile(r"[^\W\d_\u4e00-\u9fff]+|[\u4e00-\u9fff\ue000-\uf8ff]")
 """A Chinese character, a word of another script, a name or a number."""
 
-NAME = re.compile(f"[{chr(FIRST_NAME)}-{chr(FIRST_NUMBER - 1)}]")
+NAME_MARK = re.compile(f"[{chr(FIRST_NAME)}-{chr(FIRST_NUMBER - 1)}]")
 MAX_NAMES = FIRST_NUMBER - FIRST_NAME
 
 
@@ -67,8 +67,9 @@ def grams(text: str, marks: Sequence[str] = ()) -> Hashes:
     tokens = [token.encode() for token in TOKEN.findall(with_magnitudes)]
     single = list(map(crc32, tokens))
     # The hash of a text and more text continues the hash of the first: that of "a b" that of "a".
-    pairs = map(crc32, (b" " + token for token in tokens[1:]), single)
-    of_marks = (crc32(mark.encode()) for mark in marks)
+    with_space = [b" " + token for token in tokens[1:]]
+    pairs = map(crc32, with_space, single)
+    of_marks = [crc32(mark.encode()) for mark in marks]
     return np.fromiter(chain(single, pairs, of_marks), np.uint32)
 
 
@@ -82,12 +83,12 @@ def own_clauses(example: Example, items: int) -> tuple[str, list[str]]:
     """Return the text with a mark in place of each name, and the clauses that name each item."""
     marks = name_marks(example)
     text = example.text
-    longest_first = sorted(marks, key=lambda mark: -len(marks[mark]))
-    for mark in longest_first:  # 张某甲 does not name 张某
-        text = text.replace(marks[mark], mark)
+    longest_first = sorted(marks.items(), key=lambda pair: -len(pair[1]))
+    for mark, name in longest_first:  # 张某甲 does not name 张某
+        text = text.replace(name, mark)
     clauses: list[list[str]] = [[] for _ in range(max(items, len(marks)))]
     for clause in CLAUSE.split(text):
-        for mark in marks.keys() & NAME.findall(clause):
+        for mark in marks.keys() & NAME_MARK.findall(clause):
             clauses[ord(mark) - FIRST_NAME].append(clause)
     return text, ["".join(own) for own in clauses[:items]]
 
@@ -180,12 +181,10 @@ class FieldWeights:
 def view_scores(
     rows: Sequence[csr_array], weights: Sequence[csr_array], bias: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return the scores by each view, [views, items, labels], whose sum has the bias.
-
-    A single row of the whole text counts for all items.
-    """
-    whole, own = ((r @ w).toarray() for r, w in zip(rows, weights, strict=True))
-    return np.stack([np.broadcast_to(whole + bias, own.shape), own])
+    """Return the scores by each view, [views, items, labels], whose sum has the bias."""
+    whole, own = [(r @ w).toarray() for r, w in zip(rows, weights, strict=True)]
+    of_each_item = np.broadcast_to(whole + bias, own.shape)  # the whole text may be one row
+    return np.stack([of_each_item, own])
 
 
 MAX_SIZE = 3
@@ -222,7 +221,8 @@ class Classifier:
             found[name] = field.probabilities(scores[name].sum(0))
         if self.second:
             about = np.array(facts_of(example, count, self.decides), float)
-            found |= self.second.probabilities(Items(np.array([count]), scores, about))
+            items = Items(np.array([count]), scores, about)
+            found |= self.second.probabilities(items)
         return [self.item_probabilities(found, i) for i in range(count)]
 
     def item_probabilities(
@@ -276,9 +276,9 @@ class Classifier:
                 arrays[f"{name}.{key}"] = getattr(field.weights, key)
             arrays[f"{name}.bias"] = field.bias
         second = self.second.dump() if self.second else None
-        text = dump({"version": FILE_VERSION, "fields": about, "second": second}).encode()
-        first = {"about": np.frombuffer(text, np.uint8)}
-        np.savez_compressed(path, allow_pickle=False, **first, **arrays)
+        text = dump({"version": FILE_VERSION, "fields": about, "second": second})
+        as_bytes = np.frombuffer(text.encode(), np.uint8)
+        np.savez_compressed(path, allow_pickle=False, about=as_bytes, **arrays)
 
 
 def load_classifier(trained: Path, task: Task) -> Classifier | None:
@@ -294,27 +294,29 @@ def load_classifier(trained: Path, task: Task) -> Classifier | None:
 
 
 def read_classifier(path: Path, task: Task) -> Classifier:
-    """Return the classifier of a file."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return _read(dict(arrays), task.answer)
     except (OSError, ValueError, KeyError, TypeError, BadZipFile):
-        raise UserError(
-            f"{path}: is no classifier of this version of panjue; train again"
-        ) from None
+        problem = "is no classifier of this version of panjue"
+        raise UserError(f"{path}: {problem}; train again") from None
 
 
 def _read(arrays: Mapping[str, NDArray[Any]], decides: AnswerFields) -> Classifier:
     about = json.loads(arrays["about"].tobytes())
     if about["version"] != FILE_VERSION or list(about["fields"]) != list(decides.fields):
         raise ValueError
-    used = (View(arrays["0.kept"], arrays["0.idf"]), View(arrays["1.kept"], arrays["1.idf"]))
-    columns = sum(len(view.kept) for view in used)
+    whole = View(arrays["0.kept"], arrays["0.idf"])
+    own = View(arrays["1.kept"], arrays["1.idf"])
+    columns = len(whole.kept) + len(own.kept)
     fields = {}
     for name, known in about["fields"].items():
         labels = tuple(known.pop("labels"))
         parts = tuple(arrays[f"{name}.{key}"] for key in CSR)
         weights = csr_array(parts, shape=(columns, len(labels)))
-        fields[name] = FieldWeights(labels, weights, arrays[f"{name}.bias"], **known)
-    second = load_second_stage(about["second"]) if about["second"] else None
-    return Classifier(decides, used, fields, second)
+        bias = arrays[f"{name}.bias"]
+        fields[name] = FieldWeights(labels, weights, bias, **known)
+    second = None
+    if about["second"]:
+        second = load_second_stage(about["second"])
+    return Classifier(decides, (whole, own), fields, second)

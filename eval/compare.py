@@ -24,7 +24,7 @@ from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
 from panjue.prompts.tasks.metrics import Numbers
 
-RESAMPLES = 10_000
+PAIRED_RESAMPLES = 10_000
 
 TIE = 1e-9
 """Differences up to this are rounding, no change."""
@@ -68,7 +68,6 @@ def check_runs(first: AnsweredFile, second: AnsweredFile, *, same_file: bool = T
 
 
 def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Comparison:
-    """Compare two submissions: metrics, and examples won and lost."""
     task = reader.task
     rows = submission_rows(task, first)
     other_rows = submission_rows(task, second)
@@ -103,16 +102,13 @@ def headlines(values: MetricValues) -> Numbers:
 
 
 def paired_differences(first: MetricValues, second: MetricValues) -> dict[str, Difference]:
-    """Return metric -> difference, by a paired bootstrap (seed 0).
-
-    Both are resampled with the same examples, so that common variation cancels out.
-    """
+    """Return metric -> difference, by a paired bootstrap: both draw the same examples (seed 0)."""
     task = first.task
     weights = first.weights
     means = weighted_mean(task, weights, first.values)
     other_means = weighted_mean(task, weights, second.values)
-    draws = resampled(task, weights, first.values, RESAMPLES)
-    other_draws = resampled(task, weights, second.values, RESAMPLES)
+    draws = resampled(task, weights, first.values, PAIRED_RESAMPLES)
+    other_draws = resampled(task, weights, second.values, PAIRED_RESAMPLES)
     low, high = percentiles(other_draws - draws)
     differences = {}
     for number, name in enumerate(task.score.names):

@@ -98,7 +98,6 @@ class Tally:
                 self.missing_fields += guessed
 
     def lines(self) -> Iterator[str]:
-        """Yield the summary that is printed."""
         if self.calls:
             yield from self._lines_on_replies()
         else:
@@ -128,7 +127,6 @@ class Tally:
             yield f"what no reply has is answered by: {self.fallback}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `decode.json` has of it."""
         numbers = {**vars(self), "submission": self.submission.name}
         numbers["repairs"] = dict(self.repairs.most_common())
         del numbers["replaced"]
@@ -175,10 +173,11 @@ def _decode(answered: AnsweredFile) -> Tally:
 
 
 def who_answered(record: AnswersRecord) -> str:
-    """Return a line on who answered, and why."""
     who = "text classifier" if record.answered_by == "classifier" else "model"
-    because = f": {record.because}" if record.because else ""
-    return f"answered by the {who}{because}"
+    line = f"answered by the {who}"
+    if record.because:
+        line += f": {record.because}"
+    return line
 
 
 def _replies(answered: AnsweredFile, advisor: Advisor | None) -> Rows | None:
@@ -221,7 +220,6 @@ class _Decoding:
         return read.answer, read.confidence
 
     def _call(self, example: Example, call: int, question: Example) -> Decoded:
-        """Return the stored reply to one of an example's calls."""
         row = self._row({"id": example.id, "call": call})
         if row["question"] != str(question.id):
             raise UserError(

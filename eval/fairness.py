@@ -108,7 +108,6 @@ def _check_attribute(attribute: str, attributes: Sequence[str]) -> None:
 
 
 def by_attribute(values: MetricValues, attribute: str) -> Attribute:
-    """Return the groups of an attribute, and the numbers over them."""
     summaries = summaries_by_group(values, attribute)
     unknown = summaries.pop(UNKNOWN, None)
     metric = values.task.score.names[-1]
@@ -149,8 +148,7 @@ def _over_groups(groups: dict[str, Group], unknown: int) -> Attribute:
     )
 
 
-def show(report: Fairness, console: Console) -> None:
-    """Print the tables."""
+def show_fairness(report: Fairness, console: Console) -> None:
     for line in header_lines(report):
         console.print(line, highlight=False, markup=False)
     for attribute, of in report.attributes.items():
@@ -164,12 +162,11 @@ def show(report: Fairness, console: Console) -> None:
                 style="dim" if group.flagged else None,
             )
         console.print(table)
-        for line in remarks(of):
+        for line in attribute_remarks(of):
             console.print(line, highlight=False, markup=False)
 
 
 def header_lines(report: Fairness) -> Iterator[str]:
-    """Yield the lines above the tables."""
     yield f"{report.metric} {_number(report.total)} over all {report.examples} examples"
     if report.compared_by:
         yield f"texts compared by {report.compared_by}"
@@ -177,8 +174,7 @@ def header_lines(report: Fairness) -> Iterator[str]:
         yield f"{report.missing} examples have no row and count as unanswered"
 
 
-def remarks(attribute: Attribute) -> Iterator[str]:
-    """Yield the lines below an attribute's table."""
+def attribute_remarks(attribute: Attribute) -> Iterator[str]:
     if attribute.mean is None:
         yield f"no group has {MIN_EXAMPLES} examples: no mean, disparity, worst or gap"
     else:

@@ -91,16 +91,12 @@ class Advisor:
     in_prompts: bool = True
 
     def opinions(self, example: Example, row: Mapping[str, Any] = EMPTY_REPLY) -> list[Opinion]:
-        """Return the opinion on every item of the answer; it takes milliseconds an item.
-
-        They are those of `row`, the example's row of `completions.jsonl`, if it has them.
-        """
+        """Return the opinion on every item: that in `row`, the example's completions, if any."""
         if "opinions" in row:
             return [Opinion(**of_item) for of_item in row["opinions"]]
         return self.with_answers(self.classifier.probabilities(example))
 
     def with_answers(self, items: Sequence[Mapping[str, Probabilities]]) -> list[Opinion]:
-        """Return the opinions for the probabilities of the items."""
         return [Opinion(of_item, self._answer(of_item)) for of_item in items]
 
     def _answer(self, probabilities: Mapping[str, Probabilities]) -> dict[str, Any]:
@@ -195,12 +191,14 @@ def opinion_text(example: Example, opinions: Sequence[Opinion], decides: AnswerF
 
 def _fields(opinion: Opinion) -> Iterator[str]:
     for name, probabilities in opinion.probabilities.items():
-        value = opinion.answer[name]
-        answered = [value] if isinstance(value, str) else value
+        answered = opinion.answer[name]
+        most = MAX_LABELS
+        if isinstance(answered, str):
+            answered = [answered]
+            most = MAX_CLASSES
         ranked = by_probability(probabilities, probabilities)
         others = [label for label in ranked if label not in answered]
         others = [label for label in others if probabilities[label] >= SHOWN_FROM]
-        most = MAX_CLASSES if isinstance(value, str) else MAX_LABELS
         room = max(0, most - len(answered))
         first = _with_percent(answered, probabilities) or "-"
         after = _with_percent(others[:room], probabilities)
@@ -250,9 +248,10 @@ def set_chances(
     scale = none / max(expected, TINY)
     found = []
     for labels in sets:
-        of_size = scale * weights.sizes[min(len(labels), MAX_SIZE)]
+        size = min(len(labels), MAX_SIZE)
         # Sorted: sums and products of floats depend on their order.
-        found.append(of_size * prod([odds.get(label, TINY) for label in sorted(labels)]))
+        of_labels = [odds.get(label, TINY) for label in sorted(labels)]
+        found.append(scale * weights.sizes[size] * prod(of_labels))
     return found
 
 
@@ -273,10 +272,10 @@ def best_set(chances: Mapping[frozenset[str], float], max_size: int) -> frozense
     best = frozenset[str]()
     best_value = chances.get(best, -1.0)
     for size in range(1, min(max_size, len(labels)) + 1):
-        terms = {
-            label: sum([2 * p / (size + of_gold) for of_gold, p in by_size[label].items()])
-            for label in labels
-        }
+        terms = {}
+        for label in labels:
+            parts = [2 * p / (size + of_gold) for of_gold, p in by_size[label].items()]
+            terms[label] = sum(parts)
         ranked = sorted(labels, key=lambda label: (-terms[label], label))
         value = sum(terms[label] for label in ranked[:size])
         if value > best_value + ROUNDING:

@@ -111,7 +111,6 @@ class ClassCounts:
     both: Counter[str] = field(default_factory=Counter)
 
     def add(self, gold: Sequence[str], predicted: Sequence[str]) -> None:
-        """Count an item."""
         self.gold.update(gold)
         self.predicted.update(predicted)
         self.both.update(set(gold) & set(predicted))
@@ -123,8 +122,7 @@ class ClassCounts:
         return gold, predicted, 2 * self.both[value] / (gold + predicted)
 
 
-def main(run: Path, gold: Path | None) -> None:
-    """Write the page and say where it is."""
+def write_page(run: Path, gold: Path | None) -> None:
     opened = open_answers(run, gold)
     if gold:
         check_complete(opened)
@@ -141,7 +139,6 @@ def main(run: Path, gold: Path | None) -> None:
 
 
 def page_data(answered: AnsweredFile) -> PageData:
-    """Collect the report of the answers to a test file."""
     task = answered.task
     record = answered.record
     submission = task.data.submission.find(answered.folder)
@@ -177,14 +174,14 @@ def _cases(answered: AnsweredFile, submission: Path, result: PageData) -> Iterat
     completions = None if result.by_classifier else answered.rows()
     advisor = None if result.by_classifier else answered.advisor()
     fallback = result.decoding.get("fallback", task.score.fallback)
-    shown_fields = [name for names in class_fields(task) for name in names]
+    shown_fields = list(chain(*class_fields(task)))
     for example in answered.examples():
         row = rows.get(example.id)
         gold = task.gold(example) if result.scores else row and own_gold(row)
         if gold and not result.scores:
             metric_values(task, gold, row, f"{rows.path}: id {example.id}")  # refuses a broken row
         items = list(items_of(task, gold, row)) if gold else []
-        fields = [field for _, fields in items for field in fields]
+        fields = list(chain.from_iterable(of_item for _, of_item in items))
         calls = list(_calls(completions, example))
         decoded = None
         if calls and result.decoding and not task.solve:
@@ -228,12 +225,12 @@ def _calls(completions: Rows | None, example: Example) -> Iterator[dict[str, Any
 
 def _wrong(fields: Sequence[Field]) -> list[str]:
     """Return the names of the fields that are wrong anywhere, in the order of the fields."""
+    names = dict.fromkeys(field.name for field in fields)
     wrong = {field.name for field in fields if not field.correct}
-    return [name for name in dict.fromkeys(field.name for field in fields) if name in wrong]
+    return [name for name in names if name in wrong]
 
 
 def _values(fields: Sequence[Field], name: str) -> list[str]:
-    """Return the values of one field in gold and predictions, each once."""
     values: list[str] = []
     for of in fields:
         if of.name == name:
@@ -272,12 +269,18 @@ def _count_agreements(result: PageData) -> None:
                 result.agreements.setdefault(own.name, Counter()).update([how])
 
 
+def _all_fields(cases: Sequence[PageCase]) -> Iterator[Field]:
+    for case in cases:
+        for _, fields in case.items:
+            yield from fields
+
+
 def _count_classes(task: Task, result: PageData) -> None:
     """Count the classes of every field, and those that are confused, over the cases."""
     sets, single = class_fields(task)
     counts = {name: ClassCounts() for name in (*sets, *single)}
     pairs = {name: Counter[tuple[str, str]]() for name in (*sets[:1], *single)}
-    for of in chain.from_iterable(fields for case in result.cases for _, fields in case.items):
+    for of in _all_fields(result.cases):
         if of.name in counts:
             counts[of.name].add(of.gold, of.predicted)
         if of.name in pairs:

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from panjue.eval import calibration
 from panjue.eval.baselines import Baselines
-from panjue.eval.calibration import Calibration, Certainty
+from panjue.eval.calibration import Calibration, Certainty, show_calibration
 from panjue.eval.decoding import decoding_of, never_asked
 from panjue.eval.values import (
     UNWEIGHTED,
@@ -98,10 +97,13 @@ class ScoreResult:
             "examples": self.total.examples,
             "unweighted": self.total.unweighted,
             "interval": self.total.interval,
-            "groups": {name: _group_numbers(groups) for name, groups in self.groups.items()},
+            "groups": {},
             "baselines": self.baselines,
             "calibration": None,
         }
+        for attribute, groups in self.groups.items():
+            of_group = {name: {"examples": of.examples, **of.mean} for name, of in groups.items()}
+            numbers["groups"][attribute] = of_group
         if self.calibration is not None:
             numbers["calibration"] = {name: asdict(of) for name, of in self.calibration.items()}
         for name in ("unreadable_rate", "missing", "faulty", "answered_by"):
@@ -112,10 +114,6 @@ class ScoreResult:
                 numbers[name] = value
         result: dict[str, Any] = without_nan(numbers)
         return result
-
-
-def _group_numbers(groups: Mapping[str, Summary]) -> dict[str, dict[str, Any]]:
-    return {name: {"examples": of.examples, **of.mean} for name, of in groups.items()}
 
 
 def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
@@ -190,7 +188,6 @@ def in_sample(answers: Answers) -> str | None:
 
 
 def show(scores: ScoreResult, console: Console) -> None:
-    """Print the tables."""
     title = escape(scores.compared_by) if scores.compared_by else None
     # In 80 columns the headings of baselines wrap, and no name or number is cut.
     whole = [Column(name, no_wrap=True) for name in ("metric", "score", "95% interval")]
@@ -198,14 +195,15 @@ def show(scores: ScoreResult, console: Console) -> None:
     headline = list(scores.total.mean)[-1]
     for name, value in scores.total.mean.items():
         low, high = scores.total.interval[name]
+        interval = f"{low:.4f} - {high:.4f}"
         baselines = [f"{mean[name]:.4f}" for mean in scores.baselines.values()]
         style = "bold" if name == headline else None
-        table.add_row(name, f"{value:.4f}", f"{low:.4f} - {high:.4f}", *baselines, style=style)
+        table.add_row(name, f"{value:.4f}", interval, *baselines, style=style)
     console.print(table)
     for attribute, groups in scores.groups.items():
         console.print(_group_table(attribute, groups, title))
     if scores.calibration:
-        calibration.show(scores.calibration, console)
+        show_calibration(scores.calibration, console)
     for line in remarks(scores):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -230,7 +228,6 @@ def _group_table(attribute: str, groups: Mapping[str, Summary], title: str | Non
 
 
 def remarks(scores: ScoreResult) -> Iterator[str]:
-    """Yield the lines that are printed below the tables."""
     yield f"{scores.total.examples} examples; {scores.missing} without a row, scored as unanswered"
     if scores.faulty:
         yield f"{scores.faulty} rows have faults; `panjue check` names them"

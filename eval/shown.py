@@ -60,10 +60,7 @@ def own_gold(row: Row) -> Row:
 
 
 def split_at_names(text: str, names: Sequence[str]) -> list[tuple[str, int | None]]:
-    """Split a text at the `names`: (piece, index of the name that it is, or None).
-
-    张某甲 does not name 张某.
-    """
+    """Split a text into (piece, index of the name that it is, or None). 张某甲 is not 张某."""
     indices = {name: index for index, name in enumerate(names) if name}
     if not indices:
         return [(text, None)] if text else []

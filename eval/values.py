@@ -48,7 +48,6 @@ class MetricValues:
         return len(self._weights)
 
     def add(self, example: Example, values: Numbers) -> None:
-        """Append an example with its values."""
         for attribute, name in example.groups.items():
             groups = self._groups.setdefault(attribute, {})
             groups.setdefault(name, array("q")).append(len(self))
@@ -67,7 +66,6 @@ class MetricValues:
 
     @property
     def attributes(self) -> list[str]:
-        """Return the attributes that an example has."""
         return list(self._groups)
 
     def members(self, attribute: str) -> dict[str, Members]:
@@ -88,7 +86,6 @@ def submission_rows(task: Task, path: Path) -> Rows:
 
 
 def scored(reader: Reader, gold: Path, rows: Rows) -> MetricValues:
-    """Return the metric values of a submission."""
     values = MetricValues(reader.task)
     for _ in score_rows(reader, gold, rows, values):
         pass
@@ -98,10 +95,7 @@ def scored(reader: Reader, gold: Path, rows: Rows) -> MetricValues:
 def score_rows(
     reader: Reader, gold: Path, rows: Rows, values: MetricValues
 ) -> Iterator[tuple[Example, Row, Row | None]]:
-    """Score a submission: add every example of a gold file to `values`.
-
-    Yield it with its gold row and the row of the submission, None if there is none.
-    """
+    """Add all examples of a gold file to `values`; yield each with its gold row and its row."""
     if message := other_cases(reader, gold, rows):
         raise UserError(message)
     for example, gold_row in counted(gold_rows(reader, gold), len(rows)):
@@ -113,7 +107,6 @@ def score_rows(
 
 
 def gold_rows(reader: Reader, gold: Path) -> Iterator[tuple[Example, Row]]:
-    """Yield the examples of a labelled file with their gold rows."""
     for example in reader.read(gold):
         if example.answer is None:
             raise UserError(
@@ -214,10 +207,7 @@ def weighted_mean(task: Task, weights: Numbers, values: Numbers) -> Numbers:
 
 
 def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> Numbers:
-    """Return the metrics of `resamples` bootstrap draws of examples (seed 0), [draws, metrics].
-
-    A draw without a weighted example has no value: NaN.
-    """
+    """Return the metrics of bootstrap draws (seed 0), [draws, metrics]; NaN if none is weighted."""
     generator = np.random.default_rng(0)
     weights = or_ones(weights)
     n = len(weights)
@@ -234,10 +224,7 @@ def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> 
 
 
 def percentiles(draws: Numbers) -> Numbers:
-    """Return the ends of the 95% interval, [2, metrics], of bootstrap draws, [draws, metrics].
-
-    Draws with nothing to score (NaN) do not count.
-    """
+    """Return the ends of the 95% interval, [2, metrics], of [draws, metrics], NaN left out."""
     with catch_warnings():
         filterwarnings("ignore", "All-NaN slice")
         return np.asarray(np.nanpercentile(draws, [2.5, 97.5], axis=0))
@@ -249,7 +236,9 @@ def without_nan(value: Any) -> Any:
         return {key: without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [without_nan(inner) for inner in value]
-    return None if isinstance(value, float) and np.isnan(value) else value
+    if isinstance(value, float) and np.isnan(value):
+        return None
+    return value
 
 
 COMPARED = 100

@@ -68,7 +68,8 @@ def make_base(config: BaseConfig) -> None:
 def make_untrained(config: BaseConfig, folder: Path) -> None:
     """Write a tokenizer trained on the training cases and a random model to `folder`."""
     reader = Reader(load_task(config.task), on_bad_row=config.on_bad_row)
-    tokenizer = train_tokenizer(texts(reader, config.train), config.shape.get("vocab_size", 4096))
+    texts = tokenizer_texts(reader, config.train)
+    tokenizer = train_tokenizer(texts, config.shape.get("vocab_size", 4096))
     torch.manual_seed(config.seed)
     shape = Qwen3Config(
         **{**config.shape, "vocab_size": len(tokenizer)},
@@ -84,7 +85,7 @@ def make_untrained(config: BaseConfig, folder: Path) -> None:
     replace_folder(temporary, folder)
 
 
-def texts(reader: Reader, cases: Path) -> Iterator[str]:
+def tokenizer_texts(reader: Reader, cases: Path) -> Iterator[str]:
     """Yield the tokenizer's training texts: prompts and replies, with names cut into characters.
 
     A name must have the same tokens everywhere, otherwise so small a model never learns to follow

@@ -44,7 +44,9 @@ def drop(checkpoint: Path) -> None:
 def drop_old(checkpoints: Path, keep: int, best: str | None) -> None:
     """Delete all but the newest `keep` complete checkpoints and the best one."""
     complete = sorted(_complete(checkpoints), key=_step)
-    kept = {path.name for path in complete[-keep:]} | ({Path(best).name} if best else set())
+    kept = {path.name for path in complete[-keep:]}
+    if best:
+        kept.add(Path(best).name)
     for path in checkpoints.glob("checkpoint-*"):
         if path.name not in kept:
             drop(path)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import nsmallest
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from panjue.prompts.plumbing.files import dump, read_lines, replace_folder
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
 
-OPINIONS = "opinions.jsonl"
+OPINIONS_FILE = "opinions.jsonl"
 """File beside a classifier, with its opinions on the cases that it was fitted on."""
 
 MAX_EXAMPLES = 12_000
@@ -108,14 +109,15 @@ def fit(
     """
     decides = task.answer
     own_cases = _cases(task, _sample(train), known)
-    cases = [*own_cases, *_cases(task, _sample(mix), known)]
+    cases = own_cases + _cases(task, _sample(mix), known)
     if not cases:
         raise UserError("train: no example is left to train on, or none has labels")
     sizes = np.array([len(items) for _, items in cases])
     every_item = [item for _, items in cases for item in items]
     used, rows = fit_views(cases)
     # By hash: a case that `mix` has too is in the same fold.
-    fold = np.repeat([int(text_hash(example), 16) % FOLDS for example, _ in cases], sizes)
+    fold_of_case = [int(text_hash(example), 16) % FOLDS for example, _ in cases]
+    fold = np.repeat(fold_of_case, sizes)
     is_own = np.arange(len(fold)) < sizes[: len(own_cases)].sum()
 
     fields: dict[str, FieldWeights] = {}
@@ -128,13 +130,16 @@ def fit(
         fitting = _Fitting(rows, gold[name], is_set, seed)
         scores[name], weights, bias = fitting.cross_fitted(fold)
         teaches = is_own & fitting.taken
-        scale, shift = calibration(scores[name].sum(0)[teaches], gold[name][teaches], is_set)
+        summed = scores[name].sum(0)
+        scale, shift = fit_calibration(summed[teaches], gold[name][teaches], is_set)
         fields[name] = FieldWeights(labels, weights, bias, scale, shift, is_set)
 
     second = None
     crossed: dict[str, NDArray[Any]] = {}
     if decides.evidence and len(cases) >= MIN_CASES:
-        facts = [fact for case, items in cases for fact in facts_of(case, len(items), decides)]
+        facts = []
+        for example, items in cases:
+            facts += facts_of(example, len(items), decides)
         of_cases = Items(sizes, scores, np.array(facts, float))
         second, crossed = fit_second_stage(of_cases, gold, decides.sets, fold)
     for name, field in fields.items():
@@ -152,10 +157,15 @@ def fit(
 
 def fit_views(cases: Sequence[Case]) -> tuple[tuple[View, View], tuple[csr_array, csr_array]]:
     """Return the two views of the items, of the whole case and of each alone, and their rows."""
-    texts = [text for example, items in cases for text in views(example, len(items))]
-    whole, own = zip(*texts, strict=True)
-    fitted = (fit_view(whole), fit_view(own))
-    return fitted, (fitted[0].rows(whole), fitted[1].rows(own))
+    whole = []
+    own = []
+    for example, items in cases:
+        for of_case, of_item in views(example, len(items)):
+            whole.append(of_case)
+            own.append(of_item)
+    whole_view = fit_view(whole)
+    own_view = fit_view(own)
+    return (whole_view, own_view), (whole_view.rows(whole), own_view.rows(own))
 
 
 def has_labels(
@@ -176,7 +186,7 @@ def save_fitted(fitted: Fitted, task: Task, labels: Labels, folder: Path) -> Non
     temporary.mkdir(parents=True)
     fitted.classifier.save(temporary / CLASSIFIER)
     advisor = Advisor(task, labels, fitted.classifier)
-    with (temporary / OPINIONS).open("w", encoding="utf-8") as out:
+    with (temporary / OPINIONS_FILE).open("w", encoding="utf-8") as out:
         for example, items in fitted.probabilities():
             text = opinion_text(example, advisor.with_answers(items), task.answer)
             out.write(dump({"key": case_key(example), "opinions": text}) + "\n")
@@ -185,27 +195,29 @@ def save_fitted(fitted: Fitted, task: Task, labels: Labels, folder: Path) -> Non
 
 def training_advisor(folder: Path, task: Task, labels: Labels) -> Advisor:
     """Return the advisor of a training: it knows the cross-fitted opinions that `folder` has."""
-    known = {row["key"]: row["opinions"] for _, row in read_lines(folder / OPINIONS)}
+    known = {row["key"]: row["opinions"] for _, row in read_lines(folder / OPINIONS_FILE)}
     return Advisor(task, labels, read_classifier(folder / CLASSIFIER, task), known)
 
 
 def size_weights(probabilities: NDArray[Any], gold: NDArray[np.bool_]) -> tuple[float, ...]:
     """Return `FieldWeights.sizes` for probabilities of independent labels, [items, labels]."""
-    chances = [size_chances(row[row > 0].tolist()) for row in probabilities]
-    expected = np.mean(chances, axis=0)
+    chances = []
+    for row in probabilities:
+        possible = row[row > 0]
+        chances.append(size_chances(possible.tolist()))
+    expected = np.maximum(np.mean(chances, axis=0), 1e-9)
     sizes = np.minimum(gold.astype(bool).sum(1), MAX_SIZE)
     found = np.bincount(sizes, minlength=MAX_SIZE + 1) / len(gold)
-    return tuple(map(float, found / np.maximum(expected, 1e-9)))
+    return tuple((found / expected).tolist())
 
 
 def _cases(task: Task, examples: Iterable[Example], known: Labels) -> list[Case]:
-    """Return the examples, each with the items of its answer."""
     cases = []
     for example in examples:
         assert example.answer is not None, "training examples have answers"
         items = task.answer.items_of(example.answer)
-        is_empty = any(not item[name] for item in items for name in task.answer.sets)
-        if is_empty and task.ask.decode(task.ask.target(example), example, known).repairs:
+        lists = [item[name] for item in items for name in task.answer.sets]
+        if not all(lists) and task.ask.decode(task.ask.target(example), example, known).repairs:
             continue  # an empty label list that the training of the model refuses too
         cases.append((example, items))
     return cases
@@ -213,11 +225,16 @@ def _cases(task: Task, examples: Iterable[Example], known: Labels) -> list[Case]
 
 def _sample(examples: Iterable[Example]) -> list[Example]:
     """Return at most `MAX_EXAMPLES` examples, in their order; of a text all of them or none."""
-    chosen = nsmallest(MAX_EXAMPLES + 1, enumerate(examples), key=lambda pair: text_hash(pair[1]))
+
+    def hash_of(numbered: tuple[int, Example]) -> str:
+        return text_hash(numbered[1])
+
+    chosen = nsmallest(MAX_EXAMPLES + 1, enumerate(examples), key=hash_of)
     if len(chosen) > MAX_EXAMPLES:
-        first_out = text_hash(chosen[-1][1])
-        chosen = [pair for pair in chosen if text_hash(pair[1]) != first_out]
-    return [example for _, example in sorted(chosen, key=lambda pair: pair[0])]
+        first_out = hash_of(chosen[-1])
+        chosen = [numbered for numbered in chosen if hash_of(numbered) != first_out]
+    chosen.sort(key=itemgetter(0))
+    return [example for _, example in chosen]
 
 
 def fit_view(texts: Sequence[Hashes]) -> View:
@@ -225,8 +242,10 @@ def fit_view(texts: Sequence[Hashes]) -> View:
     once_a_text = np.concatenate([np.unique(text) for text in texts])
     distinct, counts = np.unique(once_a_text, return_counts=True)
     most = np.argsort(-counts, kind="stable")[:MAX_COLUMNS]
-    kept = np.sort(most[counts[most] >= MIN_TEXTS])
-    idf = np.log((1 + len(texts)) / (1 + counts[kept])) + 1
+    frequent = most[counts[most] >= MIN_TEXTS]
+    kept = np.sort(frequent)
+    inverse_frequencies = (1 + len(texts)) / (1 + counts[kept])
+    idf = np.log(inverse_frequencies) + 1
     return View(distinct[kept], idf.astype(np.float32))
 
 
@@ -258,9 +277,10 @@ class _Fitting:
         for k in range(FOLDS):
             aside = fold == k
             weights, bias = self.regressions(self.taken & ~aside)
-            of_views = np.split(weights, [self.rows[0].shape[1]])
+            columns_of_first = self.rows[0].shape[1]
+            of_views = [csr_array(part) for part in np.split(weights, [columns_of_first])]
             rows_aside = [rows[aside] for rows in self.rows]
-            scores[:, aside] = view_scores(rows_aside, [csr_array(w) for w in of_views], bias)
+            scores[:, aside] = view_scores(rows_aside, of_views, bias)
             every_weights.append(weights)
             every_bias.append(bias)
         mean = np.asarray(sum(every_weights) / np.float32(FOLDS))
@@ -284,18 +304,23 @@ class _Fitting:
 
         def regression(has_label: NDArray[np.bool_]) -> tuple[NDArray[Any], float]:
             having = int(has_label.sum())
-            if having < MIN_ITEMS or having == len(has_label):
-                odds = (having + 0.5) / (len(has_label) - having + 0.5)
+            lacking = len(has_label) - having
+            if having < MIN_ITEMS or lacking == 0:
+                odds = (having + 0.5) / (lacking + 0.5)
                 return np.zeros(rows.shape[1], np.float32), float(np.log(odds))
             fitted = model().fit(rows, has_label)
-            return fitted.coef_[0].astype(np.float32), float(fitted.intercept_[0])
+            [weights] = fitted.coef_
+            [bias] = fitted.intercept_
+            return weights.astype(np.float32), float(bias)
 
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             fitted = list(threads.map(regression, self.gold[of].T))
         weights = np.zeros((rows.shape[1], len(fitted)), np.float32)
-        for column, (of_label, _) in enumerate(fitted):
+        biases = np.zeros(len(fitted), np.float32)
+        for column, (of_label, bias) in enumerate(fitted):
             weights[:, column] = of_label
-        return weights, np.array([bias for _, bias in fitted], np.float32)
+            biases[column] = bias
+        return weights, biases
 
 
 def calibrated_apart(
@@ -315,13 +340,15 @@ def calibrated_apart(
     for k in range(FOLDS):
         aside = fold == k
         used = teaches & ~aside
-        scale, shift = calibration(scores[used], gold[used], field.is_set)
+        scale, shift = fit_calibration(scores[used], gold[used], field.is_set)
         of_fold = replace(field, scale=scale, shift=shift)
         result[aside] = of_fold.probabilities(scores[aside])
     return result
 
 
-def calibration(scores: NDArray[Any], gold: NDArray[np.bool_], is_set: bool) -> tuple[float, float]:
+def fit_calibration(
+    scores: NDArray[Any], gold: NDArray[np.bool_], is_set: bool
+) -> tuple[float, float]:
     """Return the scale, which is positive, and shift of the scores with the lowest log loss."""
     if len(scores) < MIN_CALIBRATION:
         return 1.0, 0.0

@@ -36,7 +36,7 @@ FEATURES = Features(
     }
 )
 
-Row = dict[str, Any]
+TrainingRow = dict[str, Any]
 """`input_ids` and `labels`, one number per token, and their `length`."""
 
 
@@ -51,7 +51,7 @@ class RowReport:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TrainingRows:
     """The token rows of a training, with what happened to their examples."""
 
     train: Dataset
@@ -70,7 +70,7 @@ class RowMaker:
     labels: Labels
     max_tokens: int
 
-    def rows(self, examples: Iterable[Example], report: RowReport) -> Iterator[Row]:
+    def rows(self, examples: Iterable[Example], report: RowReport) -> Iterator[TrainingRow]:
         """Yield the rows of the examples, one per model call, and record them in `report`.
 
         No reply is ever cut. An example is refused, by its id, if its prompt cannot be shortened
@@ -86,7 +86,7 @@ class RowMaker:
                     report.tokens.append(row["length"])
                     yield row
 
-    def _row(self, example: Example, report: RowReport) -> Row | str:
+    def _row(self, example: Example, report: RowReport) -> TrainingRow | str:
         """Return the row of an example, or why it is refused."""
         task = self.task
         labels = self.labels
@@ -120,7 +120,7 @@ class RowMaker:
 def cached(
     folder: Path,
     key: dict[str, Any],
-    make: Callable[[RowReport], Iterator[Row]],
+    make: Callable[[RowReport], Iterator[TrainingRow]],
     *,
     waits: bool = False,
 ) -> tuple[Dataset, RowReport]:

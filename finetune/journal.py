@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import TrainerCallback, TrainerState
 from trl import SFTTrainer
 
-from panjue.finetune.data import IGNORED, Rows
+from panjue.finetune.data import IGNORED, TrainingRows
 from panjue.finetune.examples import Examples
 from panjue.finetune.model import card_memory, lacks_kernels
 from panjue.finetune.trainer import ReplyTrainer, step_size
@@ -80,12 +80,14 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         self._stack.close()
 
 
-def print_plan(console: Console, trainer: ReplyTrainer, rows: Rows, examples: Examples) -> None:
+def print_plan(
+    console: Console, trainer: ReplyTrainer, rows: TrainingRows, examples: Examples
+) -> None:
     for name, text in (*data_plan(rows, examples), *training_plan(trainer)):
         console.print(f"{name:12s} {text}", markup=False)
 
 
-def data_plan(rows: Rows, examples: Examples) -> Iterator[tuple[str, str]]:
+def data_plan(rows: TrainingRows, examples: Examples) -> Iterator[tuple[str, str]]:
     report = rows.report
     held_out = rows.held_report
     yield "examples", f"{len(report.tokens)} to train on, {len(held_out.tokens)} held out"
@@ -153,5 +155,6 @@ def print_example(console: Console, row: dict[str, Any], tokenizer: Any) -> None
     """Print one row as the model sees it: tokens with loss, and tokens without."""
     pairs = zip(row["labels"], row["input_ids"], strict=True)
     for has_loss, run in groupby(pairs, key=lambda pair: pair[0] != IGNORED):
+        title = "[loss]" if has_loss else "[no loss]"
         text = tokenizer.decode([token for _, token in run])
-        console.print("[loss]" if has_loss else "[no loss]", text, markup=False, emoji=False)
+        console.print(title, text, markup=False, emoji=False)

@@ -23,17 +23,29 @@ from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError, of_library
 
 SILENT = (
-    *("loss_type", "label_smoothing_factor"),  # ignored: the loss is the trainer's own
-    *("chat_template_path", "auto_find_batch_size", "fsdp", "fsdp_config"),
+    # The loss is the trainer's own.
+    "loss_type",
+    "label_smoothing_factor",
+    "chat_template_path",
+    "auto_find_batch_size",
+    "fsdp",
+    "fsdp_config",
     # With these a training would resume from other weights, rows or patience.
-    *("save_only_model", "ignore_data_skip", "eval_on_start", "enable_jit_checkpoint"),
-    *("include_num_input_tokens_seen", "hub_token"),  # counts twice; would be saved to disk
+    "save_only_model",
+    "ignore_data_skip",
+    "eval_on_start",
+    "enable_jit_checkpoint",
+    "include_num_input_tokens_seen",  # counts twice
+    "hub_token",  # would be saved to disk
 )
 """Settings of trl that would change a training without a word."""
 
 ABOVE_ZERO = (
-    *("max_steps", "num_train_epochs"),  # transformers would train another number of steps
-    *("per_device_train_batch_size", "per_device_eval_batch_size"),
+    # With 0 transformers would train another number of steps.
+    "max_steps",
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
 )
 
 FLASH_ATTENTION = {
@@ -104,7 +116,9 @@ def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
         "logging_steps": 10,
         "report_to": ["tensorboard"],
     }
-    settings = {**defaults, **config.trainer, **({} if evaluates else {"eval_strategy": "no"})}
+    settings = defaults | config.trainer
+    if not evaluates:
+        settings["eval_strategy"] = "no"
     settings |= precision(config.trainer)
     size, steps_of_batch = shares(config, PartialState().num_processes)
     settings["per_device_train_batch_size"] = size
@@ -143,10 +157,7 @@ def cap_steps(trainer: ReplyTrainer) -> None:
 
 
 def shares(config: SftConfig, processes: int) -> tuple[int, int]:
-    """Return how many examples a process takes at once, and how often in one step.
-
-    A step has `batch` examples, whatever the number of processes.
-    """
+    """Return how many examples a process takes at once, and how often in a step of `batch`."""
     each, rest = divmod(config.batch, processes)
     if rest or not each:
         raise UserError(

@@ -68,9 +68,13 @@ def run_folder(config: Path, given: dict[str, str]) -> Path:
     """Return RUN, or a folder named by config, task, model and training cases."""
     if given["RUN"]:
         return Path(given["RUN"])
-    task = "" if given["TASK"] == "judgment" else given["TASK"]
-    parts = [config.stem, task, Path(given["MODEL"]).name, Path(given["TRAIN"]).stem]
-    return Path("runs", "-".join(filter(None, parts)).replace(" ", "_"))
+    parts = [config.stem]
+    if given["TASK"] != "judgment":
+        parts.append(given["TASK"])
+    parts.append(Path(given["MODEL"]).name)
+    parts.append(Path(given["TRAIN"]).stem)
+    name = "-".join(filter(None, parts))
+    return Path("runs", name.replace(" ", "_"))
 
 
 def chosen_test(config: Path, goals: list[str], given: dict[str, str]) -> str:

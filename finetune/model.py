@@ -84,7 +84,11 @@ def resolve_dtype(name: str, args: Any, *, frozen: bool) -> torch.dtype:
         return dtype
     if not frozen:
         return torch.float32
-    return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
+    if args.bf16:
+        return torch.bfloat16
+    if args.fp16:
+        return torch.float16
+    return torch.float32
 
 
 def has_bf16() -> bool:

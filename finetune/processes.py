@@ -82,9 +82,6 @@ def check_sharding(environment: Mapping[str, str], config: SftConfig) -> None:
 
 
 def wait_for(path: Path) -> None:
-    """Wait until another process has written a file, however long that takes.
-
-    A collective would end at NCCL's time limit.
-    """
+    """Wait for a file of another process; a collective would end at NCCL's time limit."""
     while not path.exists():
         time.sleep(0.2)

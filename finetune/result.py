@@ -84,7 +84,7 @@ def is_finished(run: Run, record: RunRecord) -> bool:
     return has_result
 
 
-def claim(config: SftConfig, record: RunRecord, classifier: Path | None) -> None:
+def claim_run(config: SftConfig, record: RunRecord, classifier: Path | None) -> None:
     """Write config.yaml and manifest.json, which assign the run folder to this training.
 
     A training with checkpoints goes on only with the opinions of the same classifier.

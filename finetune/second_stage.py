@@ -111,8 +111,13 @@ def _fit_set(items: Items, name: str, truth: Array, fold: Array) -> tuple[FieldT
     def train(without: int) -> tuple[lightgbm.Booster, tuple[float, float]]:
         used = fold_of_row != without
         start = platt(score[used], gold[used], weight[used])
-        first = found.logits(start)[used]
-        data = lightgbm.Dataset(rows[used], gold[used], weight=weight[used], init_score=first)
+        first = found.logits(start)
+        data = lightgbm.Dataset(
+            rows[used],
+            gold[used],
+            weight=weight[used],
+            init_score=first[used],
+        )
         data.set_categorical_feature([0])  # the label
         return lightgbm.train(SET_TREES, data, ROUNDS), start
 
@@ -137,10 +142,7 @@ def _fit_set(items: Items, name: str, truth: Array, fold: Array) -> tuple[FieldT
 def _fit_class(
     items: Items, name: str, gold: Mapping[str, Array], believed: Mapping[str, Array], fold: Array
 ) -> tuple[FieldTrees, Array]:
-    """Return the second stage of a class, and its cross-fitted probabilities.
-
-    `believed` has the probabilities of the fields before it.
-    """
+    """Return the second stage of a class, and its cross-fitted probabilities."""
     # An item whose class is not known teaches nothing.
     weight = weights_of(items.sizes) * gold[name].any(axis=1)
     classes = gold[name] * weight[:, None]

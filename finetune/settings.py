@@ -144,10 +144,7 @@ def check_data(config: SftConfig) -> None:
 
 
 def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
-    """Replace this process by accelerate, which starts `gpus` processes with the same command.
-
-    Returns in those processes, and if one process is enough.
-    """
+    """Start `gpus` processes of this command in place of this one; return in each of them."""
     if config.accelerate and config.gpus == 1:
         raise UserError("accelerate: is for several processes; say how many, e.g. gpus=8")
     if config.gpus == 1 or "LOCAL_RANK" in os.environ:

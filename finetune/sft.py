@@ -23,7 +23,7 @@ from panjue.finetune.classifier import MAX_EXAMPLES, fit, save_fitted, training_
 from panjue.finetune.data import (
     RowMaker,
     RowReport,
-    Rows,
+    TrainingRows,
     cached,
     length_sampler,
     pack,
@@ -46,7 +46,7 @@ from panjue.finetune.model import (
 )
 from panjue.finetune.processes import is_sharded, join_processes, wait_for
 from panjue.finetune.result import (
-    claim,
+    claim_run,
     is_finished,
     kept_loss,
     run_record,
@@ -87,10 +87,7 @@ ROW_KEYS = {*DATA_KEYS, "base_sha256", "prompt_sha256", "max_tokens", "solve"}
 
 
 def train(config: SftConfig) -> None:
-    """Fine-tune and save the adapter (or, with `method: full`, the model) with its labels.
-
-    Nothing is done if the run is already finished.
-    """
+    """Fine-tune and save adapter (or model: `method: full`) and labels, unless this is done."""
     check_library_settings(config)
     task = configured(load_task(config.task), config.solve)
     processes = join_processes(config)
@@ -160,7 +157,7 @@ def run_training(
         print_example(console, trainer.train_dataset[0], rows.tokenizer)
         return
     if trainer.is_world_process_zero():
-        claim(config, record, classifier)
+        claim_run(config, record, classifier)
         reader.skipped.write(config.run / "skipped-train.jsonl")
     trainer.accelerator.wait_for_everyone()
     result = trained_folder(config)
@@ -181,7 +178,7 @@ def print_stage(config: SftConfig, console: Console, number: int, text: str) -> 
 
 def make_rows(
     config: SftConfig, record: RunRecord, maker: RowMaker, examples: Examples, fitted: Path | None
-) -> Rows:
+) -> TrainingRows:
     """Return the rows to train on and the held-out rows; `fitted` has the text classifier."""
     key = record.model_dump(include=ROW_KEYS)
     advisor = None
@@ -205,7 +202,7 @@ def make_rows(
         reason = report.refused[0] if report.refused else "all are skipped, held out or in dev"
         raise UserError(f"{config.train}: no example is left to train on; {reason}")
     held_out, held_report = rows("dev", examples.held_out)
-    return Rows(train_rows, report, held_out, held_report, maker.tokenizer)
+    return TrainingRows(train_rows, report, held_out, held_report, maker.tokenizer)
 
 
 def make_model(config: SftConfig, folder: Path, args: Any) -> Model:
@@ -244,7 +241,7 @@ def choose_packing(config: SftConfig, model: Model, args: Any, console: Console)
 
 
 def make_trainer(
-    config: SftConfig, model: Model, args: Any, rows: Rows, console: Console
+    config: SftConfig, model: Model, args: Any, rows: TrainingRows, console: Console
 ) -> ReplyTrainer:
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
     sampler = None  # transformers' order
@@ -281,7 +278,8 @@ def fitted_classifier(
     key = record.model_dump(include={*DATA_KEYS, "seed"})
     key |= {"file": FILE_VERSION, "max_examples": MAX_EXAMPLES, "rules": RULES}
     text = dump(key)
-    folder = config.run / "rows" / f"classifier-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    folder = config.run / "rows" / f"classifier-{digest[:16]}"
     if not PartialState().is_main_process:
         wait_for(folder)
     if not folder.exists():

@@ -46,10 +46,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         sampler: EpochSampler | None = None,
         **kwargs: Any,
     ) -> None:
-        """Prepare trl's trainer; it keeps the newest `keep` checkpoints and the best one.
-
-        `sampler` gives the order of the rows; without it transformers does.
-        """
+        """Keep the `keep` newest checkpoints and the best one; `sampler` orders the rows."""
         self._keep = keep
         self._sampler = sampler
         super().__init__(*args, data_collator=collate, **kwargs)
@@ -84,12 +81,12 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
     def reply_losses(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:
         """Return the loss of each reply token, [tokens]."""
         fields = {name: value for name, value in inputs.items() if name not in NOT_MODEL_INPUTS}
-        labels = inputs["labels"]
-        reply_mask = labels[:, 1:] != IGNORED
+        labels = inputs["labels"][:, 1:]
+        reply_mask = labels != IGNORED
         head = self.accelerator.unwrap_model(model).get_output_embeddings()
         with logits_only_at(reply_mask, head):
             logits = model(**fields, use_cache=False).logits.float()
-        return cross_entropy(logits, labels[:, 1:][reply_mask], reduction="none")
+        return cross_entropy(logits, labels[reply_mask], reduction="none")
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return self._sampler or super()._get_train_sampler(train_dataset)

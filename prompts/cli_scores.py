@@ -95,9 +95,9 @@ def compare(
 @app.command()
 def report(run: Path, gold: GoldPath = None) -> None:
     """Write a page on RUN: scores, errors and every case."""
-    from panjue.eval.report import main
+    from panjue.eval.report import write_page
 
-    main(run, gold)
+    write_page(run, gold)
 
 
 @app.command()
@@ -111,14 +111,14 @@ def fairness(
 ) -> None:
     """Report the headline metric by groups: mean, disparity, worst group, gap."""
     from panjue.eval.fairness import fairness as compute
-    from panjue.eval.fairness import show
+    from panjue.eval.fairness import show_fairness
 
     submission, reader, note = submission_of(submission, gold, task)
     reader = replace(reader, side=side_groups(groups))
     attributes = [name.strip() for name in by.split(",") if name.strip()]
     with protect_inputs(reader.skipped, json, inputs=(gold, submission, groups), note=note):
         result = compute(reader, gold, submission, attributes)
-    show(result, Console())
+    show_fairness(result, Console())
     if reader.skipped.rows:
         print(reader.skipped)
     if json:

@@ -101,7 +101,6 @@ class AnswerFields:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Return the fields of an item that have known labels."""
         return (*self.sets, *self.classes)
 
     def kind(self, name: str) -> str:
@@ -154,7 +153,9 @@ class Solve:
 
 def call_key(row: Mapping[str, Any]) -> str:
     """Return the key of a row of `completions.jsonl`: its id and the number of its call, if any."""
-    return f"{row['id']} {row['call']}" if "call" in row else str(row["id"])
+    if "call" in row:
+        return f"{row['id']} {row['call']}"
+    return str(row["id"])
 
 
 def first_reply(row: Mapping[str, Any]) -> str:

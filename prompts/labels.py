@@ -31,10 +31,7 @@ class Labels:
 
     @cached_property
     def normal_forms(self) -> dict[str, dict[str, str]]:
-        """Return for each field the normal form of every label -> the label.
-
-        A form that several labels share means none of them.
-        """
+        """Return field -> normal form -> its label, without the forms that several labels share."""
         forms: dict[str, dict[str, str]] = {}
         for kind in self.counts:
             by_form = self._by_form(kind)
@@ -81,10 +78,7 @@ def load_labels(path: Path) -> Labels:
 
 
 def collect(answers: Iterable[Mapping[str, Iterable[str]]]) -> Labels:
-    """Count the labels of `answers`, each a mapping from field to labels.
-
-    The first two fields of an answer give the pairs table.
-    """
+    """Count the labels of `answers`, each field -> labels; the first two fields give the pairs."""
     counts: dict[str, Counter[str]] = {}
     most: Counter[str] = Counter()
     pairs: dict[str, Counter[str]] = {}

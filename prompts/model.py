@@ -37,10 +37,7 @@ VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder of a base model: a local folder, or a model of the hub, downloaded once.
-
-    The hub is Hugging Face's, or the mirror in `HF_ENDPOINT`.
-    """
+    """Return the folder of a base: a local one, or one of the hub (`HF_ENDPOINT`), downloaded."""
     folder = config_folder(name)
     if not Path(name).is_dir():
         folder = _from_hub(name, MODEL_FILES)
@@ -49,10 +46,7 @@ def model_folder(name: str) -> Path:
 
 
 def config_folder(name: str) -> Path:
-    """Return the folder with the configs of a base model, of which the weights may be missing.
-
-    So much is downloaded and checked before the weights are.
-    """
+    """Return the folder with the configs of a base, downloaded and checked before its weights."""
     folder = Path(name)
     if not folder.is_dir():
         folder = _from_hub(name, CONFIG_FILES)
@@ -73,7 +67,9 @@ def check_weights(folder: Path) -> None:
     again = "the copy or download is incomplete, make it again"
     files = {path.name for path in folder.glob("*.safetensors")}
     indices = list(folder.glob("*.safetensors.index.json"))
-    wanted = {str(file) for path in indices for file in read_object(path)["weight_map"].values()}
+    wanted: set[str] = set()
+    for path in indices:
+        wanted.update(map(str, read_object(path)["weight_map"].values()))
     if missing := sorted(wanted - files):
         raise UserError(f"{folder}: has no {missing[0]}; {again}")
     if not files:
@@ -92,10 +88,12 @@ def check_safetensors(path: Path) -> None:
         if size > path.stat().st_size:
             raise ValueError("its header is missing or cut")
         header = json.loads(file.read(size))
-    ends = [about["data_offsets"][1] for name, about in header.items() if name != "__metadata__"]
+    header.pop("__metadata__", None)
+    ends = [tensor["data_offsets"][1] for tensor in header.values()]
     needed = 8 + size + max(ends, default=0)
-    if path.stat().st_size < needed:
-        raise ValueError(f"it has {path.stat().st_size} bytes of {needed}")
+    found = path.stat().st_size
+    if found < needed:
+        raise ValueError(f"it has {found} bytes of {needed}")
 
 
 def is_demo(folder: Path) -> bool:
@@ -107,7 +105,8 @@ def is_demo(folder: Path) -> bool:
     seen: set[Path] = set()  # a copied manifest may name its own folder
     while folder.resolve() not in seen and (folder / "manifest.json").exists():
         seen.add(folder.resolve())
-        folder = Path(str(read_object(folder / "manifest.json").get("base") or folder))
+        manifest = read_object(folder / "manifest.json")
+        folder = Path(str(manifest.get("base") or folder))
     return (folder / "start.json").exists()
 
 
@@ -204,7 +203,6 @@ def _ends_sha256(path: Path) -> str:
 
 
 def task_sha256(task: str) -> str:
-    """Return the hash of a task's code and templates."""
     folder = task_folders()[task]
     files = sorted([*folder.glob("*.py"), *folder.glob("*.md")])
     return hashlib.sha256("\n".join(map(sha256, files)).encode()).hexdigest()

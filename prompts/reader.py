@@ -111,17 +111,14 @@ class Reader:
     def _example(self, row: Mapping[str, Any]) -> Example:
         """Return the example of a row, with the groups of the row and of `side`."""
         example = self.task.data.read(row)
-        side = self.side.get(str(example.id), {})  # an unknown group of it counts too
-        groups = {**example.groups, **groups_of(row.get("groups") or {}), **side}
+        groups = {**example.groups, **groups_of(row.get("groups") or {})}
+        groups |= self.side.get(str(example.id), {})  # an unknown group of it counts too
         known = {name: group for name, group in groups.items() if group != UNKNOWN}
         return replace(example, groups=known)
 
 
 def side_groups(path: Path | None) -> dict[str, dict[str, str]]:
-    """Return id -> groups of a side file, whose rows have an `id` and groups.
-
-    A value of the side file counts more than that of the case.
-    """
+    """Return id -> groups of a side file; they count more than those of the case."""
     side: dict[str, dict[str, str]] = {}
     for number, raw in lines(path) if path else ():
         with located(f"{path}:{number}"):

@@ -79,8 +79,9 @@ def _any_of(words: Sequence[str]) -> str:
     is_whole = by_first.pop("", None) is not None
     if not by_first:
         return ""
-    pattern = "|".join(re.escape(first) + _any_of(rest) for first, rest in by_first.items())
-    return f"(?:{pattern})?" if is_whole else f"(?:{pattern})"
+    branches = [re.escape(first) + _any_of(rest) for first, rest in by_first.items()]
+    pattern = f"(?:{'|'.join(branches)})"
+    return f"{pattern}?" if is_whole else pattern
 
 
 def neutralize_tokens(tokenizer: Any, text: str) -> str:
@@ -91,14 +92,18 @@ def neutralize_tokens(tokenizer: Any, text: str) -> str:
     """
     pattern = _control_pattern(tokenizer)
     while pattern and pattern.search(text):
-        text = pattern.sub(lambda match: _full_width(match[0][0]) + match[0][1:], text)
+        text = pattern.sub(_with_full_width, text)
     return text
 
 
-def _full_width(character: str) -> str:
-    if "!" <= character <= "~":
-        return chr(ord(character) + 0xFEE0)
-    return "＊" if character == "＿" else "＿"
+def _with_full_width(token: re.Match[str]) -> str:
+    first = token[0][0]
+    rest = token[0][1:]
+    if "!" <= first <= "~":
+        return chr(ord(first) + 0xFEE0) + rest
+    if first == "＿":
+        return "＊" + rest
+    return "＿" + rest
 
 
 def neutralize_messages(tokenizer: Any, messages: Messages) -> Messages:
@@ -117,9 +122,12 @@ def names_opinions(task: str) -> bool:
 def without_opinions(template: str) -> str:
     """Return a template without the paragraph that names `{opinions}`."""
     paragraphs = template.removesuffix("\n").split("\n\n")
-    if any(OPINIONS in part and "{text}" in part for part in paragraphs):
-        raise UserError(f"prompt.md: {OPINIONS} needs a paragraph of its own, without {{text}}")
-    kept = [part for part in paragraphs if OPINIONS not in part]
+    kept = []
+    for part in paragraphs:
+        if OPINIONS not in part:
+            kept.append(part)
+        elif "{text}" in part:
+            raise UserError(f"prompt.md: {OPINIONS} needs a paragraph of its own, without {{text}}")
     return "\n\n".join(kept) + "\n" * template.endswith("\n")
 
 
@@ -147,11 +155,7 @@ def render(task: str, example: Example) -> Messages:
 
 
 DATE = "26 Jul 2024"
-
-
-def fixed_date(_form: str) -> str:
-    """Return the date for templates that ask for today's: a prompt must be the same tomorrow."""
-    return DATE
+"""For templates that ask for today's date: a prompt must be the same tomorrow."""
 
 
 def prompt_ids(tokenizer: Any, messages: Messages) -> list[int]:
@@ -161,7 +165,7 @@ def prompt_ids(tokenizer: Any, messages: Messages) -> list[int]:
         add_generation_prompt=True,
         tokenize=True,
         return_dict=False,
-        strftime_now=fixed_date,
+        strftime_now=lambda _form: DATE,
         **TEMPLATE_ARGS,
     )
     return ids
@@ -169,7 +173,6 @@ def prompt_ids(tokenizer: Any, messages: Messages) -> list[int]:
 
 def reply_ids(tokenizer: Any, reply: str) -> list[int]:
     """Return the token ids of a reply, with the end token."""
-    ids: list[int] = tokenizer(
-        neutralize_tokens(tokenizer, reply), add_special_tokens=False
-    ).input_ids
+    text = neutralize_tokens(tokenizer, reply)
+    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
     return [*ids, tokenizer.eos_token_id]

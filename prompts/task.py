@@ -156,19 +156,21 @@ class Task:
     solve: Solve | None = None  # if the answer takes several calls
 
     def gold(self, example: Example) -> Row:
-        """Return the gold row of a labelled example."""
         if example.references:
             return {"id": example.id, "references": example.references}
         assert example.answer is not None, "a test case has no gold row"
         return self.data.write(example, example.answer)
 
     def solving(self, example: Example) -> Solving:
-        """Start the steps to an example's answer."""
-        return self.solve.steps(example, self.solve.settings) if self.solve else once(example)
+        if self.solve is None:
+            return once(example)
+        return self.solve.steps(example, self.solve.settings)
 
     def training_examples(self, example: Example) -> Iterator[Example]:
         """Return the training examples: the questions of a perfect run, with their answers."""
-        return self.solve.training_examples(example) if self.solve else iter((example,))
+        if self.solve is None:
+            return iter((example,))
+        return self.solve.training_examples(example)
 
 
 def configured(task: Task, given: Mapping[str, Any]) -> Task:
@@ -186,14 +188,15 @@ def configured(task: Task, given: Mapping[str, Any]) -> Task:
 
 
 def task_folders() -> dict[str, Path]:
-    """Return the name of every task -> its folder."""
-    paths = (path for root in tasks.__path__ for path in Path(root).glob("*/task.py"))
+    paths: list[Path] = []
+    for root in tasks.__path__:
+        paths += Path(root).glob("*/task.py")
     return {path.parent.name: path.parent for path in sorted(paths)}
 
 
 def load_task(name: str) -> Task:
-    """Return `TASK` from `prompts/tasks/<name>/task.py`."""
-    if name not in (names := list(task_folders())):
+    names = list(task_folders())
+    if name not in names:
         known = ", ".join(names)
         raise UserError(f"no task {name!r} in prompts/tasks/ ({known}){did_you_mean(name, names)}")
     task: Task = import_module(f"{tasks.__name__}.{name}.task").TASK

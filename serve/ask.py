@@ -29,9 +29,9 @@ Sampling = Mapping[str, Any]
 
 OnText = Callable[[str], None]  # callback that receives each new piece of a reply
 
-Row = dict[str, Any]  # a row of `completions.jsonl`
-Write = Callable[[Row], None]
-FindRow = Callable[[str], Row | None]
+CompletionRow = dict[str, Any]  # a row of `completions.jsonl`
+Write = Callable[[CompletionRow], None]
+FindRow = Callable[[str], CompletionRow | None]
 """Key of a call (`prompts.example.call_key`) -> its row from an earlier run."""
 
 LONGEST = 2**15
@@ -165,7 +165,7 @@ async def ask(
     key: int | str,
     passes: Sequence[Sampling] = ({},),
     on_text: OnText | None = None,
-) -> Row:
+) -> CompletionRow:
     """Return the row of one call, which has a request for each of `passes`, without its key."""
     requests = [
         Request(key, question, sampling, number, on_text) for number, sampling in enumerate(passes)
@@ -177,12 +177,13 @@ async def ask(
     return made
 
 
-def row(question: Question, outputs: Sequence[Any]) -> Row:
+def row(question: Question, outputs: Sequence[Any]) -> CompletionRow:
     """Return the row of the outputs of a question's requests; the first reply comes first."""
-    refused = next((o.refused for o in outputs if getattr(o, "refused", "")), "")
-    if refused:
-        return {"refused": refused}
-    replies = [reply for output in outputs for reply in output.outputs]
+    replies: list[Any] = []
+    for output in outputs:
+        if getattr(output, "refused", ""):
+            return {"refused": output.refused}
+        replies += output.outputs
     if replies[0].finish_reason == "error" and not replies[0].text:
         return {"refused": "the engine failed on this request"}
     replies = replies[:1] + [reply for reply in replies[1:] if reply.finish_reason != "error"]
@@ -217,14 +218,16 @@ class Answerer:
                 questions = solving.send(replies)  # type: ignore[arg-type]  # None starts it
             except StopIteration:
                 return
-            calls: list[tuple[Row, Example]] = []
+            calls: list[tuple[CompletionRow, Example]] = []
             for call, question in enumerate(questions, start=number):
                 key = {"id": example.id, "call": call, "question": str(question.id)}
                 calls.append((key if task.solve else {"id": example.id}, question))
             replies = await all_of(self._reply(*call, write, find_row) for call in calls)
             number += len(questions)
 
-    async def _reply(self, key: Row, question: Example, write: Write, find_row: FindRow) -> Decoded:
+    async def _reply(
+        self, key: CompletionRow, question: Example, write: Write, find_row: FindRow
+    ) -> Decoded:
         """Return the decoded reply to one call, from its old row if there is one."""
         result = find_row(call_key(key))
         if result is None:
@@ -238,7 +241,7 @@ class Answerer:
             )
         return self.asker.task.ask.decode(first_reply(result), question, self.asker.labels)
 
-    async def _ask(self, question: Example) -> Row:
+    async def _ask(self, question: Example) -> CompletionRow:
         try:
             asked = self.asker.question(question, self.source.longest)
         except Refusal as refusal:

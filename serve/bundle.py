@@ -134,11 +134,15 @@ def _pack_settings(folder: Path, record: AnswersRecord, config: Path) -> None:
 
 def requirements() -> list[str]:
     """Return a requirements.txt of every installed package (for pip's --no-deps)."""
-    versions = {d.metadata["Name"].lower(): d.version for d in metadata.distributions()}
+    versions = {}
+    for package in metadata.distributions():
+        versions[package.metadata["Name"].lower()] = package.version
     versions.pop("panjue", None)
     pins = sorted(f"{name}=={version}" for name, version in versions.items())
-    build = versions.get("torch", "").partition("+")[2]
-    return [f"--extra-index-url {TORCH}/{build}", *pins] if build else pins
+    _, _, build = versions.get("torch", "").partition("+")
+    if build:
+        return [f"--extra-index-url {TORCH}/{build}", *pins]
+    return pins
 
 
 def _write_manual(folder: Path, record: RunRecord, submission: str) -> None:
@@ -189,10 +193,12 @@ def verify(packed: Path, cases: Path) -> None:
 
 def _answer(packed: Path, folder: Path, cases: Path) -> None:
     """Run the bundle's command, which may not ask the hub for anything."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "HF_"))}
-    env |= {"HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1"}
+    env = {"HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1"}
+    for name, value in os.environ.items():
+        if not name.startswith(("PYTHON", "HF_")):
+            env[name] = value
     command = [sys.executable, "-P", "answer.py", str(cases.resolve())]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise UserError(f"{packed}: does not run: {said[-1] if said else 'no output'}")
+        said = (done.stderr or done.stdout).rstrip() or "no output"
+        raise UserError(f"{packed}: does not run: {said.splitlines()[-1]}")

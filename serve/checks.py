@@ -14,8 +14,16 @@ from panjue.prompts.render import neutralize_tokens
 from panjue.serve.settings import LOOPBACK
 
 PROMPT_FIELDS = (
-    *("messages", "input", "instructions", "previous_input_messages", "documents"),
-    *("tools", "tool_choice", "response_format", "text", "chat_template_kwargs"),
+    "messages",
+    "input",
+    "instructions",
+    "previous_input_messages",
+    "documents",
+    "tools",
+    "tool_choice",
+    "response_format",
+    "text",
+    "chat_template_kwargs",
 )
 """Fields of a request body that a chat template may put into the prompt; control tokens in their
 texts are escaped. The `prompt` of completions is passed on unchanged."""
@@ -59,7 +67,7 @@ def check_key(request: Request, key: str | None, host: str) -> None:
         raise Problem(401, message, **{"WWW-Authenticate": "Bearer"})
 
 
-async def read_json(request: Request) -> dict[str, Any]:
+async def read_body(request: Request) -> dict[str, Any]:
     """Return the JSON object in a request's body, which may be neither too large nor too slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -97,8 +105,9 @@ def for_vllm(body: dict[str, Any], tokenizer: Any, *, seeds: bool) -> bytes:
 
     `seeds` says whether the engine survives a seed per request.
     """
-    if field := next((name for name in TRANSFER_FIELDS if body.get(name)), None):
-        raise Problem(400, f"{field}: is not allowed")
+    for name in TRANSFER_FIELDS:
+        if body.get(name):
+            raise Problem(400, f"{name}: is not allowed")
     greedy = body.get("temperature") == 0  # the default is 1
     if not seeds and body.get("seed") is not None and not greedy:
         raise Problem(400, "seed: it kills vLLM on a CPU; leave it out or set temperature 0")

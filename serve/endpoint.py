@@ -12,7 +12,7 @@ from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.serve.ask import Request
 from panjue.serve.settings import ENDPOINT_SAMPLING
 
-KEY = "PANJUE_ENDPOINT_KEY"  # environment variable with the endpoint's API key
+ENDPOINT_KEY = "PANJUE_ENDPOINT_KEY"  # environment variable with the endpoint's API key
 
 REFUSED_STATUSES = frozenset({400, 413, 422, 501})
 """HTTP statuses for which the request is at fault: its prompt is too long, say."""
@@ -24,7 +24,7 @@ MAX_RETRIES = 8  # after 0.5 s, 1 s, 2 s and so on, at most 8 s, or as long as t
 
 
 @dataclass(frozen=True)
-class Choice:
+class EndpointReply:
     """One reply, with the fields of vLLM's CompletionOutput."""
 
     text: str
@@ -36,7 +36,7 @@ class Choice:
 class EndpointOutput:
     """The outcome of a request, with the fields of vLLM's RequestOutput, or why it was refused."""
 
-    outputs: list[Choice] = field(default_factory=list)
+    outputs: list[EndpointReply] = field(default_factory=list)
     num_cached_tokens: int = 0
     prompt_tokens: int = 0
     refused: str = ""
@@ -56,7 +56,7 @@ class Endpoint:
         self._replies = 0
         self._refusals = 0
         self.runner: asyncio.Runner | None = asyncio.Runner()
-        key = key_of(KEY) or "none"  # the client insists on one
+        key = key_of(ENDPOINT_KEY) or "none"  # the client insists on one
         timeout = Timeout(600, connect=10)
         with making_client():
             self._client = AsyncOpenAI(
@@ -74,7 +74,7 @@ class Endpoint:
         Some servers return fewer choices than `n`: then it asks again.
         """
         wanted = request.sampling.get("n", 1)
-        choices: list[Choice] = []
+        choices: list[EndpointReply] = []
         cached = prompt = 0
         while len(choices) < wanted:
             if self._failure:
@@ -100,7 +100,9 @@ class Endpoint:
             raise UserError(self._failure)
 
     async def _ask(self, request: Request, number: int) -> EndpointOutput:
-        arguments = {**self._arguments(request), **({"n": number} if number > 1 else {})}
+        arguments = self._arguments(request)
+        if number > 1:
+            arguments["n"] = number
         try:
             return read_reply(await self._client.chat.completions.create(**arguments))
         except (OpenAIError, ValueError) as error:
@@ -109,8 +111,9 @@ class Endpoint:
             reason = ": ".join(str(each) for each in (error, error.__cause__) if each)
             if isinstance(error, APIStatusError):
                 reason = f"{error.status_code} {error.response.text}"
+            first_line = reason.splitlines()[0][:200].rstrip(".")
             end = "finished rows are kept, run the same command to resume"
-            self._failure = f"{self._url}: {reason.splitlines()[0][:200].rstrip('.')}; {end}"
+            self._failure = f"{self._url}: {first_line}; {end}"
             raise UserError(self._failure) from None
 
     def _arguments(self, request: Request) -> dict[str, Any]:
@@ -119,11 +122,12 @@ class Endpoint:
             "model": self._model,
             "messages": question.messages,
             "temperature": 0.0,
-            **({"max_tokens": question.room} if question.room else {}),
-            **{
-                name: value for name, value in request.sampling.items() if name in ENDPOINT_SAMPLING
-            },
         }
+        if question.room:
+            arguments["max_tokens"] = question.room
+        for name, value in request.sampling.items():
+            if name in ENDPOINT_SAMPLING:
+                arguments[name] = value
         if question.prompt:  # our own model: the chat template must render as in training
             arguments["extra_body"] = {"chat_template_kwargs": TEMPLATE_ARGS}
         if question.schema:
@@ -140,7 +144,7 @@ def read_reply(reply: Any) -> EndpointOutput:
         details = usage and getattr(usage, "prompt_tokens_details", None)
         choices = [
             # `join` takes nothing but text.
-            Choice("".join(choice.message.content), str(choice.finish_reason), each)
+            EndpointReply("".join(choice.message.content), str(choice.finish_reason), each)
             for choice in reply.choices
             if choice.message.content is not None
         ]

@@ -20,7 +20,7 @@ from panjue.serve.merge import KNOWN_TEXT, Served
 from panjue.serve.settings import BACKEND, DEFAULTS, ENVIRONMENT
 
 # vLLM reads the environment when it is imported. What it compiles needs programs of our packages.
-os.environ.update({key: os.environ.get(key, value) for key, value in ENVIRONMENT.items()})
+os.environ.update({**ENVIRONMENT, **os.environ})
 os.environ["PATH"] = (
     f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 )
@@ -172,7 +172,7 @@ def engine(
 def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]:
     """Return the engine arguments that panjue sets, both offline and in the server."""
     rank = served.lora_rank
-    return {
+    settings = {
         "model": str(served.model),
         "tokenizer": str(served.model),
         "hf_token": None,  # settings are written to files; HF_TOKEN does the same
@@ -184,8 +184,10 @@ def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]
         "trust_remote_code": False,
         "language_model_only": is_part(served.model),
         "enable_lora": rank > 0,
-        **({"max_lora_rank": rank} if rank else {}),
     }
+    if rank:
+        settings["max_lora_rank"] = rank
+    return settings
 
 
 def with_own(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,8 +36,16 @@ from panjue.serve.settings import RESOURCES, GenerateConfig
 DERIVED = (CASES, "decode.json", "confidence.jsonl", "scores.json", "report.html")
 
 SHAPE = {
-    *("trained_sha256", "labels_sha256", "prompt_sha256", "adapter", "constrained"),
-    *("max_tokens", "seed", "engine", "sampling", "solve"),
+    "trained_sha256",
+    "labels_sha256",
+    "prompt_sha256",
+    "adapter",
+    "constrained",
+    "max_tokens",
+    "seed",
+    "engine",
+    "sampling",
+    "solve",
 }
 """Entries of a record that shape replies, apart from the cases."""
 
@@ -83,7 +91,7 @@ def answer_cases(run: Run, job: Job, cases: Cases, engine: Answering, console: C
     if job.config.answer == "classifier":
         if not (job.trained and has_classifier(job.trained)):
             raise UserError(f"answer=classifier: the training of {run.folder} fitted none")
-        claim(job, cases, "classifier", "as answer=classifier says", console)
+        claim_answers(job, cases, "classifier", "as answer=classifier says", console)
         return
     choice = choice_of(run, job, cases, engine, console)
     if isinstance(choice, str):
@@ -93,7 +101,7 @@ def answer_cases(run: Run, job: Job, cases: Cases, engine: Answering, console: C
     if choice.answered_by == "model":
         ask_cases(job, cases, engine, str(choice), console)
     else:
-        claim(job, cases, "classifier", str(choice), console)
+        claim_answers(job, cases, "classifier", str(choice), console)
 
 
 def choice_of(
@@ -156,10 +164,11 @@ def chooses(job: Job) -> bool:
 
 def held_out_folder(job: Job, cases: Cases) -> Path:
     """Return the folder of the answers to the held-out cases: one for each way to make replies."""
-    made = record_of(job, cases, "model", "").model_dump(mode="json", include=SHAPE)
+    record = record_of(job, cases, "model", "")
+    made = record.model_dump(mode="json", include=SHAPE)
     made["engine"] = without_resources(made["engine"])
-    digest = hashlib.sha256(dump(made).encode()).hexdigest()[:8]
-    return job.run / ANSWERS / f"{HELD_OUT}-{digest}"
+    digest = hashlib.sha256(dump(made).encode()).hexdigest()
+    return job.run / ANSWERS / f"{HELD_OUT}-{digest[:8]}"
 
 
 def without_resources(engine: dict[str, Any]) -> dict[str, Any]:
@@ -172,7 +181,6 @@ class NoCases(UserError):
 
 
 def read_cases(file: Path, reader: Reader, folder: Path, *, for_choice: bool = False) -> Cases:
-    """Return the cases of a file, which must have some."""
     count = sum(1 for _ in reader.read(file))
     if not count:
         skipped = f"; {reader.skipped}" if reader.skipped.rows else ""
@@ -188,7 +196,7 @@ def ask_cases(job: Job, cases: Cases, engine: Answering, because: str, console: 
     be asked has `refused`, the reason, instead. If an example takes several calls, each call has a
     row.
     """
-    claim(job, cases, "model", because, console)
+    claim_answers(job, cases, "model", because, console)
     path = cases.folder / "completions.jsonl"
     old_rows = load_rows(path)
     done = set[str]()
@@ -230,7 +238,9 @@ def record_of(job: Job, cases: Cases, answered_by: AnsweredBy, because: str) -> 
     return AnswersRecord(**known)
 
 
-def claim(job: Job, cases: Cases, answered_by: AnsweredBy, because: str, console: Console) -> None:
+def claim_answers(
+    job: Job, cases: Cases, answered_by: AnsweredBy, because: str, console: Console
+) -> None:
     """Write the record, the labels and the skipped rows of the answers to their folder.
 
     Other library versions are allowed and printed. If there are no completions, files made from
@@ -262,7 +272,10 @@ def _delete_derived(job: Job, folder: Path, console: Console) -> None:
     names = (job.task.data.submission.name, *DERIVED)
     stale = [folder / name for name in names if (folder / name).exists()]
     for file in stale:
-        shutil.rmtree(file) if file.is_dir() else file.unlink()
+        if file.is_dir():
+            shutil.rmtree(file)
+        else:
+            file.unlink()
     if stale:
         deleted = ", ".join(file.name for file in stale)
         console.print(f"{folder}: deleted {deleted}: they belong to earlier answers", markup=False)

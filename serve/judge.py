@@ -20,7 +20,7 @@ from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import load_task
-from panjue.serve.ask import Budget, Question, Refusal, Row, ask
+from panjue.serve.ask import Budget, CompletionRow, Question, Refusal, ask
 from panjue.serve.engine import Engine, check_engine, running_engine
 from panjue.serve.job import trained_asker
 from panjue.serve.merge import served_model
@@ -120,7 +120,7 @@ class ServedRun:
             "usage": {**usage, "total_tokens": sum(usage.values())},
         }
 
-    def _judgments(self, example: Example, row: Row) -> dict[str, Any]:
+    def _judgments(self, example: Example, row: CompletionRow) -> dict[str, Any]:
         """Return the answer that a reply gives, beside what the text classifier thinks."""
         task = self.task
         advisor = self.asker.advisor

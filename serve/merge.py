@@ -145,7 +145,7 @@ def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) ->
     """Write `base` merged with `adapter` to `out`, and compare the outputs for `tokens`."""
     from peft import PeftModel  # takes seconds
 
-    base_model = load(base)
+    base_model = load_dequantized(base)
     dtype = base_model.dtype
     try:
         # The adapter is in float32: each sum is computed in it, then rounded to the base's type.
@@ -159,13 +159,14 @@ def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) ->
         # It is broken, of a kind that peft cannot merge, or the disk is full.
         raise UserError(f"{adapter}: {first_line(error)} Use adapter=lora, or restore it") from None
     del base_model, model, merged  # their memory is needed for the merged model
-    difference = float((before - logits(load(out), ids)).norm() / before.norm().clamp(min=1e-12))
+    after = logits(load_dequantized(out), ids)
+    difference = float((before - after).norm() / before.norm().clamp(min=1e-12))
     if not difference <= MAX_DIFFERENCE[dtype]:  # NaN is refused too
         changes = f"merging it changes the outputs (by {difference:.1%})"
         raise UserError(f"{adapter}: {changes}; use adapter=lora")
 
 
-def load(folder: Path) -> PreTrainedModel:
+def load_dequantized(folder: Path) -> PreTrainedModel:
     """Load a model in the type of its weights; four bits become what was computed with them."""
     disable_progress_bar()
     if not quantization_of(folder):

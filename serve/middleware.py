@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.serve.checks import Problem, check_key, for_vllm, read_json, replies
+from panjue.serve.checks import Problem, check_key, for_vllm, read_body, replies
 from panjue.serve.engine import Engine, VLLMError, check_adapter, on_cpu
 from panjue.serve.judge import BadCase, CaseRequest, ServedRun, case_request
 from panjue.serve.settings import BASE, ServeConfig
@@ -138,19 +138,19 @@ class Panjue:
             self._running -= count
 
     async def _generate(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_json(Request(scope, receive))
+        body = await read_body(Request(scope, receive))
         first = setup.run()
         if first.folders.adapter:  # vLLM would use the base if none is named
             if body.get("model") == BASE:
                 setup.run(BASE)
-            body = {**body, "model": body.get("model") or next(iter(setup.runs))}
+            body["model"] = body.get("model") or next(iter(setup.runs))
         # In a thread: long texts take tens of milliseconds.
         raw = await asyncio.to_thread(for_vllm, body, first.asker.tokenizer, seeds=not on_cpu())
         with self._slots(setup.config.slots, replies(body)):
             await self.app(scope, replayed(raw, receive), send)
 
     async def _judge(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_json(Request(scope, receive))
+        body = await read_body(Request(scope, receive))
         await ready(setup, scope)
         state = scope["app"].state
         try:
@@ -180,8 +180,11 @@ async def models(setup: Setup, scope: Scope) -> dict[str, Any]:
     """Return vLLM's models, without the base under adapters and without paths on disk."""
     listed = await scope["app"].state.openai_serving_models.show_available_models()
     body: dict[str, Any] = listed.model_dump()
-    cards = [card for card in body["data"] if card["id"] in setup.runs]
-    return {**body, "data": [{**card, "root": card["id"], "parent": None} for card in cards]}
+    body["data"] = [card for card in body["data"] if card["id"] in setup.runs]
+    for card in body["data"]:
+        card["root"] = card["id"]
+        card["parent"] = None
+    return body
 
 
 async def labels(setup: Setup, scope: Scope) -> dict[str, Any]:
@@ -272,6 +275,8 @@ async def say_ready(server: Any, setup: Setup) -> None:
     """Print the address as soon as uvicorn listens, which is after the start of the app."""
     while not server.started:
         await asyncio.sleep(0.05)
-    host = f"[{setup.config.host}]" if ":" in setup.config.host else setup.config.host
+    host = setup.config.host
+    if ":" in host:
+        host = f"[{host}]"
     scheme = "https" if "ssl_certfile" in setup.config.engine else "http"
     print(f"ready: {scheme}://{host}:{setup.port}/ (Ctrl-C stops)", flush=True)

@@ -22,7 +22,7 @@ from panjue.prompts.plumbing.progress import Meter, meter
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task
-from panjue.serve.ask import Row
+from panjue.serve.ask import CompletionRow
 
 LATE_S = 1.0  # when the block fails, a signal may still come: the engine may get it before we do
 
@@ -36,13 +36,17 @@ class Rest:
     done: int  # examples that have their answer
     total: int
 
-    def find_row(self, key: str) -> Row | None:
+    def find_row(self, key: str) -> CompletionRow | None:
         return self.rows.get(key) if self.rows else None
 
-    def rows_of(self, example: Example) -> dict[str, Row]:
+    def rows_of(self, example: Example) -> dict[str, CompletionRow]:
         """Return all rows of an example from an earlier run, by the key of their call."""
-        keys = self._keys.get(str(example.id), ())
-        return {key: row for key in keys if (row := self.find_row(key))}
+        rows = {}
+        for key in self._keys.get(str(example.id), ()):
+            row = self.find_row(key)
+            if row:
+                rows[key] = row
+        return rows
 
     @cached_property
     def _keys(self) -> dict[str, list[str]]:
@@ -68,7 +72,8 @@ def answered_ids(reader: Reader, test: Path, labels: Labels, rows: Rows) -> set[
     task = reader.task
     if task.solve is None:
         return rows.ids()
-    return {str(e.id) for e in reader.read(test) if is_answered(task, e, labels, rows)}
+    answered = [e.id for e in reader.read(test) if is_answered(task, e, labels, rows)]
+    return set(map(str, answered))
 
 
 class MissingRow(Exception):
@@ -102,7 +107,7 @@ class Output:
     tokens: int = 0
     has_several: bool = False  # calls of an example
 
-    def write(self, row: Row) -> None:
+    def write(self, row: CompletionRow) -> None:
         """Append a row, which then survives `kill -9`."""
         self.file.write(dump(row) + "\n")
         self.file.flush()
@@ -195,7 +200,6 @@ class StopSignals:
             self._check()
 
     def _check(self) -> None:
-        """Raise `Stopped` if there was a signal."""
         if self._received:
             kept = "no row was finished"
             if self.folder and (completions := self.folder / "completions.jsonl").exists():

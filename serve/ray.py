@@ -25,7 +25,7 @@ from panjue.prompts.model import prompt_sha256
 from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import difference
-from panjue.serve.ask import Answerer, Row, Sampling, Write, answer_all
+from panjue.serve.ask import Answerer, CompletionRow, Sampling, Write, answer_all
 from panjue.serve.engine import VLLM_VERSION, EngineEnded, on_cpu, running_engine
 from panjue.serve.job import Job
 from panjue.serve.merge import Served
@@ -77,12 +77,14 @@ class Cluster:
         takes = resources(self.job)
         job = absolute(self.job.with_model())  # merged only when there is a cluster
         count = job.config.replicas
-        most = {"max_restarts": RESTARTS, "max_concurrency": job.config.slots * count + 1}
+        slots = job.config.slots * count
+        most = {"max_restarts": RESTARTS, "max_concurrency": slots + 1}
         actor = ray.remote(Replica).options(**most, **takes)
         arguments = (job, job.passes, versions(job.task_name))
         actors = [actor.remote(*arguments) for _ in range(count)]
-        self.fleet = fleet = Fleet(actors, job.config.slots * count)
-        each = " and ".join(f"{n:.0f} {kind.removeprefix('num_')}" for kind, n in takes.items())
+        self.fleet = fleet = Fleet(actors, slots)
+        amounts = [f"{n:.0f} {kind.removeprefix('num_')}" for kind, n in takes.items()]
+        each = " and ".join(amounts)
         with starting(self.console, f"the first of {count} replicas, each takes {each}"):
             await fleet.wait_for_first()
         return fleet
@@ -116,16 +118,19 @@ def cluster() -> Iterator[None]:
 def resources(job: Job) -> dict[str, float]:
     """Return what Ray sets aside for a replica: its GPUs, else its share of a machine's cores."""
     if not on_cpu():
-        sizes = (job.config.engine.get(f"{name}_parallel_size", 1) for name in GPUS)
+        engine = job.config.engine
+        sizes = [engine.get(f"{name}_parallel_size", 1) for name in GPUS]
         return {"num_cpus": 1, "num_gpus": prod(sizes)}
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    machines = [node["CPU"] for node in nodes if node.get("CPU")] or [1]
-    on_each = ceil(job.config.replicas / len(machines))
-    return {"num_cpus": max(1, min(machines) // on_each)}
+    cores = []
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
+        if node["Alive"] and node["Resources"].get("CPU"):
+            cores.append(node["Resources"]["CPU"])
+    on_each = ceil(job.config.replicas / max(1, len(cores)))
+    of_replica = min(cores, default=1) // on_each
+    return {"num_cpus": max(1, of_replica)}
 
 
 def versions(task: str) -> dict[str, str]:
-    """Return the versions that replies depend on."""
     packages = {name: version(name) for name in SAME_VERSIONS}
     return {"prompt": prompt_sha256(task), "vllm": VLLM_VERSION, **packages}
 
@@ -163,10 +168,12 @@ class Replica:
         slots = asyncio.Semaphore(job.config.slots)
         self._answerer = Answerer(engine, job.asker(), slots, self._passes)
 
-    async def answer(self, example: Example, old_rows: dict[str, Row]) -> AsyncIterator[Row]:
+    async def answer(
+        self, example: Example, old_rows: dict[str, CompletionRow]
+    ) -> AsyncIterator[CompletionRow]:
         """Yield the new rows of an example, each as soon as it is there."""
         assert self._answerer, "the driver sends no example before `start` has returned"
-        rows: asyncio.Queue[Row | None] = asyncio.Queue()
+        rows: asyncio.Queue[CompletionRow | None] = asyncio.Queue()
         work = self._answerer.answer(example, rows.put_nowait, old_rows.get)
         answering = asyncio.ensure_future(work)
         answering.add_done_callback(lambda _: rows.put_nowait(None))
@@ -220,13 +227,13 @@ class Fleet:
             await self._changed.wait()
         return min(self._running, key=lambda replica: replica.examples)
 
-    async def answer(self, example: Example, write: Write, rows: dict[str, Row]) -> None:
+    async def answer(self, example: Example, write: Write, rows: dict[str, CompletionRow]) -> None:
         """Have an example answered, again if its replica ends; `rows` are those it has already."""
         async with self.slots:
             while not await self._try(example, write, rows):
                 self.repeats += 1
 
-    async def _try(self, example: Example, write: Write, rows: dict[str, Row]) -> bool:
+    async def _try(self, example: Example, write: Write, rows: dict[str, CompletionRow]) -> bool:
         """Say whether a replica has answered an example to the end; its rows are kept anyway."""
         replica = await self.wait_for_first()
         replica.examples += 1

@@ -6,6 +6,7 @@ import socket
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 import uvloop
 
@@ -95,8 +96,9 @@ def arguments(setup: Setup) -> Namespace:
         for name, run in runs.items()
         if run.folders.adapter
     ]
-    own = {
-        **max(needed, key=lambda one: one.get("max_lora_rank", 0)),
+    of_engine = max(needed, key=lambda one: one.get("max_lora_rank", 0))
+    own: dict[str, Any] = {
+        **of_engine,
         "served_model_name": [BASE if adapters else NAME],
         "host": config.host,
         "port": setup.port,
@@ -111,12 +113,15 @@ def arguments(setup: Setup) -> Namespace:
         "h11_max_incomplete_event_size": 2**16,
         "h11_max_header_count": 100,
         "middleware": ["panjue.serve.middleware.Panjue"],
-        **({"lora_modules": adapters, "max_loras": len(adapters)} if adapters else {}),
         "panjue": setup,
     }
-    defaults = vars(make_arg_parser(FlexibleArgumentParser()).parse_args([]))
-    defaults |= {"default_chat_template_kwargs": TEMPLATE_ARGS}
-    defaults |= {"shutdown_timeout": 30}  # seconds for running requests to finish
-    args = Namespace(**{**defaults, **with_own(config.engine, own)})
+    if adapters:
+        own["lora_modules"] = adapters
+        own["max_loras"] = len(adapters)
+    args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    args.default_chat_template_kwargs = TEMPLATE_ARGS
+    args.shutdown_timeout = 30  # seconds for running requests to finish
+    for name, value in with_own(config.engine, own).items():
+        setattr(args, name, value)
     validate_parsed_serve_args(args)
     return args

@@ -18,7 +18,7 @@ from panjue.prompts.task import load_task, no_labels
 
 NAME = "panjue"  # model name for clients
 BASE = "base"  # vLLM's name for the base model under an adapter; clients cannot use it
-KEY = "PANJUE_API_KEY"  # environment variable with the key that clients must send
+SERVER_KEY = "PANJUE_API_KEY"  # environment variable with the key that clients must send
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # hosts that only this machine reaches
 
 ENVIRONMENT = {
@@ -44,17 +44,32 @@ DEFAULTS = {
 """Engine arguments that users may set otherwise."""
 
 ENDPOINT_SAMPLING = (
-    *("temperature", "top_p", "max_tokens", "stop"),
-    *("presence_penalty", "frequency_penalty"),
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "stop",
+    "presence_penalty",
+    "frequency_penalty",
 )
 """Settings of `sampling` that OpenAI's chat completions have too; others are not sent."""
 
 RESOURCES = (
-    *("gpu_memory_utilization", "kv_cache_memory_bytes", "cpu_offload_gb", "block_size"),
-    *("max_num_seqs", "max_num_batched_tokens", "enforce_eager", "enable_prefix_caching"),
-    *("enable_chunked_prefill", "max_parallel_loading_workers", "disable_log_stats"),
-    *("distributed_executor_backend", "tensor_parallel_size", "pipeline_parallel_size"),
-    *("prefill_context_parallel_size", "data_parallel_size"),
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "cpu_offload_gb",
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enforce_eager",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "max_parallel_loading_workers",
+    "disable_log_stats",
+    "distributed_executor_backend",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "prefill_context_parallel_size",
+    "data_parallel_size",
 )
 """Engine arguments of memory and speed. A run may resume with other values, since after running out
 of memory they must change."""
@@ -64,9 +79,17 @@ BACKEND = {"backend": "guidance", "disable_any_whitespace": True}
 times as long; `auto` would use both."""
 
 SERVER_ARGUMENTS = (
-    *("root_path", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs"),
-    *("enable_ssl_refresh", "enable_request_id_headers", "chat_template"),
-    *("default_chat_template_kwargs", "enable_auto_tool_choice", "tool_call_parser"),
+    "root_path",
+    "ssl_keyfile",
+    "ssl_certfile",
+    "ssl_ca_certs",
+    "ssl_cert_reqs",
+    "enable_ssl_refresh",
+    "enable_request_id_headers",
+    "chat_template",
+    "default_chat_template_kwargs",
+    "enable_auto_tool_choice",
+    "tool_call_parser",
 )
 """Arguments of vLLM's server, besides the engine's, that users may set in `engine`."""
 
@@ -178,12 +201,11 @@ def check_trained(run: Run) -> RunRecord:
 
 
 def server_key(host: str) -> str | None:
-    """Return the key that clients must send, if one is set."""
-    key = os.environ.get(KEY) or None
+    key = os.environ.get(SERVER_KEY) or None
     if key and not (key.isascii() and key.isprintable() and " " not in key):
-        raise UserError(f"{KEY}: must be of printable ASCII characters without spaces")
+        raise UserError(f"{SERVER_KEY}: must be of printable ASCII characters without spaces")
     if host not in LOOPBACK and not key:
-        raise UserError(f"host={host}: other machines can reach it; set {KEY} to a secret")
+        raise UserError(f"host={host}: other machines can reach it; set {SERVER_KEY} to a secret")
     return key
 
 
@@ -208,4 +230,6 @@ def serve_settings(folder: Path, words: Sequence[str] = ()) -> tuple[ServeConfig
         check_trained(run)
         if run.record.base_sha256 != runs[NAME].record.base_sha256:
             raise UserError(f"{run.folder}: has another base than {folder}; start another server")
-    return config.model_copy(update={"adapter": "lora"}) if len(runs) > 1 else config, runs
+    if len(runs) > 1:
+        config = config.model_copy(update={"adapter": "lora"})
+    return config, runs

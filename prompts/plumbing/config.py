@@ -140,8 +140,9 @@ def setting_lines(cls: type[Config]) -> Iterator[str]:
     """Yield two lines for each setting: its name and default, and what it is."""
     for name, info in cls.model_fields.items():
         default = info.get_default(call_default_factory=True)
-        has_default = not info.is_required() and default is not None
-        yield f"{name}={default if has_default else ''}"
+        if info.is_required() or default is None:
+            default = ""
+        yield f"{name}={default}"
         yield f"    {_in_one_line(info.description or '')}"
 
 
@@ -163,9 +164,11 @@ def _known_names(cls: type[Config], section: Sequence[int | str]) -> dict[str, s
     """Return what may stand in a section of settings -> how it is written on the command line."""
     prefix = "".join(f"{name}." for name in section)
     for name in section:
-        kinds = get_args(cls.model_fields[str(name)].annotation)
-        cls = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config))
-    return {**cls.other_names, **{prefix + name: prefix + name for name in cls.model_fields}}
+        for kind in get_args(cls.model_fields[str(name)].annotation):
+            if isinstance(kind, type) and issubclass(kind, Config):
+                cls = kind
+    names = [prefix + name for name in cls.model_fields]
+    return {**cls.other_names, **dict(zip(names, names, strict=True))}
 
 
 ABSOLUTE_PATH = re.compile(r"(?:file:/{2,3}|~\w*/|/(?!/)|[A-Za-z]:[\\/]|\\\\)")

@@ -246,7 +246,8 @@ def sha256(path: Path) -> str:
     if path.is_dir():
         files = [inner for inner in sorted(path.rglob("*")) if inner.is_file()]
         parts = [f"{sha256(file)} {file.relative_to(path)}" for file in files]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        listed = "\n".join(parts)
+        return hashlib.sha256(listed.encode()).hexdigest()
     with path.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
 
@@ -262,8 +263,10 @@ def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
     changes = []
     for key in before | after:
         is_moved = f"{key}_sha256" in before | after
-        if before.get(key) != after.get(key) and not is_moved:
-            changes.append(f"{key}: {_short(before.get(key))} -> {_short(after.get(key))}")
+        was = before.get(key)
+        now = after.get(key)
+        if was != now and not is_moved:
+            changes.append(f"{key}: {_short(was)} -> {_short(now)}")
     return "; ".join(changes)
 
 
@@ -277,7 +280,9 @@ def _leaves(mapping: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str
 
 def _short(value: Json) -> str:
     text = value if isinstance(value, str) else dump(value)
-    return text if len(text) <= 40 else f"{text[:12]}…{text[-12:]}"
+    if len(text) <= 40:
+        return text
+    return f"{text[:12]}…{text[-12:]}"
 
 
 LOCK_TIMEOUT_S = 1.0

@@ -42,8 +42,8 @@ class Meter:
     def to(self, done: int, text: str) -> None:
         self.done = done
         if self.bar:
-            shown = f"{text}{self._time_left()}"
-            self.bar.update(self.bar.task_ids[0], completed=done, description=shown)
+            text += self._time_left()
+            self.bar.update(self.bar.task_ids[0], completed=done, description=text)
         elif time.monotonic() - self._last_line >= LINE_EVERY_S or done == self.total:
             self._last_line = time.monotonic()
             self._console.print(f"{done}/{self.total}  {text}{self._time_left()}", highlight=False)

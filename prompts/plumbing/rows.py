@@ -69,10 +69,7 @@ CAIL2018 = {"fact", "meta"}
 
 
 def format_hint(path: Path, fields: Sequence[str]) -> str:
-    """Return the end of a message about a file whose first row is no case; it may be empty.
-
-    The last of the `fields` of a case is the answer.
-    """
+    """Return the end of a message on a file whose first row is no case; the last field is gold."""
     with suppress(UserError, StopIteration):
         row = next(case_rows(path))[1]()
         if row.keys() >= CAIL2018 and "defendants" in fields:

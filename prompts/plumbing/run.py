@@ -155,7 +155,6 @@ class Run:
 
     @property
     def trained(self) -> Path:
-        """Return the same folder."""
         path = self.folder / MANIFEST
         if path.is_file() and "test_sha256" in read_object(path):
             raise UserError(f"{self.folder}: has answers; give the run folder, with its training")

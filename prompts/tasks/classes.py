@@ -86,12 +86,15 @@ class Classes:
         person = visible(given)
         if given:
             text = text.replace(given, person)
+        answer = None
+        if self.key in row:
+            answer = {self.key: self.value(self._words(row[self.key]))}
         return Example(
             id=key,
             text=text,
             names=(person,) if person else (),
             inputs={"person": person},
-            answer={self.key: self.value(self._words(row[self.key]))} if self.key in row else None,
+            answer=answer,
             groups=groups,
         )
 
@@ -123,10 +126,15 @@ class Classes:
         """Return the words for a value of a file."""
         items = self.listed(value)
         if not isinstance(items, list) or not all(map(self._is_class, items)):
-            known = "names of classes" if self.named else f"numbers from 0 to {len(self.words) - 1}"
+            known = f"numbers from 0 to {len(self.words) - 1}"
+            if self.named:
+                known = "names of classes"
             expected = "a list of" if self.several else "one of the"
             raise UserError(f"{self.key!r} must be {expected} {known}")
-        return self._ordered(item if isinstance(item, str) else self.words[item] for item in items)
+        words = []
+        for item in items:
+            words.append(item if isinstance(item, str) else self.words[item])
+        return self._ordered(words)
 
     def _ordered(self, words: Iterable[str]) -> list[str]:
         return sorted(set(words), key=self.words.index)
@@ -160,12 +168,13 @@ class Classes:
         known |= {normal(synonym): word for synonym, word in self.synonyms.items()}
         found, is_whole = last_object(reply, [self.key])
         given = found.get(self.key)
-        spelled = (snap(part, known) for part in strings_in(given))
+        spelled = [snap(part, known) for part in strings_in(given)]
         words = set(filter(None, spelled))
-        if not self.several:
-            return words if len(words) == 1 else None
-        is_empty = is_whole and given == []
-        return words if words or is_empty else None
+        if self.several and is_whole and given == []:
+            return words
+        if not words or (len(words) > 1 and not self.several):
+            return None
+        return words
 
     def _fallback(self, labels: Labels) -> Answer:
         commonest = labels.commonest("label") or self.words[0]

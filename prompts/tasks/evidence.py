@@ -40,7 +40,8 @@ def evidence(text: str) -> list[float]:
         else:
             money.append(value)
     acts = [len(ACTS.findall(text)), len(YEAR_AND_MONTH.findall(text))]
-    return [*_sizes(money), *_sizes(grams), *acts, *(text.count(word) for word in WORDS)]
+    words = [text.count(word) for word in WORDS]
+    return [*_sizes(money), *_sizes(grams), *acts, *words]
 
 
 def _sizes(amounts: list[float]) -> list[float]:

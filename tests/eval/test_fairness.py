@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from panjue.eval.fairness import Fairness, fairness, header_lines, remarks, show
+from panjue.eval.fairness import Fairness, attribute_remarks, fairness, header_lines, show_fairness
 from panjue.eval.score import score
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
@@ -183,7 +183,7 @@ def test_a_group_s_size_is_its_examples_whatever_their_weight(case: Any, tmp_pat
             assert (group.n, group.value, group.unweighted) == numbers
     assert [of.flagged for of in found.attributes["size"].groups.values()] == [False, True]
     assert not found.attributes["g"].groups["both"].flagged
-    said = remarks(found.attributes["size"])
+    said = attribute_remarks(found.attributes["size"])
     assert "unweighted means, as all examples have weight 0: 1" in said
 
 
@@ -193,7 +193,7 @@ def test_the_tables_and_the_json_have_every_group(
     found = made(folder, "gender", "region", min_n=3)
     numbers = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert {"mean", "disparity", "worst", "gap", "groups"} <= numbers["attributes"]["gender"].keys()
-    show(found, Console(width=200))
+    show_fairness(found, Console(width=200))
     printed = capsys.readouterr().out
     for word in ("female*", "male", "上海", "group is unknown"):
         assert word in printed, word
@@ -201,5 +201,5 @@ def test_the_tables_and_the_json_have_every_group(
 
 def test_a_group_cannot_write_markup(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(folder / "gold.jsonl", [case(1, 1, gender="[/b]")])
-    show(made(folder, "gender", min_n=1), Console(width=200))
+    show_fairness(made(folder, "gender", min_n=1), Console(width=200))
     assert "[/b]" in capsys.readouterr().out

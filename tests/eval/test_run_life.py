@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from panjue.eval.answers import open_answers
 from panjue.eval.decoding import decode_answers
-from panjue.eval.report import main as report
+from panjue.eval.report import write_page
 from panjue.eval.score import score
 from panjue.prompts.cli_scores import submission_of
 from panjue.prompts.labels import collect
@@ -186,7 +186,7 @@ class Life(RuleBasedStateMachine):
     @rule(place=places, name=names)
     def report(self, place: str, name: str) -> None:
         try:
-            report(self.top / place / "answers" / name, self.tests[name])
+            write_page(self.top / place / "answers" / name, self.tests[name])
         except UserError:
             return
 

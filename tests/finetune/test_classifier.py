@@ -17,7 +17,7 @@ from panjue.finetune.classifier import (
     MIN_ITEMS,
     Fitted,
     _sample,
-    calibration,
+    fit_calibration,
     save_fitted,
     size_weights,
     training_advisor,
@@ -177,7 +177,7 @@ def test_scores_that_are_too_large_are_scaled_back(is_set: bool) -> None:
         gold = np.zeros(logits.shape, dtype=bool)
         likely = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
         gold[np.arange(4000), [draw.choice(3, p=p) for p in likely]] = True
-    scale, shift = calibration(logits * 4 + (2 if is_set else 0), gold, is_set)
+    scale, shift = fit_calibration(logits * 4 + (2 if is_set else 0), gold, is_set)
     assert scale == pytest.approx(1 / 4, rel=0.1)
     assert shift == pytest.approx(-0.5 if is_set else 0, abs=0.1)
 

@@ -170,7 +170,7 @@ def test_a_training_that_is_over_is_only_saved(
 def test_what_ends_before_the_first_step_leaves_nothing_in_the_way(
     workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for moment in ("claim", "fitted_classifier", "train_or_resume"):
+    for moment in ("claim_run", "fitted_classifier", "train_or_resume"):
         with monkeypatch.context() as patch:
             patch.setattr(f"panjue.finetune.sft.{moment}", Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):

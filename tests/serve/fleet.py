@@ -18,7 +18,7 @@ import ray
 
 from panjue.prompts.example import Example, call_key
 from panjue.prompts.plumbing.errors import UserError
-from panjue.serve.ask import Row, answer_all
+from panjue.serve.ask import CompletionRow, answer_all
 from panjue.serve.ray import RESTARTS, Fleet, cluster
 
 EXAMPLES = 60
@@ -43,8 +43,11 @@ class Fake:
         await asyncio.sleep(1 if self._deaths < 0 else 0)  # the bad one is faster
         (self._folder / str(os.getpid())).touch()
 
-    async def answer(self, example: Example, old_rows: dict[str, Row]) -> AsyncIterator[Row]:
-        made: list[Row] = [{"id": example.id, "call": call} for call in range(self._calls)]
+    async def answer(
+        self, example: Example, old_rows: dict[str, CompletionRow]
+    ) -> AsyncIterator[CompletionRow]:
+        calls = range(self._calls)
+        made: list[CompletionRow] = [{"id": example.id, "call": call} for call in calls]
         new = [row for row in made if call_key(row) not in old_rows]
         if self._left == 0 and len(list(self._folder.iterdir())) <= self._deaths:
             for row in new[:-1]:

@@ -13,7 +13,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, configured, load_task, task_folders
 from panjue.serve.ask import Asker, Budget
-from panjue.serve.endpoint import KEY, Endpoint
+from panjue.serve.endpoint import ENDPOINT_KEY, Endpoint
 from panjue.serve.engine import Engine
 
 TASK = load_task("dialogue")
@@ -97,7 +97,7 @@ def test_any_openai_endpoint_does_as_well(
     rows_of: Any,
 ) -> None:
     """Our own server, which answers as vLLM does offline."""
-    monkeypatch.setenv(KEY, server.key)
+    monkeypatch.setenv(ENDPOINT_KEY, server.key)
     examples = list(Reader(TASK).read(SAMPLE))
     asker = asker_of(TASK, merged, small["max_tokens"])
     with closing(Endpoint(f"{server.url}/v1#panjue")) as vllm:

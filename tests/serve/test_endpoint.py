@@ -22,7 +22,7 @@ from panjue.prompts.plumbing.files import read_lines, sha256
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import load_task, task_folders
 from panjue.serve.ask import Asker, Question, Request
-from panjue.serve.endpoint import KEY, MAX_REFUSALS, Endpoint
+from panjue.serve.endpoint import ENDPOINT_KEY, MAX_REFUSALS, Endpoint
 from panjue.serve.settings import generate_settings
 
 TASK = load_task("dialogue")
@@ -127,7 +127,7 @@ def ask(server: Server, rows_of: Any) -> Ask:
 def test_it_is_asked_as_openai_is(
     server: Server, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(KEY, "secret")
+    monkeypatch.setenv(ENDPOINT_KEY, "secret")
     made = ask(count=1, top_p=0.5, stop=["。"], max_tokens=9)
     assert len(made) == len(server.asked) == 1
     [first] = server.asked

@@ -6,7 +6,7 @@ Ranked answers are scored as the contest does, after SQuAD.
 import re
 import string
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, product
+from itertools import chain, product, starmap
 from typing import Any
 
 from panjue.prompts.example import Answer, Decoded, Example, Ranking, known_groups
@@ -68,7 +68,6 @@ def _gold(answers: Any) -> tuple[str, ...]:
 
 
 def _is_texts(value: Any) -> bool:
-    """Say whether a value is a list of texts, one or more."""
     return isinstance(value, list) and value != [] and all(isinstance(text, str) for text in value)
 
 
@@ -141,18 +140,22 @@ def _number(text: str) -> str | None:
 def _spoken_date(text: str) -> str | None:
     """Return `1785 october 17` for `October 17th, 1785` and `17 oct. 1785`."""
     words = re.split(r"[\s,]+", text)
-    parts = [part for part in map(WORD.fullmatch, words) if part]
-    numbers = [part[1] for part in parts if part[1]]
-    months = [_month(part[2]) for part in parts if part[2]]
-    if len(words) != 3 or len(numbers) != 2 or months in ([], [None]):
+    if len(words) != 3:
+        return None
+    numbers = []
+    months = []
+    for part in filter(None, map(WORD.fullmatch, words)):
+        number, word = part.groups()
+        if number:
+            numbers.append(number)
+        elif len(word) > 2:
+            months += [month for month in MONTH_NAMES if month.startswith(word)]
+    if len(numbers) != 2 or not months:
         return None
     year, day = sorted(numbers, key=len, reverse=True)
-    is_date = len(day) <= 2 < len(year) <= 4
-    return f"{year} {months[0]} {day}" if is_date else None
-
-
-def _month(word: str) -> str | None:
-    return next((month for month in MONTH_NAMES if len(word) > 2 and month.startswith(word)), None)
+    if len(day) > 2 or len(year) not in (3, 4):
+        return None
+    return f"{year} {months[0]} {day}"
 
 
 def count_answers(examples: Iterable[Example]) -> Labels:
@@ -183,7 +186,7 @@ def f1(gold: Row, predicted: Row | None) -> float:
     if not isinstance(answers, list) or len(answers) > MAX_ANSWERS:
         raise TypeError
     pairs = product(_references(gold), answers)
-    return max((token_f1(*pair) for pair in pairs), default=0.0)
+    return max(starmap(token_f1, pairs), default=0.0)
 
 
 def _references(gold: Row) -> list[str]:

@@ -1,6 +1,7 @@
 """Metrics of dialogues: sextuples by sentence, and emotion chains by event."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
 
 import numpy as np
 
@@ -68,16 +69,17 @@ def means_the_same(text: str, other: str) -> bool:
 
 def shown(gold: Row, row: Row | None) -> Iterator[Item]:
     """Yield every sentence with its sextuple, then every holder with its emotion chains."""
-    answers = _sextuples(row)
-    for place, (sentence, right) in enumerate(zip(gold["chat"], _sextuples(gold), strict=True)):
-        given = answers[place] if place < len(answers) else []
+    answers = chain(_sextuples(row), repeat([]))
+    for sentence, right in zip(gold["chat"], _sextuples(gold), strict=True):
+        given = next(answers)
         title = f"{sentence['holder']}：{sentence['input_sentence']}"
         yield title, _shown_fields(right, given)
     emotions = (row["emo"] if row else None) or {}
     for name, holder in (gold["emo"] or {}).items():
+        golds = holder["events"]
         events = emotions.get(name, NOTHING)["events"]
-        is_right = holder_points(holder["events"], events) == 1
-        yield name, [Field("emotions", chains(holder["events"]), chains(events), is_right)]
+        is_right = holder_points(golds, events) == 1
+        yield name, [Field("emotions", chains(golds), chains(events), is_right)]
 
 
 def _shown_fields(right: list[Row], given: list[Row]) -> list[Field]:
@@ -99,11 +101,11 @@ def _shown_fields(right: list[Row], given: list[Row]) -> list[Field]:
 
 def chains(events: Sequence[Row]) -> list[str]:
     """Return a line for each emotion: its event, state, source and reason."""
-    return [
-        f"{event['event']}: {emotion['state']} ← {emotion['source_id']}: {emotion['reason']}"
-        for event in events
-        for emotion in event["emotions"]
-    ]
+    lines = []
+    for event in events:
+        for one in event["emotions"]:
+            lines.append(f"{event['event']}: {one['state']} ← {one['source_id']}: {one['reason']}")
+    return lines
 
 
 def _event_counts(gold: Row, row: Row | None) -> list[float]:

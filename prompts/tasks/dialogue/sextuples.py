@@ -72,7 +72,6 @@ def _list_of(items: list[Schema]) -> Schema:
 
 
 def speakers(turns: Sequence[Turn]) -> list[str]:
-    """Return the holders of some sentences, in order."""
     return list(dict.fromkeys(turn.holder for turn in turns))
 
 
@@ -88,10 +87,13 @@ def holders_of(chains: Mapping[str, Mapping[str, Sequence[Row]]]) -> list[dict[s
 def target(example: Example) -> str:
     """Return the gold reply. It is invalid if the schema does not allow the gold answer."""
     assert example.answer is not None, "a test dialogue has no target"
-    if example.answer["holders"] is None:
+    answered = example.answer["holders"]
+    if answered is None:
         return dump(example.answer)
-    events = {holder["holder"]: holder["events"] for holder in example.answer["holders"]}
-    holders = [{"holder": name, "events": events.get(name, [])} for name in speakers(example.turns)]
+    events = {holder["holder"]: holder["events"] for holder in answered}
+    holders = []
+    for name in speakers(example.turns):
+        holders.append({"holder": name, "events": events.get(name, [])})
     return dump({"sentences": example.answer["sentences"], "holders": holders})
 
 

@@ -20,10 +20,7 @@ def table(texts: Sequence[str], others: Sequence[str]) -> Numbers:
 
 @lru_cache(maxsize=4096)
 def cosine(text: str, other: str) -> float:
-    """Return the cosine of the counts of characters and pairs of characters.
-
-    It is 1 for two empty texts, 0 for one.
-    """
+    """Return the cosine of the counts of characters and their pairs; of two empty texts it is 1."""
     if not text or not other:
         return float(text == other)
     first = _grams(text)

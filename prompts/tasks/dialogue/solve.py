@@ -29,7 +29,9 @@ def solve(dialogue: Example, config: SolveConfig) -> Solving:
         replies.append(reply)
         for holder in reply.answer["holders"] or ():
             events |= dict.fromkeys(event["event"] for event in holder["events"])
-    sentences = [sentence for reply in replies for sentence in reply.answer["sentences"]]
+    sentences = []
+    for reply in replies:
+        sentences += reply.answer["sentences"]
     return {"sentences": sentences, "holders": _joined(dialogue.turns, replies)}
 
 

@@ -4,6 +4,7 @@ An example takes several calls.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from panjue.prompts.example import Answer, Example, Solve, Turn
@@ -63,7 +64,8 @@ def _turn(number: int, sentence: Mapping[str, Any]) -> Turn:
 
 
 def _is_labelled(chat: Sequence[Mapping[str, Any]]) -> bool:
-    given = {field.title() in sentence for sentence in chat for field in SEXTUPLE}
+    pairs = product(chat, SEXTUPLE)
+    given = {field.title() in sentence for sentence, field in pairs}
     if len(given) > 1:
         raise UserError("some sentences have Target, Aspect, … and others do not")
     return given.pop()
@@ -102,7 +104,9 @@ def _unknown_labels(sextuples: Sequence[Row], holders: Sequence[Row]) -> Iterato
 def _size(turns: int) -> str:
     if turns <= 20:
         return "1-20"
-    return "21-60" if turns <= 60 else "61+"
+    if turns <= 60:
+        return "21-60"
+    return "61+"
 
 
 def prompt(example: Example) -> Messages:

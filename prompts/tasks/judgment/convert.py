@@ -69,10 +69,7 @@ def convert(path: Path, out: Path, report: Callable[[str], None]) -> bool:
 
 
 def from_cail2018(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a row as a case without its id, and notes on what the format does not tell.
-
-    KeyError: a field is missing.
-    """
+    """Return a row as a case without its id, and notes on what the format does not tell."""
     if not row.keys() >= CAIL2018:
         fields = ", ".join(row) or "none"
         raise UserError(f"its fields are {fields}; only CAIL2018 (fact, meta) can be converted")

@@ -70,9 +70,13 @@ def _describe(
     who = "、".join(names)
     if len(names) > 1:
         who += "共同"
-    date = f"{draw.randint(2010, 2023)}年{draw.randint(1, 12)}月{draw.randint(1, 28)}日"
-    deed = draw.choice(crime["deeds"]).format(place=draw.choice(CRIME_SCENES))
-    return f"{date}，被告人{who}{deed}，{measure.format(n=draw.randint(low, high))}。"
+    year = draw.randint(2010, 2023)
+    month = draw.randint(1, 12)
+    day = draw.randint(1, 28)
+    deed = draw.choice(crime["deeds"])
+    done = deed.format(place=draw.choice(CRIME_SCENES))
+    amount = measure.format(n=draw.randint(low, high))
+    return f"{year}年{month}月{day}日，被告人{who}{done}，{amount}。"
 
 
 def _outcome(draw: random.Random, name: str, deeds: list[Deed], shift: int) -> dict[str, Any]:
@@ -95,10 +99,7 @@ DEMO_SIZES = {"train": 1000, "test": 200, "base": 12000}
 
 
 def write_demo(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Write `<name>.jsonl` with the number of cases in `sizes`; always the same bytes.
-
-    No fact occurs twice.
-    """
+    """Write `<name>.jsonl` with `sizes[name]` cases, no fact twice; always the same bytes."""
     for name in sizes:
         if (folder / f"{name}.jsonl").exists():
             raise UserError(f"{folder}/{name}.jsonl: exists already; choose another folder")

@@ -18,10 +18,7 @@ def label_recall(gold: Sequence[str], predicted: Sequence[str]) -> float:
 
 
 def label_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
-    """Harmonic mean of precision and recall; 0 if either is 0.
-
-    Two empty sets score 0, as in the official code, which clamps the denominators.
-    """
+    """Harmonic mean of precision and recall; two empty sets score 0, as in the official code."""
     correct = len({*gold} & {*predicted})
     labels = len({*gold}) + len({*predicted})
     return 2 * correct / labels if labels else 0.0
@@ -109,7 +106,12 @@ def _over_defendants(gold: Row, predicted: Row | None, score: Callable[[Row, Row
     defendant without a judgment scores 0, of several judgments the first counts, and judgments of
     other persons are ignored.
     """
-    judgments = [] if predicted is None else predicted["judgments"]
-    by_name = {judgment["name"]: judgment for judgment in reversed(judgments)}
-    scores = [score(one, by_name.get(one["name"], NO_JUDGMENT)) for one in gold["judgments"]]
+    by_name: dict[str, Row] = {}
+    if predicted is not None:
+        for judgment in predicted["judgments"]:
+            by_name.setdefault(judgment["name"], judgment)
+    scores = []
+    for judgment in gold["judgments"]:
+        answer = by_name.get(judgment["name"], NO_JUDGMENT)
+        scores.append(score(judgment, answer))
     return sum(scores) / len(scores)

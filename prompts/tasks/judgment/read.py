@@ -83,7 +83,6 @@ def by_hand(fact: str, names: Sequence[str]) -> Example:
 
 
 def _names(given: Any) -> list[str]:
-    """Return the names without invisible characters."""
     listed = given if isinstance(given, list) else []
     names = [visible(name) for name in listed if isinstance(name, str)]
     names = [name for name in names if name.strip()]

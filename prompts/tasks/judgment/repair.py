@@ -133,7 +133,9 @@ class Person:
     def judgment(self) -> dict[str, Any]:
         """Read the judgment; missing parts get the commonest labels."""
         charges = self._read_labels("charges", self._charge_of)
-        with_charge = {article for one in charges for article in self._labels.pairs.get(one, ())}
+        with_charge: set[str] = set()
+        for charge in charges:
+            with_charge.update(self._labels.pairs.get(charge, ()))
         articles = self._read_labels("articles", lambda text: self._article_of(text, with_charge))
         penalty = self._read_penalty()
         if not self._found:

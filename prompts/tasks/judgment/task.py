@@ -51,8 +51,10 @@ def schema(example: Example, labels: Labels) -> Schema:
 
 
 def _judgment_schema(name: str) -> Schema:
-    references: dict[str, Schema] = {field: {"$ref": f"#/$defs/{field}"} for field in KEYS[1:]}
-    return closed_object({"name": {"const": name_in_reply(name)}, **references})
+    fields: dict[str, Schema] = {"name": {"const": name_in_reply(name)}}
+    for field in KEYS[1:]:
+        fields[field] = {"$ref": f"#/$defs/{field}"}
+    return closed_object(fields)
 
 
 def target(example: Example) -> str:
@@ -65,13 +67,16 @@ def decode(reply: str, example: Example, labels: Labels) -> Decoded:
 
 
 def count_labels(examples: Iterable[Example]) -> Labels:
-    """Collect the charges, articles and penalty classes of the training answers."""
-    return collect(
-        {**{field: judgment[field] for field in FIELDS}, "penalty": [judgment["penalty"]]}
-        for example in examples
-        if example.answer
-        for judgment in example.answer["judgments"]
-    )
+    return collect(_label_sets(examples))
+
+
+def _label_sets(examples: Iterable[Example]) -> Iterator[dict[str, list[str]]]:
+    for example in examples:
+        if example.answer is None:
+            continue
+        for judgment in example.answer["judgments"]:
+            labels = {field: judgment[field] for field in FIELDS}
+            yield {**labels, "penalty": [judgment["penalty"]]}
 
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
@@ -84,7 +89,6 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
 
 @cache
 def _form() -> Any:
-    """Return what validates the form of a row."""
     from jsonschema import Draft202012Validator
 
     return Draft202012Validator(read_object(Path(__file__).with_name("submission.schema.json")))

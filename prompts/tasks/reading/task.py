@@ -12,7 +12,7 @@ from panjue.prompts.example import Answer, Decoded, Example, known_groups
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import last_object, load_json
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import FileRow, checked, dump
+from panjue.prompts.plumbing.files import FileRow, check_text, dump
 from panjue.prompts.plumbing.rows import list_items
 from panjue.prompts.plumbing.submissions import JSON_LIST
 from panjue.prompts.render import neutralize, render
@@ -48,7 +48,9 @@ def rows(path: Path) -> Iterator[FileRow]:
 
 def _items(parent: Any, key: str, place: str) -> list[tuple[str, Any]]:
     """Return (place, item) of a list; without a list one None, which `_row` refuses."""
-    items = parent.get(key) if isinstance(parent, dict) else None
+    items = None
+    if isinstance(parent, dict):
+        items = parent.get(key)
     if not isinstance(items, list) or not items:
         return [(place, None)]
     return [(f"{place}.{key}[{i}]", item) for i, item in enumerate(items)]
@@ -58,8 +60,10 @@ def _row(document: Any, paragraph: Any, question: Any) -> dict[str, Any]:
     """Return a question's fields with those of its paragraph and its document."""
     if not all(isinstance(part, dict) for part in (document, paragraph, question)):
         raise UserError("expected {paragraphs: [{context, qas: [{id, question, …}]}]}")
-    others = {key: value for key, value in paragraph.items() if key != "qas"}
-    row: dict[str, Any] = checked({"domain": document.get("domain"), **others, **question}, dict)
+    row = {"domain": document.get("domain"), **paragraph}
+    row.pop("qas")
+    row.update(question)
+    check_text(row)
     return row
 
 
@@ -120,14 +124,13 @@ def _commonest(texts: Sequence[str]) -> str | None:
 
 
 def leave_one_out(texts: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Return the sets of references that the official metric compares an answer with.
-
-    Each set leaves one reference out, so that human answers can be scored by the same rule. A
-    single reference is the only set.
-    """
+    """Return the official sets of references: each leaves one out; a single one is the only set."""
     if len(texts) < 2:
         return (texts,) if texts else ()
-    return tuple((*texts[:i], *texts[i + 1 :]) for i in range(len(texts)))
+    sets = []
+    for i in range(len(texts)):
+        sets.append((*texts[:i], *texts[i + 1 :]))
+    return tuple(sets)
 
 
 def kind_of(reference: str) -> str:
@@ -145,10 +148,11 @@ def prompt(example: Example) -> Messages:
 
 def schema(_example: Example, _labels: Labels) -> Schema:
     """Return the JSON Schema of a reply: a span, or another type with an empty answer."""
-    spans = {"type": "string", "minLength": 1, "maxLength": MAX_SPAN_LENGTH}
-    with_span = closed_object({"type": {"enum": ["span"]}, "answer": spans})
-    without = closed_object({"type": {"enum": list(FILE_TEXTS)}, "answer": {"const": ""}})
-    return {"anyOf": [with_span, without]}
+    text = {"type": "string", "minLength": 1, "maxLength": MAX_SPAN_LENGTH}
+    span = closed_object({"type": {"enum": ["span"]}, "answer": text})
+    other_types = {"enum": list(FILE_TEXTS)}
+    other = closed_object({"type": other_types, "answer": {"const": ""}})
+    return {"anyOf": [span, other]}
 
 
 def target(example: Example) -> str:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from panjue.eval.fairness import fairness, show
+from panjue.eval.fairness import fairness, show_fairness
 from panjue.eval.score import score
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.task import load_task
@@ -139,7 +139,7 @@ def test_a_group_with_nothing_to_score_is_null_and_never_the_worst(
     assert numbers["groups"]["a"]["value"] is None
     assert numbers["groups"]["b"]["value"] == 1.0
     assert (numbers["worst_group"], numbers["worst"], numbers["mean"]) == ("b", 1.0, 1.0)
-    show(found, Console())
+    show_fairness(found, Console())
     assert "nan" not in capsys.readouterr().out.lower()
 
 
