@@ -22,10 +22,30 @@ from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError, of_library
 
+INSTEAD = {
+    "output_dir": "run",
+    "max_length": "max_tokens",
+    "gradient_accumulation_steps": "batch",
+    "seed": "seed",
+    "data_seed": "seed",
+    "hub_token": "the environment variable HF_TOKEN: settings are saved to disk",
+}
+"""Settings of trl that panjue has by another name or place."""
+
 SILENT = (
     # The loss is the trainer's own.
     "loss_type",
     "label_smoothing_factor",
+    "completion_only_loss",
+    "assistant_only_loss",
+    # The rows and their order are made by `finetune.data`.
+    "padding_free",
+    "eval_packing",
+    "pad_token",
+    "eos_token",
+    "shuffle_dataset",
+    "trust_remote_code",  # a model's code is never run
+    "resume_from_checkpoint",  # the same command resumes
     "chat_template_path",
     "auto_find_batch_size",
     "fsdp",
@@ -36,17 +56,18 @@ SILENT = (
     "eval_on_start",
     "enable_jit_checkpoint",
     "include_num_input_tokens_seen",  # counts twice
-    "hub_token",  # would be saved to disk
 )
 """Settings of trl that would change a training without a word."""
 
-ABOVE_ZERO = (
-    # With 0 transformers would train another number of steps.
+WHOLE = (
     "max_steps",
-    "num_train_epochs",
     "per_device_train_batch_size",
     "per_device_eval_batch_size",
+    "save_total_limit",
+    "ddp_timeout",
 )
+PARTS = ("num_train_epochs", "logging_steps", "eval_steps", "save_steps")
+"""Numbers above 0, whole or not; transformers takes some of them at 0 or below for `not set`."""
 
 FLASH_ATTENTION = {
     "flash_attention_2": is_flash_attn_2_available,
@@ -57,10 +78,15 @@ FLASH_ATTENTION = {
 
 def check_library_settings(config: SftConfig) -> None:
     """Refuse settings that panjue sets itself, or that would give a wrong result silently."""
-    for name in ABOVE_ZERO:
-        value = config.trainer.get(name, 1)
-        if not isinstance(value, int | float) or value <= 0:
-            raise UserError(f"trainer.{name}: must be a number above 0, got {value}")
+    for name, use in INSTEAD.items():
+        if name in config.trainer:
+            raise UserError(f"trainer.{name}: use {use}")
+    for name in (*WHOLE, *PARTS):
+        value = config.trainer.get(name)
+        is_number = isinstance(value, int if name in WHOLE else int | float)
+        if value is not None and (not is_number or isinstance(value, bool) or value <= 0):
+            what = "a whole number" if name in WHOLE else "a number"
+            raise UserError(f"trainer.{name}: must be {what} above 0, got {value}")
     check_managed("trainer", config.trainer, SILENT)
     check_managed("lora", config.lora, ("layer_replication",))  # vLLM ignores it
     check_known("trainer", config.trainer, signature(TrainerConfig).parameters)
@@ -107,7 +133,7 @@ def packing_problem(config: SftConfig) -> str:
 def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
     """Return trl's settings: the config's, defaults for this machine, and those panjue sets.
 
-    Python refuses one of the config that panjue sets too.
+    If the config has one of the last kind, Python raises a TypeError.
     """
     has_accelerator = torch.accelerator.is_available()
     defaults: dict[str, Any] = {

@@ -36,7 +36,7 @@ Schema = dict[str, Any]
 def id_of(row: Mapping[str, Any]) -> int | str:
     value = row.get("id")
     if not isinstance(value, int | str) or isinstance(value, bool):
-        raise UserError("'id' must be a number or a string")
+        raise UserError("'id' must be a whole number or a string")
     if not str(value).strip():
         raise UserError("'id' is an empty text")
     return value

@@ -80,6 +80,8 @@ class Endpoint:
             if self._failure:
                 raise UserError(self._failure)
             more = await self._ask(request, wanted - len(choices))
+            if not more.outputs and choices:
+                break  # what came is kept
             if not more.outputs:
                 more = replace(more, refused=more.refused or NO_TEXT)
                 self._count_refusal(more.refused)

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from panjue.prompts.architecture import is_part
-from panjue.prompts.plumbing.config import check_known
+from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.serve.ask import Budget, Request
@@ -190,6 +190,22 @@ def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]
     return settings
 
 
+OWN_ARGUMENTS = (
+    "model",
+    "tokenizer",
+    "hf_token",
+    "max_model_len",
+    "seed",
+    "structured_outputs_config",
+    "load_format",
+    "trust_remote_code",
+    "language_model_only",
+    "enable_lora",
+    "max_lora_rank",
+)
+"""The arguments of `engine_settings`."""
+
+
 def with_own(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the engine arguments of the user and `own`; refuse one that is in both."""
     for name in settings:
@@ -262,6 +278,9 @@ def startup_errors() -> Iterator[None]:
         # ZMQError: its sockets cannot be created, e.g. if the path TMPDIR is too long
         raise UserError(f"engine: {first_line(error)}") from None
     except RuntimeError as error:  # the first one of its processes, see `starting_engine`
+        if "__main__" in str(error):  # of multiprocessing, twenty lines
+            guard = 'put your code under `if __name__ == "__main__":`'
+            raise UserError(f"engine: its processes import your file again; {guard}") from None
         reason = first_line(error)
         is_memory = "memory" in reason.lower()
         hint = "; set engine.gpu_memory_utilization or engine.max_num_seqs" if is_memory else ""
@@ -269,7 +288,8 @@ def startup_errors() -> Iterator[None]:
 
 
 def check_engine(settings: Mapping[str, Any], further: Sequence[str] = ()) -> None:
-    """Refuse engine settings that vLLM does not have, before a model is merged."""
+    """Refuse engine settings of panjue's own, or that vLLM lacks, before anything is written."""
+    check_managed("engine", settings, OWN_ARGUMENTS)
     known = (field.name for field in fields(AsyncEngineArgs))
     check_known("engine", settings, [*known, *further])
 

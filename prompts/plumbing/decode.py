@@ -76,7 +76,7 @@ def after_thinking(reply: str) -> str:
 
 
 class Found(NamedTuple):
-    """An object of a reply. A key that is given twice with two values has the value None."""
+    """An object of a reply; empty if a key is given twice with two values."""
 
     value: dict[str, Any]
     is_whole: bool  # False: the reply ends in it
@@ -102,13 +102,13 @@ def json_objects(reply: str) -> list[Found]:
     start = reply.find("{")
     for _ in range(MAX_PARTS):
         if start < 0:
-            break
+            return found
         parsed = _parse(reply, start)
         following = reply.find("{", parsed.end)
         cut = [] if parsed.is_valid or following >= 0 else _parse_cut(reply[start:])
         found += cut or [Found(value, True) for value in parsed.values]
         start = following
-    return found
+    return []  # the last answer, which counts, was not reached
 
 
 def _parse(text: str, start: int = 0) -> _Parsed:
@@ -116,9 +116,10 @@ def _parse(text: str, start: int = 0) -> _Parsed:
 
     def keep(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         value: dict[str, Any] = {}
+        is_clear = True
         for key, item in pairs:
-            value[key] = item if value.get(key, item) == item else None
-        values.append(value)
+            is_clear &= value.setdefault(key, item) == item
+        values.append(value if is_clear else {})
         return value
 
     decoder = json.JSONDecoder(

@@ -325,6 +325,7 @@ $("add").addEventListener("click", () => {
   node.querySelector("input").focus();
 });
 $("fact").addEventListener("input", forgetResult);
+$("names").addEventListener("input", forgetResult);
 $("fact").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("ask").requestSubmit();
 });

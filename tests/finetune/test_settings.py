@@ -31,8 +31,10 @@ def test_no_is_a_strategy_and_not_a_truth_value(name: str, tmp_path: Path) -> No
     [
         ("trainer.save_only_model=true", "trainer: 'save_only_model' is set by panjue"),
         ("lora.layer_replication=[[0, 2]]", "lora: 'layer_replication' is set by panjue"),
-        ("trainer.max_steps=-5", "trainer.max_steps: must be a number above 0, got -5"),
+        ("trainer.max_steps=-5", "trainer.max_steps: must be a whole number above 0, got -5"),
         ("trainer.num_train_epochs=0", "trainer.num_train_epochs: must be a number above 0, got 0"),
+        ("trainer.save_total_limit=-1", "trainer.save_total_limit: must be a whole number above 0"),
+        ("trainer.seed=1", "trainer.seed: use seed"),
         ("trainer.accelerator_config={split_batches: true}", "'split_batches' is set by panjue"),
         ("method=qlora", "quantization: goes with method=qlora; set both or neither"),
         ("quantization.load_in_4bits=true", "no setting 'load_in_4bits'; did you mean"),

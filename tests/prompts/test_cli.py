@@ -75,7 +75,7 @@ def test_generate_names_a_file_of_another_format_before_it_imports_vllm(
     monkeypatch.setitem(sys.modules, "panjue.serve.generate", None)
     done = panjue("generate", tmp_path, path)
     told = (
-        f"panjue: {path}:1: 'id' must be a number or a string; the file looks like CAIL2018; "
+        f"panjue: {path}:1: 'id' must be a whole number or a string; the file looks like CAIL2018; "
         f"`panjue convert {path} OUT.jsonl` converts it\n"
     )
     assert (done.returncode, done.stderr) == (2, told)

@@ -17,7 +17,7 @@ CONTEXT = 10
 class SolveConfig(Config):
     """How a dialogue is solved."""
 
-    window: int = Field(30, ge=1)
+    window: int = Field(12, ge=1)
     """Sentences per call."""
 
 

@@ -83,13 +83,14 @@ def in_reply(answer: Mapping[str, Any]) -> dict[str, Any]:
 def _judgments_by_name(
     objects: Sequence[Found], names: Sequence[str]
 ) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
-    """Give each defendant their object: of several the last complete one, else the first.
+    """Give each defendant their object: of several the last of the most complete ones.
 
     A name in another width, case or spacing counts if it can be one defendant's alone.
     """
     exact = _by_form(name_in_reply, names)
     similar = _by_form(_loose, names)
     judgments: dict[str, Mapping[str, Any]] = {}
+    best: dict[str, tuple[bool, int]] = {}
     repairs = []
     for value, is_whole in objects:
         written = value.get("name")
@@ -103,7 +104,9 @@ def _judgments_by_name(
         [name] = owners
         if name in judgments:
             repairs.append(f"{name}: answered twice, the last complete answer counts")
-        if name not in judgments or (is_whole and len(given) == len(KEYS)):
+        completeness = (is_whole, len(given))
+        if completeness >= best.get(name, completeness):
+            best[name] = completeness
             judgments[name] = value
     return judgments, repairs
 
@@ -187,7 +190,7 @@ class Person:
             self.guessed.append("penalty")
             return ""
         for text, penalty in read.items():
-            if penalty is None:
+            if penalty is None:  # such as an accessory penalty
                 self.repairs.append(f"penalty {text[:40]!r} unknown, dropped")
             elif penalty != text:
                 self.repairs.append(f"penalty {text[:40]!r} -> {penalty!r}")

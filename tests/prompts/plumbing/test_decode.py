@@ -49,11 +49,11 @@ def test_objects_are_found_whatever_is_around_them(values: list[object], remark:
         ('{"a":[{"b":"x"},],"c":{"d":"y"}}', ['{"b":"x"}', '{"d":"y"}'], []),
         ('{"a":"x,"b":"y"},{"c":"z"}', ['{"c":"z"}'], []),
         ('{"a":"1\n"}', ['{"a":"1\\n"}'], []),
-        # Two values of one key are none.
-        ('{"a":"x","a":"y"}', ['{"a":null}'], []),
-        ('{"a":"x","a":"y","a":"x"}', ['{"a":null}'], []),
+        # With two values of one key an object says nothing: they may be of two persons.
+        ('{"a":"x","a":"y"}', ["{}"], []),
+        ('{"a":"x","a":"y","a":"x"}', ["{}"], []),
         ('{"a":["x"],"a":["x"]}', ['{"a":["x"]}'], []),
-        ('{"a":1,"a":true}', ['{"a":null}'], []),
+        ('{"a":1,"a":true}', ["{}"], []),
         # The reply ends in an object.
         ('{"a":["x","y', [], ['{"a":["x"]}']),
         ('{"a":["x","y"', [], ['{"a":["x","y"]}']),

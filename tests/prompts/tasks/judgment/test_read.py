@@ -81,7 +81,7 @@ NAMES = "'defendants' must list the defendants' names, one or more, each once"
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (without("id"), "'id' must be a number or a string"),
+        (without("id"), "'id' must be a whole number or a string"),
         (put("", "id"), "'id' is an empty text"),
         (put(" ", "id"), "'id' is an empty text"),
         (put(["甲", "\u200b"], "defendants"), NAMES),
@@ -190,7 +190,7 @@ def test_another_format_is_named_only_at_the_first_row(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"row 1: 'id' .*; its fields are text, label; a case has"):
         list(read(path))
     path.write_text(dump([CASE, row]), "utf-8")
-    with pytest.raises(UserError, match=r"row 2: 'id' must be a number or a string$"):
+    with pytest.raises(UserError, match=r"row 2: 'id' must be a whole number or a string$"):
         list(read(path))
 
 

@@ -328,3 +328,20 @@ def test_labels_that_look_equal_are_named() -> None:
         "articles '303-2', '303－2' look equal; keep one spelling",
     ]
     assert not list(KNOWN.look_alikes(["charges", "articles", "penalty"]))
+
+
+def test_what_two_persons_are_given_in_one_object_is_nobodys(labels: Labels) -> None:
+    both = '{"name":"甲","charges":["诈骗罪"],"charges":["盗窃罪"],"penalty":"死刑"}'
+    assert not decode(both, ONE, labels).readable
+
+
+def test_a_last_answer_too_far_away_is_not_replaced_by_a_draft(labels: Labels) -> None:
+    draft = '{"name":"甲","charges":["诈骗罪"],"articles":["266"],"penalty":"死刑"}'
+    assert decode(draft, ONE, labels).readable
+    assert not decode(draft + "{x}" * 2000, ONE, labels).readable
+
+
+def test_of_two_equally_complete_answers_the_last_one_counts(labels: Labels) -> None:
+    twice = '{"name":"甲","charges":["诈骗罪"]}{"name":"甲","charges":["盗窃罪"]}'
+    [judgment] = decode(twice, ONE, labels).answer["judgments"]
+    assert judgment["charges"] == ["盗窃罪"]
