@@ -12,6 +12,7 @@ from pathlib import Path
 
 from panjue.finetune.card import config_of_card
 from panjue.prompts.plumbing.errors import UserError, did_you_mean, in_one_line, of_library
+from panjue.prompts.plumbing.files import read_object
 
 PANJUE = ".venv/bin/panjue"
 CONFIGS = Path("finetune/configs")
@@ -53,6 +54,7 @@ def chosen_config(goals: list[str], given: dict[str, str]) -> Path:
     run = Path(given["RUN"])
     is_new = given["MODEL"] and ("sft" in goals or not is_trained(run))
     if given["RUN"] and not is_new and (is_trained(run) or (run / "config.yaml").is_file()):
+        check_record(run, given)
         return run / "config.yaml"
     if given["MODEL"]:
         return CONFIGS / f"{config_of_card()}.yaml"
@@ -62,6 +64,17 @@ def chosen_config(goals: list[str], given: dict[str, str]) -> Path:
             reason = f"nothing is trained for {name}={given[name]} (CONFIG=demo trains a toy)"
             raise UserError(f"{way_out}: {reason}")
     return DEMO
+
+
+def check_record(run: Path, given: dict[str, str]) -> None:
+    """Refuse another MODEL than RUN has, before it is downloaded; `sft` compares the others."""
+    record = run / "manifest.json"
+    if not given["MODEL"] or not record.is_file():
+        return
+    recorded = read_object(record).get("base", "")
+    if Path(given["MODEL"]).resolve() != Path(recorded).resolve():
+        way_out = "leave MODEL out, or choose another RUN"
+        raise UserError(f"MODEL={given['MODEL']}: {run} has MODEL={recorded}; {way_out}")
 
 
 def run_folder(config: Path, given: dict[str, str]) -> Path:

@@ -77,6 +77,7 @@ def test_what_is_run(example: str) -> None:
         ("sft: TRAIN=t", "nothing is trained for TRAIN=t (CONFIG=demo trains a toy)"),
         ("score: TEST=b.jsonl", "nothing is trained for TEST=b.jsonl (CONFIG=demo trains a toy)"),
         ("serve: RUN=mien", "nothing is trained for RUN=mien (CONFIG=demo trains a toy)"),
+        ("serve: RUN=done MODEL=x", "MODEL=x: done has MODEL=m; leave MODEL out"),
         ("sft generate: MODEL=m TRAIN=t", "say TEST=FILE: the invented cases are for the demo"),
         ("score: CONFIG=demo TASK=reading", "say TEST=FILE: the invented cases are for the demo"),
         ("sft generate: MODEL=m TRAIN=t TEST=tset.jsonl", "TEST: no file tset.jsonl"),
