@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 from scipy.sparse import csr_array, hstack
 from sklearn.linear_model import SGDClassifier
 
@@ -32,7 +31,8 @@ from panjue.eval.classifier import (
 )
 from panjue.eval.opinions import Advisor, case_key, opinion_text
 from panjue.eval.second_stage import Items
-from panjue.finetune.second_stage import FOLDS, fit_second_stage, platt
+from panjue.finetune.calibrate import calibrated_apart, fit_calibration
+from panjue.finetune.second_stage import FOLDS, fit_second_stage
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import CLASSIFIER
@@ -66,8 +66,6 @@ MIN_UPDATES = 60_000
 MIN_WEIGHT = 0.1
 """Smaller weights are left out of the file."""
 
-MIN_CALIBRATION = 50
-"""Items of `train` that a calibration needs; with fewer the probabilities stay as they are."""
 
 MIN_CASES = 300
 """Cases that the second stage needs."""
@@ -321,43 +319,3 @@ class _Fitting:
             weights[:, column] = of_label
             biases[column] = bias
         return weights, biases
-
-
-def calibrated_apart(
-    field: FieldWeights,
-    scores: NDArray[Any],
-    gold: NDArray[np.bool_],
-    is_own: NDArray[np.bool_],
-    fold: NDArray[np.int64],
-) -> NDArray[np.float64]:
-    """Return the probabilities of cross-fitted scores, each calibrated without its own fold.
-
-    In texts that are easy to tell apart, the calibration depends on a few cases: one of them would
-    find its own answer in it.
-    """
-    teaches = is_own & (gold.any(axis=1) | field.is_set)
-    result = np.zeros(scores.shape)
-    for k in range(FOLDS):
-        aside = fold == k
-        used = teaches & ~aside
-        scale, shift = fit_calibration(scores[used], gold[used], field.is_set)
-        of_fold = replace(field, scale=scale, shift=shift)
-        result[aside] = of_fold.probabilities(scores[aside])
-    return result
-
-
-def fit_calibration(
-    scores: NDArray[Any], gold: NDArray[np.bool_], is_set: bool
-) -> tuple[float, float]:
-    """Return the scale, which is positive, and shift of the scores with the lowest log loss."""
-    if len(scores) < MIN_CALIBRATION:
-        return 1.0, 0.0
-    if is_set:
-        return platt(scores, gold)
-
-    def loss(of: NDArray[Any]) -> float:
-        logits = scores * np.exp(of[0])
-        return float(np.mean(np.logaddexp.reduce(logits, axis=1) - logits[gold]))
-
-    [log_scale] = minimize(loss, np.zeros(1), method="Nelder-Mead").x
-    return float(np.exp(log_scale)), 0.0

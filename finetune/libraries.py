@@ -59,15 +59,15 @@ SILENT = (
 )
 """Settings of trl that would change a training without a word."""
 
-WHOLE = (
+INTEGERS = (
     "max_steps",
     "per_device_train_batch_size",
     "per_device_eval_batch_size",
     "save_total_limit",
     "ddp_timeout",
 )
-PARTS = ("num_train_epochs", "logging_steps", "eval_steps", "save_steps")
-"""Numbers above 0, whole or not; transformers takes some of them at 0 or below for `not set`."""
+FRACTIONS = ("num_train_epochs", "logging_steps", "eval_steps", "save_steps")
+"""Numbers above 0, as the integers; transformers takes some of them at 0 or below for `not set`."""
 
 FLASH_ATTENTION = {
     "flash_attention_2": is_flash_attn_2_available,
@@ -81,11 +81,11 @@ def check_library_settings(config: SftConfig) -> None:
     for name, use in INSTEAD.items():
         if name in config.trainer:
             raise UserError(f"trainer.{name}: use {use}")
-    for name in (*WHOLE, *PARTS):
+    for name in (*INTEGERS, *FRACTIONS):
         value = config.trainer.get(name)
-        is_number = isinstance(value, int if name in WHOLE else int | float)
+        is_number = isinstance(value, int if name in INTEGERS else int | float)
         if value is not None and (not is_number or isinstance(value, bool) or value <= 0):
-            what = "a whole number" if name in WHOLE else "a number"
+            what = "a whole number" if name in INTEGERS else "a number"
             raise UserError(f"trainer.{name}: must be {what} above 0, got {value}")
     check_managed("trainer", config.trainer, SILENT)
     check_managed("lora", config.lora, ("layer_replication",))  # vLLM ignores it

@@ -12,12 +12,12 @@ import pytest
 from panjue.eval.classifier import Classifier, read_classifier
 from panjue.eval.opinions import Advisor, opinion_text
 from panjue.eval.second_stage import PLACES, Array, Items
+from panjue.finetune.calibrate import fit_calibration
 from panjue.finetune.classifier import (
     MIN_CASES,
     MIN_ITEMS,
     Fitted,
     _sample,
-    fit_calibration,
     save_fitted,
     size_weights,
     training_advisor,
