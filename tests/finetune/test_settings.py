@@ -67,7 +67,7 @@ def test_packs_whose_examples_would_not_be_kept_apart_are_refused(
 @pytest.mark.parametrize(
     ("word", "complaint"),
     [
-        ("trainer.max_length=5", "^trainer: .*multiple values for keyword argument 'max_length'"),
+        ("trainer.max_length=5", "^trainer.max_length: use max_tokens$"),
         ("trainer.ddp_timeout=long", "^trainer.ddp_timeout: "),
         ("trainer.learning_rat=1", "^trainer: .*learning_rat.*did you mean 'learning_rate'"),
         ("trainer.save_strategy=often", "^trainer: .*often.* is not a valid SaveStrategy"),
