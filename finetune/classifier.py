@@ -66,10 +66,8 @@ MIN_UPDATES = 60_000
 MIN_WEIGHT = 0.1
 """Smaller weights are left out of the file."""
 
-
 MIN_CASES = 300
 """Cases that the second stage needs."""
-
 
 Case = tuple[Example, Sequence[Mapping[str, Any]]]
 """An example, and the items of its answer."""

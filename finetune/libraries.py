@@ -59,15 +59,18 @@ SILENT = (
 )
 """Settings of trl that would change a training without a word."""
 
-INTEGERS = (
-    "max_steps",
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-    "save_total_limit",
-    "ddp_timeout",
-)
-FRACTIONS = ("num_train_epochs", "logging_steps", "eval_steps", "save_steps")
-"""Numbers above 0, as the integers; transformers takes some of them at 0 or below for `not set`."""
+POSITIVE = {
+    "max_steps": int,
+    "per_device_train_batch_size": int,
+    "per_device_eval_batch_size": int,
+    "save_total_limit": int,
+    "ddp_timeout": int,
+    "num_train_epochs": int | float,
+    "logging_steps": int | float,
+    "eval_steps": int | float,
+    "save_steps": int | float,
+}
+"""Numbers above 0; transformers takes some of them at 0 or below for `not set`."""
 
 FLASH_ATTENTION = {
     "flash_attention_2": is_flash_attn_2_available,
@@ -81,11 +84,11 @@ def check_library_settings(config: SftConfig) -> None:
     for name, use in INSTEAD.items():
         if name in config.trainer:
             raise UserError(f"trainer.{name}: use {use}")
-    for name in (*INTEGERS, *FRACTIONS):
+    for name, kind in POSITIVE.items():
         value = config.trainer.get(name)
-        is_number = isinstance(value, int if name in INTEGERS else int | float)
-        if value is not None and (not is_number or isinstance(value, bool) or value <= 0):
-            what = "a whole number" if name in INTEGERS else "a number"
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        if value is not None and not (is_number and value > 0):
+            what = "a whole number" if kind is int else "a number"
             raise UserError(f"trainer.{name}: must be {what} above 0, got {value}")
     check_managed("trainer", config.trainer, SILENT)
     check_managed("lora", config.lora, ("layer_replication",))  # vLLM ignores it

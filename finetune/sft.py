@@ -59,6 +59,7 @@ from panjue.finetune.trainer import ReplyTrainer, step_size
 from panjue.prompts.architecture import (
     is_listed,
     is_part,
+    quantization_of,
     text_config,
     vllm_problem,
 )
@@ -116,9 +117,8 @@ def train(config: SftConfig) -> None:
 def check_trainable(config: SftConfig, console: Console) -> None:
     """Refuse a base that cannot be trained so or that vLLM does not know, before its download."""
     folder = config_folder(config.model)
-    text = text_config(folder)
-    [architecture] = text.architectures
-    if getattr(text, "quantization_config", None) and config.method != "qlora":
+    [architecture] = text_config(folder).architectures
+    if quantization_of(folder) and config.method != "qlora":
         raise UserError(f"method: {config.model} has weights in four bits; set method=qlora")
     if isinstance(config, BaseConfig) or console.quiet:  # quiet: another process asks
         return

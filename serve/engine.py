@@ -208,9 +208,7 @@ OWN_ARGUMENTS = (
 
 def with_own(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the engine arguments of the user and `own`; refuse one that is in both."""
-    for name in settings:
-        if name in own:
-            raise UserError(f"engine: {name!r} is set by panjue")
+    check_managed("engine", settings, own)
     return {**DEFAULTS, **settings, **own}
 
 

@@ -6,7 +6,7 @@
 - `RUN/answers/NAME/manifest.json`: the AnswersRecord of the answers to one test file.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,14 +221,18 @@ def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
     manifests = sorted(path.glob(f"{ANSWERS}/*/{MANIFEST}"))
     records = {manifest.parent: Answers(manifest.parent).record for manifest in manifests}
     digest = sha256(gold) if gold and gold.is_file() else None
-    conditions: list[Callable[[Path], bool]] = [
-        lambda one: records[one].test_sha256 == digest,
-        lambda one: not records[one].for_choice,
-        lambda one: gold is not None and one.name == gold.stem,
-        _is_answered,
-    ]
-    found = [one for one in records if conditions[0](one) or conditions[1](one)]
-    for condition in conditions:
+
+    def answers_gold(one: Path) -> bool:
+        return records[one].test_sha256 == digest
+
+    def is_handed_in(one: Path) -> bool:
+        return not records[one].for_choice
+
+    def has_its_name(one: Path) -> bool:
+        return gold is not None and one.name == gold.stem
+
+    found = [one for one in records if answers_gold(one) or is_handed_in(one)]
+    for condition in (answers_gold, is_handed_in, has_its_name, _is_answered):
         found = [one for one in found if condition(one)] or found
     if len(found) > 1:
         names = ", ".join(map(str, found))

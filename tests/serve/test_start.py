@@ -14,6 +14,7 @@ from vllm.config import ModelConfig
 from panjue.prompts.plumbing.errors import UserError
 from panjue.serve.ask import LONGEST, Budget
 from panjue.serve.engine import (
+    OWN_ARGUMENTS,
     check_length,
     engine,
     engine_settings,
@@ -100,6 +101,7 @@ def test_an_engine_has_room_for_what_the_model_takes_but_no_less_than_in_trainin
 
 def test_what_panjue_sets_itself_is_refused(merged: Path) -> None:
     own = engine_settings(Served(merged), 0, Budget(64, 64))
+    assert own.keys() <= {*OWN_ARGUMENTS}, "they are refused before anything is written"
     for name in ("seed", "tokenizer", "load_format", "trust_remote_code", "hf_token"):
         with pytest.raises(UserError, match=f"^engine: '{name}' is set by panjue$"):
             with_own({"dtype": "float32", name: "x"}, own)

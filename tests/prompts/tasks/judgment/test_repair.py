@@ -241,17 +241,22 @@ def test_an_unreadable_reply_is_guessed_from_end_to_end(labels: Labels) -> None:
         assert not decoded.readable
 
 
-KNOWN = collect(
-    {"charges": [charge], "articles": [article], "penalty": [PENALTIES[10]]}
-    for charge, article in (
-        ("其他罪", "999"),
-        ("其他罪", "999"),
-        ("盗窃罪", "264"),
-        ("诈骗罪", "266"),
-        ("诈骗罪", "287"),
-        ("帮助信息网络犯罪活动罪", "287.2"),
-        ("走私国家禁止进出口的货物、物品罪", "152-2"),
+def labels_of(*pairs: tuple[str, str]) -> Labels:
+    """Return the labels of a training whose defendants have these charges and articles."""
+    return collect(
+        {"charges": [charge], "articles": [article], "penalty": [PENALTIES[10]]}
+        for charge, article in pairs
     )
+
+
+KNOWN = labels_of(
+    ("其他罪", "999"),
+    ("其他罪", "999"),
+    ("盗窃罪", "264"),
+    ("诈骗罪", "266"),
+    ("诈骗罪", "287"),
+    ("帮助信息网络犯罪活动罪", "287.2"),
+    ("走私国家禁止进出口的货物、物品罪", "152-2"),
 )
 
 
@@ -278,18 +283,15 @@ def test_an_article_becomes_its_paragraph_only_with_the_charge_of_that(
         assert f"甲: articles {article!r} unknown, dropped" in decoded.repairs
 
 
-TWINS = collect(
-    {"charges": [charge], "articles": [article], "penalty": [PENALTIES[10]]}
-    for charge, article in (
-        *(("其他罪", "999"),) * 3,
-        ("盗窃", "303-2"),
-        ("盗窃罪", "303－2"),
-        ("掩饰、隐瞒犯罪所得罪", "264"),
-        ("掩饰，隐瞒犯罪所得罪", "264"),
-        ("抢劫罪", "264"),
-        ("搶劫罪（未遂）", "264"),
-        ("搶劫罪(未遂)", "264"),
-    )
+TWINS = labels_of(
+    *(("其他罪", "999"),) * 3,
+    ("盗窃", "303-2"),
+    ("盗窃罪", "303－2"),
+    ("掩饰、隐瞒犯罪所得罪", "264"),
+    ("掩饰，隐瞒犯罪所得罪", "264"),
+    ("抢劫罪", "264"),
+    ("搶劫罪（未遂）", "264"),
+    ("搶劫罪(未遂)", "264"),
 )
 
 
