@@ -32,6 +32,9 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # plumbing.orphans watches what is spawned
+    # Without a GPU, vllm/platforms/cpu.py:335 puts the only worker in a process of its own, which
+    # imports everything once more (12 s) and halves the cores with the engine's waiting loop.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
 """Environment variables of vLLM's processes and of Ray, unless the user has set them."""
 
