@@ -1,13 +1,18 @@
 """Who answers: the model or the text classifier, whichever is better on held-out cases."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from panjue.eval.answers import open_answers
+from panjue.eval.calibration import CALIBRATION, Judgment, is_same, scaling_of
 from panjue.eval.compare import TIE, paired_differences
+from panjue.eval.opinions import Advisor, read_answer
 from panjue.eval.values import MetricValues, metric_values, score_rows, submission_rows
+from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.prompts.plumbing.run import AnsweredBy
@@ -44,11 +49,16 @@ class Choice:
 
 
 def choose(folder: Path, into: Path) -> Choice:
-    """Compare both on the held-out cases that `folder` answers; write the result to `into`."""
+    """Compare both on the held-out cases that `folder` answers; write the result to `into`.
+
+    The confidences in the model's answers are calibrated by these cases too.
+    """
     answered = open_answers(folder)
     task = answered.task
     advisor = answered.advisor()
     assert advisor, "where there is no classifier, nothing is chosen"
+    advisor = replace(advisor, scaling={})
+    judgments: list[Judgment] = []
     submission = submission_rows(task, folder)
     replies = answered.rows()
     of_model = MetricValues(task)
@@ -57,6 +67,7 @@ def choose(folder: Path, into: Path) -> Choice:
         reply = answered.row(replies, {"id": example.id})
         row = task.data.write(example, advisor.alone(example, reply))
         of_classifier.add(example, metric_values(task, gold, row, f"id {example.id}"))
+        judgments += judgments_of(advisor, example, reply)
     metric = task.score.names[-1]
     scores = paired_differences(of_classifier, of_model)[metric]
     choice = Choice(
@@ -70,7 +81,25 @@ def choose(folder: Path, into: Path) -> Choice:
     )
     into.mkdir(exist_ok=True)
     write_json(into / CHOICE, asdict(choice))
+    write_json(into / CALIBRATION, scaling_of(judgments))
     return choice
+
+
+def judgments_of(
+    advisor: Advisor, example: Example, reply: Mapping[str, Any]
+) -> Iterator[Judgment]:
+    """Yield what the model itself answers about an example, beside the classifier and gold."""
+    assert example.answer, "cases without gold are refused before"
+    decides = advisor.task.answer
+    read = read_answer(advisor.task, advisor.labels, advisor, example, reply)
+    items = decides.items_of(read.answer)
+    gold_items = decides.items_of(example.answer)
+    for number, item in enumerate(items):
+        for name, chance in read.confidence[number].items():
+            if read.decoded.is_guess(number, name):
+                continue
+            agrees = is_same(item[name], read.opinions[number].answer[name])
+            yield Judgment(name, agrees, chance, is_same(gold_items[number][name], item[name]))
 
 
 def read_choice(folder: Path) -> Choice | None:

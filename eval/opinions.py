@@ -15,6 +15,7 @@ from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from panjue.eval.calibration import TINY, Scaling, is_same, read_scaling, scaled
 from panjue.eval.classifier import (
     MAX_SIZE,
     Classifier,
@@ -39,9 +40,6 @@ LABELS_OF_SETS = 6
 
 MAX_FORMED_SIZE = 3
 """Sets of up to so many labels are formed of all of these, larger ones of the likeliest."""
-
-TINY = 1e-9
-"""No probability counts as less, and none as closer to 1."""
 
 ROUNDING = 1e-12
 """Differences of expected F1 below this are rounding; the smaller set then stays."""
@@ -82,6 +80,7 @@ class Advisor:
         known: `case_key` -> the opinions, as prompts show them, on cases that the classifier was
             fitted on. They come from parts of it that had not seen the case.
         in_prompts: Whether prompts show its opinions.
+        scaling: What makes confidences in the model's answers of its probabilities.
     """
 
     task: Task
@@ -89,6 +88,7 @@ class Advisor:
     classifier: Classifier
     known: Mapping[str, str] = field(default_factory=dict)
     in_prompts: bool = True
+    scaling: Scaling = field(default_factory=dict)
 
     def opinions(self, example: Example, row: Mapping[str, Any] = EMPTY_REPLY) -> list[Opinion]:
         """Return the opinion on every item: that in `row`, the example's completions, if any."""
@@ -136,13 +136,20 @@ class Advisor:
             items.append(completed)
         return decides.with_items(decoded.answer, items)
 
-    def confidence(self, answer: Answer, opinions: Sequence[Opinion]) -> list[dict[str, float]]:
+    def confidence(
+        self, decoded: Decoded, answer: Answer, opinions: Sequence[Opinion]
+    ) -> list[dict[str, float]]:
         """Return for each item: field -> the probability that exactly what it has is right."""
         confidence = []
-        for item, opinion in zip(self.task.answer.items_of(answer), opinions, strict=True):
+        items = self.task.answer.items_of(answer)
+        for number, (item, opinion) in enumerate(zip(items, opinions, strict=True)):
             of_item = {}
             for name, probabilities in opinion.probabilities.items():
-                of_item[name] = self._chance(name, probabilities, item[name])
+                chance = self._chance(name, probabilities, item[name])
+                if not decoded.is_guess(number, name):
+                    agrees = is_same(item[name], opinion.answer[name])
+                    chance = scaled(self.scaling, name, agrees, chance)
+                of_item[name] = chance
             confidence.append(of_item)
         return confidence
 
@@ -162,13 +169,15 @@ def read_answer(
         return Answered(decoded, decoded.answer)
     opinions = advisor.opinions(example, row)
     answer = advisor.complete(decoded, opinions)
-    return Answered(decoded, answer, opinions, advisor.confidence(answer, opinions))
+    return Answered(decoded, answer, opinions, advisor.confidence(decoded, answer, opinions))
 
 
 def load_advisor(trained: Path, task: Task, labels: Labels) -> Advisor | None:
     """Return the advisor of an adapter or model; None if its training fitted no classifier."""
     classifier = load_classifier(trained, task)
-    return Advisor(task, labels, classifier) if classifier else None
+    if classifier is None:
+        return None
+    return Advisor(task, labels, classifier, scaling=read_scaling(trained))
 
 
 def case_key(example: Example) -> str:

@@ -7,11 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from panjue.eval.calibration import MIN_CALIBRATION, platt
 from panjue.eval.classifier import FieldWeights
-from panjue.finetune.second_stage import FOLDS, platt
-
-MIN_CALIBRATION = 50
-"""Items of `train` that a calibration needs; with fewer the probabilities stay as they are."""
+from panjue.finetune.second_stage import FOLDS
 
 
 def calibrated_apart(

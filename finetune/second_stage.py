@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import lightgbm
 import numpy as np
-from scipy.optimize import minimize
 from scipy.special import expit
 
+from panjue.eval.calibration import platt
 from panjue.eval.second_stage import (
     Array,
     FieldTrees,
@@ -82,21 +82,6 @@ def fit_second_stage(
         elif truth.shape[1] > 1:
             fields[name], believed[name] = _fit_class(items, name, gold, believed, fold)
     return SecondStage(fields), believed
-
-
-def platt(logits: Array, gold: Array, weights: Array | None = None) -> tuple[float, float]:
-    """Return the scale, which is positive, and shift of logits with the lowest log loss.
-
-    `weights` are those of the items if all logits are not alike.
-    """
-
-    def loss(of: Array) -> float:
-        scaled = logits * np.exp(of[0]) + of[1]
-        losses = np.logaddexp(0, np.where(gold, -scaled, scaled))
-        return float(np.average(losses, weights=weights))
-
-    log_scale, shift = minimize(loss, np.zeros(2), method="Nelder-Mead").x
-    return float(np.exp(log_scale)), float(shift)
 
 
 def _fit_set(items: Items, name: str, truth: Array, fold: Array) -> tuple[FieldTrees, Array]:

@@ -10,10 +10,11 @@ from contextlib import ExitStack, contextmanager
 from http.server import HTTPServer
 from pathlib import Path
 from subprocess import PIPE, CompletedProcess, Popen
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 from panjue.prompts.cli import main as command_line
@@ -77,36 +78,50 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave what takes minutes to `make torture`."""
+    """Leave what takes minutes to `make torture`; have one process start what several files ask."""
     if not config.getoption("--torture"):
         left = [item for item in items if item.get_closest_marker("endurance")]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
+    fixtures = cast(list[pytest.Function], items)
+    asking = {item.path for item in fixtures if {"llm", "server"} & set(item.fixturenames)}
+    items.sort(key=lambda item: item.path not in asking)
+    for item in items:
+        group = "engine" if item.path in asking else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with invented cases, a tiny base and the config files of this session."""
+    """Return a folder with invented cases, a tiny base and the config files of this session.
+
+    One process makes it, the others wait for it; nobody may change it.
+    """
     from panjue.finetune.base import make_base
     from panjue.finetune.settings import base_settings
     from panjue.prompts.tasks.judgment.demo import write_demo
 
-    folder = tmp_path_factory.mktemp("workshop")
-    write_demo(folder / "demo", {"train": 120, "test": 24, "base": 1000})
-    (folder / "base.yaml").write_text(BASE_YAML.format(folder=folder), "utf-8")
-    (folder / "sft.yaml").write_text(SFT_YAML.format(folder=folder), "utf-8")
-    make_base(base_settings(folder / "base.yaml"))
+    temporary = tmp_path_factory.getbasetemp()
+    folder = (temporary.parent if "PYTEST_XDIST_WORKER" in os.environ else temporary) / "workshop"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            write_demo(folder / "demo", {"train": 120, "test": 24, "base": 1000})
+            (folder / "base.yaml").write_text(BASE_YAML.format(folder=folder), "utf-8")
+            (folder / "sft.yaml").write_text(SFT_YAML.format(folder=folder), "utf-8")
+            make_base(base_settings(folder / "base.yaml"))
     return folder
 
 
 @pytest.fixture(scope="session")
 def trained(workshop: Path) -> Path:
-    """Return the run folder of a short LoRA training."""
+    """Return the run folder of a short LoRA training, which nobody may change."""
     from panjue.finetune.settings import sft_settings
     from panjue.finetune.sft import train
 
-    train(sft_settings(workshop / "sft.yaml"))
+    with FileLock(f"{workshop}.lock"):
+        train(sft_settings(workshop / "sft.yaml"))  # a finished one is left alone
     return workshop / "run"
 
 

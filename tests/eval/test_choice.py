@@ -119,6 +119,26 @@ def test_a_choice_is_kept_beside_the_answers(held_out: Path) -> None:
     assert str(held_out) not in (held_out / CHOICE).read_text("utf-8"), "it can be moved"
 
 
+def test_the_confidence_in_the_model_is_calibrated_there(
+    held_out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("panjue.eval.calibration.MIN_CALIBRATION", 20)
+    newest = held_out.rename(held_out.with_name("held-out-1"))
+    chosen(newest, penalty=8)  # the model is right throughout, and the classifier nowhere
+    path = newest / "confidence.jsonl"
+    plain = [of_item["penalty"] for _, row in read_lines(path) for of_item in row["confidence"]]
+    assert plain == [0] * 20
+    decode_answers(newest)
+    found = [of_item["penalty"] for _, row in read_lines(path) for of_item in row["confidence"]]
+    assert found == [pytest.approx(21 / 22)] * 20
+    (newest / "completions.jsonl").write_text(
+        "".join(dump({"id": i, "refused": "too long"}) + "\n" for i in range(10)), "utf-8"
+    )
+    decode_answers(newest)  # now it is the classifier that answers
+    for _, row in read_lines(path):
+        assert [of_item["penalty"] for of_item in row["confidence"]] == [1, 1]
+
+
 @pytest.mark.parametrize("change", [{"cases": "many"}, {"model": None}])
 def test_a_choice_of_another_version_is_one_line(held_out: Path, change: dict[str, Any]) -> None:
     chosen(held_out)

@@ -177,7 +177,8 @@ def test_confidence_is_the_probability_of_what_was_answered() -> None:
     # The odds of 盗窃罪, of 诈骗罪 and of both; the same for the articles.
     charges = exp(-4) / (exp(4) + exp(-4) + 1)
     wanted = {"charges": charges, "articles": charges, "penalty": 1 / (1 + exp(4))}
-    told = ADVISOR.confidence(CASE.answer, ADVISOR.opinions(CASE))
+    nothing = JUDGMENT.ask.decode("", CASE, ADVISOR.labels)
+    told = ADVISOR.confidence(nothing, CASE.answer, ADVISOR.opinions(CASE))
     assert told == [pytest.approx(wanted)] * 2
 
 
