@@ -5,7 +5,7 @@
 # What is run:    V=1 shows the commands; finetune/make.py finds what RUN, TEST and so on stand for
 export PYTHONSAFEPATH = 1
 PYTHON ?= python3
-PYTEST := .venv/bin/pytest -n 2 --dist loadgroup --no-loadscope-reorder
+PYTEST := .venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder
 PANJUE := .venv/bin/python -m panjue.finetune.make "$(MAKECMDGOALS)"
 STAGE  :=  # of `gpu`, as MODEL: those of the environment do not count
 MODEL  :=

@@ -10,12 +10,13 @@ from contextlib import ExitStack, contextmanager
 from http.server import HTTPServer
 from pathlib import Path
 from subprocess import PIPE, CompletedProcess, Popen
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from panjue.prompts.cli import main as command_line
 
@@ -27,6 +28,7 @@ untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("suite", untimed, derandomize=True)
 settings.register_profile("torture", untimed, derandomize=False)
 
+SERVE = "tests/serve/"
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
 
@@ -78,33 +80,42 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks
+class ServeTogether(LoadFileScheduling):
+    """One process takes tests/serve, whose files ask the same engine; the rest goes by file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return SERVE if nodeid.startswith(SERVE) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    """Share the tests among the processes of `pytest -n`."""
+    return ServeTogether(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave what takes minutes to `make torture`; have one process start what several files ask."""
+    """Leave what takes minutes to `make torture`; begin with what takes longest."""
     if not config.getoption("--torture"):
         left = [item for item in items if item.get_closest_marker("endurance")]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
-    fixtures = cast(list[pytest.Function], items)
-    asking = {item.path for item in fixtures if {"llm", "server"} & set(item.fixturenames)}
-    items.sort(key=lambda item: item.path not in asking)
-    for item in items:
-        group = "engine" if item.path in asking else item.path.stem
-        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: not item.nodeid.startswith(SERVE))
 
 
 @pytest.fixture(scope="session")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with invented cases, a tiny base and the config files of this session.
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of what the processes of this session share: one makes it, others wait."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
-    One process makes it, the others wait for it; nobody may change it.
-    """
+
+@pytest.fixture(scope="session")
+def workshop(together: Path) -> Path:
+    """Return a folder with invented cases, a tiny base and the config files of this session."""
     from panjue.finetune.base import make_base
     from panjue.finetune.settings import base_settings
     from panjue.prompts.tasks.judgment.demo import write_demo
 
-    temporary = tmp_path_factory.getbasetemp()
-    folder = (temporary.parent if "PYTEST_XDIST_WORKER" in os.environ else temporary) / "workshop"
+    folder = together / "workshop"
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             write_demo(folder / "demo", {"train": 120, "test": 24, "base": 1000})
@@ -178,20 +189,20 @@ def running_engine(llm: Any) -> Iterator[list[Path]]:
 
 
 @pytest.fixture(scope="session")
-def answered(
-    trained: Path, workshop: Path, llm: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def answered(trained: Path, workshop: Path, together: Path, request: pytest.FixtureRequest) -> Path:
     """Return the folder of a finished run, answered by the model, which nobody may change."""
     from panjue.eval.decoding import decode_answers
     from panjue.prompts.plumbing.run import Run
     from panjue.serve.generate import generate
     from panjue.serve.settings import generate_settings
 
-    folder = tmp_path_factory.mktemp("answered") / "run"
-    shutil.copytree(trained, folder)
-    run, test = Run(folder), workshop / "demo/test.jsonl"
-    with answering(llm):
-        generate(run, test, generate_settings(run, test, ["answer=model"]), decode_answers)
+    folder = together / "answered/run"
+    with FileLock(f"{together}/answered.lock"):
+        if not folder.exists():
+            shutil.copytree(trained, folder)
+            run, test = Run(folder), workshop / "demo/test.jsonl"
+            with answering(request.getfixturevalue("llm")):
+                generate(run, test, generate_settings(run, test, ["answer=model"]), decode_answers)
     return folder
 
 

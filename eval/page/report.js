@@ -38,7 +38,7 @@ const FILTERS = [
   ...attributes.map((name) => [
     labelOf(name), values(({ groups }) => groups[name] ?? []), ({ groups }, value) => groups[name] === value, asItIs]),
   [say("model and classifier", "模型与分类器"), values(agreements), (example, value) => agreements(example).includes(value), labelOf],
-  [say("confidence", "置信度（平均）"),
+  [say("mean confidence", "平均置信度"),
     cases.some(({ confidence }) => confidence !== null) ? confidences.map(([range]) => range) : [],
     ({ confidence }, value) => {
       const [, low, high] = confidences.find(([range]) => range === value);
@@ -210,7 +210,7 @@ function fillCase(index) {
   notes.push(...example.notes.map((note, i) => say(note, [HANDLED[example.handled[i]], ...note.split(": ").slice(1).map(labelOf)].join("："))));
   const line = make("p", notes.join(" · "), { class: "note" });
   if (example.confidence !== null) {
-    const text = say("confidence, mean: ", "置信度（平均）：") + example.confidence.toFixed(2);
+    const text = say("mean confidence: ", "平均置信度：") + example.confidence.toFixed(2);
     line.prepend(make("meter", "", { value: example.confidence, "aria-hidden": "true" }), " ", text, notes.length ? " · " : "");
   }
   const isClasses = (field) => Object.hasOwn(example.classes, field);

@@ -225,7 +225,7 @@ def test_the_report_of_real_cases(
     assert 0 < (some := opened.locator("#list button").count()) <= 95
     opened.get_by_label("charges").select_option("盗窃罪")
     assert 0 < opened.locator("#list button").count() < some
-    sure = opened.get_by_label("probability")
+    sure = opened.get_by_label("mean confidence")
     sure.select_option("≥ 0.8")
     assert opened.locator("#list button").count() == 0
     sure.select_option("")

@@ -1,5 +1,6 @@
 """Words of short trainings, and what they wrote."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,17 @@ def main(path: Path, words: Sequence[str] = ()) -> None:
     """Train with a config file and words, as the command does in one process."""
     from panjue.finetune.sft import train
 
-    train(sft_settings(path, words))
+    config = sft_settings(path, words)
+    lend_classifier(path.parent, config.run)
+    train(config)
+
+
+def lend_classifier(workshop: Path, run: Path) -> None:
+    """Spare a training the fit of its text classifier, if that of `trained` is the same."""
+    for fitted in workshop.glob("run/rows/classifier-*"):
+        place = run / "rows" / fitted.name
+        if not place.exists():
+            shutil.copytree(fitted, place)
 
 
 def a_config(**settings: object) -> SftConfig:

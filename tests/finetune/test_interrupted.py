@@ -12,7 +12,7 @@ import pytest
 
 from panjue.finetune.checkpoints import newest_complete
 
-from .conftest import adapter_bytes, logged, main
+from .conftest import adapter_bytes, lend_classifier, logged, main
 
 AT_THE_END = ["trainer.max_steps=8", "trainer.eval_strategy='no'", "trainer.save_steps=8"]
 BY_EPOCH = ["trainer.max_steps=20", "trainer.eval_strategy=epoch", "trainer.save_strategy=epoch"]
@@ -84,7 +84,9 @@ class Ended:
 
 
 @pytest.fixture(scope="module")
-def ended(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+def ended(
+    trained: Path, workshop: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Ended]:
     """Return how trainings ended: `stop-0` got a signal, `evaluation-0` was disturbed in one."""
     folder, config = tmp_path_factory.mktemp("ended"), str(workshop / "sft.yaml")
     tries = {
@@ -94,6 +96,8 @@ def ended(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     for n, (name, step, _, words) in enumerate(EVALUATIONS):
         run = f"run={folder}/evaluation-{n}"
         tries[f"evaluation-{n}"] = ("while_evaluating", [name, str(step), config, run, *words])
+    for key in tries:
+        lend_classifier(workshop, folder / key)
     given = [(name, words, f"{folder}/{key}.err") for key, (name, words) in tries.items()]
     words = [sys.executable, "-c", FORKS, json.dumps(given)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -24,7 +24,7 @@ from panjue.finetune.processes import check_driver, check_sharding
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines
 
-from .conftest import EXACT, a_config, adapter_bytes, main
+from .conftest import EXACT, a_config, adapter_bytes, lend_classifier, main
 
 ROOT = Path(__file__).parents[2]
 FSDP2 = ROOT / "finetune/configs/fsdp2.yaml"
@@ -116,6 +116,8 @@ def launch(config: Path, folder: Path, *names: str) -> str:
     """Train under each name in two processes and return what was printed."""
     (folder / "train.py").write_text(TRAIN, "utf-8")
     runs = {name: folder / name.removesuffix("-again") for name in names}
+    for run in runs.values():
+        lend_classifier(config.parent, run)
     trainings = [(name, [*TRAININGS[name], f"run={run}"]) for name, run in runs.items()]
     words = [sys.executable, "-m", "accelerate.commands.launch", f"--config_file={FSDP2}"]
     words += ["--num_processes=2", "--main_process_port=0", str(folder / "train.py")]
@@ -126,7 +128,7 @@ def launch(config: Path, folder: Path, *names: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def launched(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+def launched(trained: Path, workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
     """Run all trainings until the launcher is killed; then resume that one."""
     folder = tmp_path_factory.mktemp("two")
     *names, resumed = TRAININGS

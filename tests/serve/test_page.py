@@ -114,7 +114,9 @@ def test_the_demo_s_model_and_what_a_confidence_is_are_told(page: Any, server: A
     page.wait_for_selector("article")
     assert "演示用的小模型" in page.inner_text("#demo")
     assert "没有任何法律意义" in page.inner_text("#demo")
-    said = "置信度是该项回答完全正确的概率，由文本分类器估计；模型答过留出案件的，按那里的对错校准。"
+    said = (
+        "置信度是该项回答完全正确的概率，由文本分类器估计；模型答过留出案件的，按那里的对错校准。"
+    )
     assert said in page.inner_text("#state")
     assert "置信度 " in page.locator("article td").first.inner_text()
     assert page.inner_text("article h4 >> nth=0") == "各档刑罚：分类器认为的概率"
