@@ -2,11 +2,9 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,13 +15,9 @@ from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.serve.ask import Budget, Request
 from panjue.serve.merge import KNOWN_TEXT, Served
-from panjue.serve.settings import BACKEND, DEFAULTS, ENVIRONMENT
+from panjue.serve.settings import BACKEND, DEFAULTS, environment
 
-# vLLM reads the environment when it is imported. What it compiles needs programs of our packages.
-os.environ.update({**ENVIRONMENT, **os.environ})
-os.environ["PATH"] = (
-    f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-)
+os.environ.update(environment(os.environ))  # vLLM reads it when it is imported
 
 from vllm import AsyncEngineArgs, SamplingParams, TokensPrompt
 from vllm import __version__ as VLLM_VERSION

@@ -1,7 +1,8 @@
 """Settings of generation and of the server, and what is checked before vLLM is imported."""
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -95,6 +96,13 @@ SERVER_ARGUMENTS = (
     "tool_call_parser",
 )
 """Arguments of vLLM's server, besides the engine's, that users may set in `engine`."""
+
+
+def environment(own: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of vLLM's processes; they find the programs of our packages too."""
+    programs = Path(sys.executable).parent
+    path = f"{programs}{os.pathsep}{own.get('PATH', os.defpath)}"
+    return {**ENVIRONMENT, **own, "PATH": path}
 
 
 class EngineConfig(Config):

@@ -28,7 +28,9 @@ untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("suite", untimed, derandomize=True)
 settings.register_profile("torture", untimed, derandomize=False)
 
-SERVE = "tests/serve/"
+ASKING = ("tests/serve/", "tests/test_pipeline.py")
+"""Tests that ask the same engine, or the same server."""
+
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
 
@@ -80,16 +82,16 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
 
 
-class ServeTogether(LoadFileScheduling):
-    """One process takes tests/serve, whose files ask the same engine; the rest goes by file."""
+class OneEngine(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """One process takes all tests that ask the engine; the rest goes by file."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return SERVE if nodeid.startswith(SERVE) else super()._split_scope(nodeid)
+        return "asking" if nodeid.startswith(ASKING) else super()._split_scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
     """Share the tests among the processes of `pytest -n`."""
-    return ServeTogether(config, log)
+    return OneEngine(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -98,7 +100,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = [item for item in items if item.get_closest_marker("endurance")]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
-    items.sort(key=lambda item: not item.nodeid.startswith(SERVE))
+    items.sort(key=lambda item: not item.nodeid.startswith(ASKING))
 
 
 @pytest.fixture(scope="session")

@@ -61,12 +61,9 @@ none for the class, or it has to import torchvision for the whole base."""
 
 ANSWERED = sorted(FAMILIES.keys() - UNKNOWN - UNANSWERED)
 
-TRAINED = {"qwen3", "qwen3.5", "phi4"}
+USUAL = {"qwen3", "qwen3.5", "phi4"}
 """One of each kind: whose examples are packed, one that also sees, and with joined weights. `make
-test` trains these, `make torture` all."""
-
-ASKED = {"phi4"}
-"""`make test` asks this one too; its own server is of qwen3."""
+test` trains and merges these, `make torture` trains and asks all."""
 
 
 def families(names: Iterable[str], usual: set[str]) -> list[Any]:
@@ -103,12 +100,9 @@ def run_of(base_of: Callable[[str], Path], ground: Path) -> Callable[[str], Path
 
 
 @pytest.fixture(scope="module")
-def answers(
-    run_of: Callable[[str], Path], ground: Path, request: pytest.FixtureRequest
-) -> dict[tuple[str, str], Any]:
+def answers(run_of: Callable[[str], Path], ground: Path) -> dict[tuple[str, str], Any]:
     """Return (family, how its adapter is used) -> eight replies."""
-    is_torture = request.config.getoption("--torture")
-    runs = [run_of(name) for name in ANSWERED if is_torture or name in ASKED]
+    runs = [run_of(name) for name in ANSWERED]
     script = Path(__file__).with_name("answer_families.py")
     words = [sys.executable, str(script), str(ground / "demo/test.jsonl"), *map(str, runs)]
     root = {"PYTHONPATH": os.pathsep.join([str(script.parents[1]), *sys.path])}
@@ -140,7 +134,7 @@ def test_a_loaded_model_says_whether_it_keeps_examples_apart(
         assert (packed_against_alone(model) > MAX_LEAK) == (name in LEAKING)
 
 
-@pytest.mark.parametrize("name", families(FAMILIES.keys() - UNKNOWN, TRAINED))
+@pytest.mark.parametrize("name", families(FAMILIES.keys() - UNKNOWN, USUAL))
 def test_a_family_is_planned_trained_and_merged(
     name: str, run_of: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,7 +155,7 @@ def test_what_vllm_does_not_know_is_refused_before_anything_is_read(
         run_of("recurrent-gemma")
 
 
-@pytest.mark.parametrize("name", families(ANSWERED, ASKED))
+@pytest.mark.parametrize("name", families(ANSWERED, set()))
 def test_a_family_answers_under_the_schema(name: str, answers: dict[tuple[str, str], Any]) -> None:
     found = answers[name, "merge"]
     assert len(found["texts"]) == 8
@@ -169,7 +163,7 @@ def test_a_family_answers_under_the_schema(name: str, answers: dict[tuple[str, s
         jsonschema.validate(json.loads(text), schema)
 
 
-@pytest.mark.parametrize("name", families(ANSWERED, ASKED))
+@pytest.mark.parametrize("name", families(ANSWERED, set()))
 def test_a_family_answers_unmerged_as_merged(
     name: str, answers: dict[tuple[str, str], Any]
 ) -> None:

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.conftest import SERVE_WORDS, PanjueServe
 
 KEY = "a-key-of-the-tests"
+
+LONG_CASE = {"fact": "被告人张某盗窃。", "defendants": [f"被告人{n}" for n in range(12)]}
+"""Its reply has several hundred tokens."""
 
 
 @dataclass
@@ -44,17 +48,37 @@ def until(true: Callable[[], bool], seconds: float = 60) -> None:
 
 @pytest.fixture(scope="session")
 def server(trained: Path, merged: Path) -> Iterator[Running]:
-    """Return a running server of the tiny trained model, which is merged already."""
+    """Return a running server of the tiny trained model, which is merged already.
+
+    At the end it is stopped while it answers: what runs is finished, and nothing is left.
+    """
     command = [Path(sys.executable).with_name("panjue"), "serve", trained, *SERVE_WORDS]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PANJUE_API_KEY", KEY)
         started = PanjueServe([*command, "engine.max_num_seqs=32"])
     try:
-        yield Running(started.ready())
+        running = Running(started.ready())
+        yield running
+        stop_while_it_answers(started, running)
     finally:
-        started.process.terminate()
-        assert started.process.wait(60) == 0
         started.end()
+
+
+def stop_while_it_answers(server: PanjueServe, running: Running) -> None:
+    children = server.tree.children(recursive=True)
+    body = {**LONG_CASE, "stream": True}
+    with running.client() as client, client.stream("POST", "/v1/judgments", json=body) as response:
+        pieces = response.iter_text()
+        while "event: delta" not in next(pieces):
+            pass
+        server.process.terminate()
+        server.process.terminate()  # `make` and its like pass on what all got
+        assert "event: result" in "".join(pieces)
+    assert server.process.wait(60) == 0
+    assert server.process.stdout
+    assert server.process.stdout.read() == "stopped\n"
+    _gone, left = psutil.wait_procs(children, timeout=60)
+    assert not left
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import gc
 import shutil
-import signal
 import socket
 import sys
 import warnings
@@ -22,14 +21,12 @@ from panjue.serve.merge import Served
 from panjue.serve.server import free_port, serve
 from panjue.serve.settings import serve_settings
 from tests.conftest import SERVE_WORDS, PanjueServe
-from tests.serve.conftest import until
+from tests.serve.conftest import LONG_CASE, until
 
 Start = Callable[..., Any]
 """`panjue_serve` of conftest.py."""
 
 CASE = {"fact": "被告人张某盗窃。", "defendants": ["张某"]}
-LONG_CASE = {**CASE, "defendants": [f"被告人{n}" for n in range(12)]}
-"""Its reply has several hundred tokens."""
 
 
 def start(run: Path, *words: str) -> None:
@@ -130,31 +127,14 @@ def test_two_trainings_of_one_base_answer_as_each_does_alone(
     assert labels["labels"] == read_json(other / "adapter/labels.json")["counts"]
 
 
-def test_a_stop_waits_for_the_running_requests(several: tuple[PanjueServe, str, Path]) -> None:
+def test_a_server_whose_engine_dies_ends_with_an_error(
+    several: tuple[PanjueServe, str, Path],
+) -> None:
     server, url, _other = several
     children = server.tree.children(recursive=True)
     assert len(children) <= 3, "the engine, and what Python's multiprocessing starts beside it"
-    body = {**LONG_CASE, "stream": True}
-    with httpx.stream("POST", f"{url}/v1/judgments", json=body, timeout=60) as response:
-        pieces = response.iter_text()
-        while "event: delta" not in next(pieces):
-            pass
-        server.process.send_signal(signal.SIGTERM)
-        server.process.send_signal(signal.SIGTERM)  # `make` and its like pass on what all got
-        assert "event: result" in "".join(pieces), "what runs is finished"
-    assert server.process.wait(60) == 0
-    assert server.process.stdout
-    assert server.process.stdout.read() == "stopped\n"
-    _gone, left = psutil.wait_procs(children, timeout=60)
-    assert not left
-
-
-def test_a_server_whose_engine_dies_ends_with_an_error(panjue_serve: Start) -> None:
-    server = panjue_serve()
-    url = server.ready()
-    children = server.tree.children(recursive=True)
-    with ThreadPoolExecutor(8) as several:
-        asked = [several.submit(post, url, LONG_CASE) for _ in range(8)]
+    with ThreadPoolExecutor(8) as clients:
+        asked = [clients.submit(post, url, LONG_CASE) for _ in range(8)]
         until(lambda: "num_requests_running" in httpx.get(f"{url}/metrics", timeout=60).text)
         server.engine.kill()
         answers = [one.result() for one in asked]

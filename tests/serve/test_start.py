@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,22 +22,17 @@ from panjue.serve.engine import (
     with_own,
 )
 from panjue.serve.merge import Served
-
-ENVIRONMENT = """
-import os
-import panjue.serve.engine
-print(os.environ["VLLM_USE_FLASHINFER_SAMPLER"], os.environ["PATH"].split(os.pathsep)[0])
-"""
+from panjue.serve.settings import environment
 
 
 def test_what_a_gpu_would_compile_at_the_start_is_off_unless_it_is_wanted() -> None:
     """Its compiler is on no machine that has only a driver; what is compiled finds ninja."""
     assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
-    assert str(Path(sys.executable).parent) in os.environ["PATH"].split(os.pathsep)
-    env = {**os.environ, "VLLM_USE_FLASHINFER_SAMPLER": "1", "PATH": "/bin"}
-    words = [sys.executable, "-c", ENVIRONMENT]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["1", str(Path(sys.executable).parent)]
+    programs = str(Path(sys.executable).parent)
+    assert programs in os.environ["PATH"].split(os.pathsep)
+    wanted = environment({"VLLM_USE_FLASHINFER_SAMPLER": "1", "PATH": "/bin"})
+    assert wanted["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
+    assert wanted["PATH"] == f"{programs}{os.pathsep}/bin"
 
 
 def test_an_engine_that_cannot_start_says_its_own_first_error(
