@@ -1,7 +1,7 @@
 """The answers to one test file, opened together with their task, cases and label sets."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,8 @@ def advisor_of(answers: Answers, task: Task, labels: Labels) -> Advisor | None:
             f"{trained}: is missing, or is not the training that gave the answers in "
             f"{answers.folder}; restore it, or generate again with another answers=NAME"
         )
-    return load_advisor(trained, task, labels)
+    advisor = load_advisor(trained, task, labels)
+    return advisor and replace(advisor, scaling=answers.record.scaling)
 
 
 def open_answers(path: Path, gold: Path | None = None) -> AnsweredFile:

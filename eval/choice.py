@@ -1,16 +1,17 @@
 """Who answers: the model or the text classifier, whichever is better on held-out cases."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from panjue.eval.answers import open_answers
-from panjue.eval.calibration import CALIBRATION, Judgment, is_same, scaling_of
+from panjue.eval.calibration import is_same
 from panjue.eval.compare import TIE, paired_differences
 from panjue.eval.opinions import Advisor, read_answer
+from panjue.eval.scaling import Judgment, Scaling, scaling_of
 from panjue.eval.values import MetricValues, metric_values, score_rows, submission_rows
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
@@ -32,6 +33,7 @@ class Choice:
     difference: float  # the model's score less the classifier's
     low: float  # the ends of its 95% interval, from a paired bootstrap over cases
     high: float
+    scaling: Scaling = field(default_factory=dict)  # of the confidences in the model's answers
 
     @property
     def answered_by(self) -> AnsweredBy:
@@ -49,15 +51,11 @@ class Choice:
 
 
 def choose(folder: Path, into: Path) -> Choice:
-    """Compare both on the held-out cases that `folder` answers; write the result to `into`.
-
-    The confidences in the model's answers are calibrated by these cases too.
-    """
+    """Compare both on the held-out cases that `folder` answers; write the result to `into`."""
     answered = open_answers(folder)
     task = answered.task
     advisor = answered.advisor()
     assert advisor, "where there is no classifier, nothing is chosen"
-    advisor = replace(advisor, scaling={})
     judgments: list[Judgment] = []
     submission = submission_rows(task, folder)
     replies = answered.rows()
@@ -78,10 +76,10 @@ def choose(folder: Path, into: Path) -> Choice:
         difference=scores.mean,
         low=scores.low,
         high=scores.high,
+        scaling=scaling_of(judgments),
     )
     into.mkdir(exist_ok=True)
     write_json(into / CHOICE, asdict(choice))
-    write_json(into / CALIBRATION, scaling_of(judgments))
     return choice
 
 

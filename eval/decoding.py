@@ -138,7 +138,7 @@ def decode_answers(path: Path) -> Tally:
 
     Every example of the test file is answered once, in order, by its reply. What the reply does not
     have is answered by the text classifier if the training fitted one, else by the task's fallback;
-    both are counted. With a classifier, `confidence.jsonl` has its probability of each answer. If
+    both are counted. With a classifier, `confidence.jsonl` has the confidence in each answer. If
     the record says so, the classifier answers everything, and there need not be any replies. Ranked
     lists are voted on and filled up (`ranked`).
     """

@@ -15,7 +15,7 @@ from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from panjue.eval.calibration import TINY, Scaling, is_same, read_scaling, scaled
+from panjue.eval.calibration import is_same
 from panjue.eval.classifier import (
     MAX_SIZE,
     Classifier,
@@ -24,6 +24,7 @@ from panjue.eval.classifier import (
     load_classifier,
     size_chances,
 )
+from panjue.eval.scaling import TINY, Scaling, scaled
 from panjue.prompts.example import Answer, AnswerFields, Decoded, Example, first_reply
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Task
@@ -80,7 +81,7 @@ class Advisor:
         known: `case_key` -> the opinions, as prompts show them, on cases that the classifier was
             fitted on. They come from parts of it that had not seen the case.
         in_prompts: Whether prompts show its opinions.
-        scaling: What makes confidences in the model's answers of its probabilities.
+        scaling: Corrects its probabilities where the model answers; empty, they stay as they are.
     """
 
     task: Task
@@ -175,9 +176,7 @@ def read_answer(
 def load_advisor(trained: Path, task: Task, labels: Labels) -> Advisor | None:
     """Return the advisor of an adapter or model; None if its training fitted no classifier."""
     classifier = load_classifier(trained, task)
-    if classifier is None:
-        return None
-    return Advisor(task, labels, classifier, scaling=read_scaling(trained))
+    return Advisor(task, labels, classifier) if classifier else None
 
 
 def case_key(example: Example) -> str:

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from panjue.eval.calibration import MIN_CALIBRATION, platt
 from panjue.eval.classifier import FieldWeights
+from panjue.eval.scaling import MIN_SCALED, platt
 from panjue.finetune.second_stage import FOLDS
 
 
@@ -39,7 +39,7 @@ def fit_calibration(
     scores: NDArray[Any], gold: NDArray[np.bool_], is_set: bool
 ) -> tuple[float, float]:
     """Return the scale, which is positive, and shift of the scores with the lowest log loss."""
-    if len(scores) < MIN_CALIBRATION:
+    if len(scores) < MIN_SCALED:
         return 1.0, 0.0
     if is_set:
         return platt(scores, gold)

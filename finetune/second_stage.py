@@ -9,7 +9,7 @@ import lightgbm
 import numpy as np
 from scipy.special import expit
 
-from panjue.eval.calibration import platt
+from panjue.eval.scaling import platt
 from panjue.eval.second_stage import (
     Array,
     FieldTrees,

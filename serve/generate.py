@@ -98,10 +98,13 @@ def answer_cases(run: Run, job: Job, cases: Cases, engine: Answering, console: C
         ask_cases(job, cases, engine, choice, console)
         return
     console.print(str(choice), markup=False)
-    if choice.answered_by == "model":
-        ask_cases(job, cases, engine, str(choice), console)
-    else:
+    if choice.answered_by == "classifier":
         claim_answers(job, cases, "classifier", str(choice), console)
+        return
+    ask_cases(job, cases, engine, str(choice), console)
+    if not is_dev(run.record, cases):  # there the confidences would look better than they are
+        record = AnswersRecord.read(cases.folder)
+        record.model_copy(update={"scaling": choice.scaling}).write(cases.folder)
 
 
 def choice_of(
@@ -120,7 +123,7 @@ def choice_of(
     if choice := read_choice(folder):
         return choice
     record = run.record
-    if record.dev and sha256(cases.file) == record.dev_sha256:
+    if is_dev(record, cases):
         ask_cases(job, cases, engine, FOR_CHOICE, console)
         decode_answers(cases.folder)
         return choose(cases.folder, folder)
@@ -129,6 +132,11 @@ def choice_of(
         return held_out
     with exclusive_lock(folder, wait=True):
         return read_choice(folder) or choice_on(job, held_out, engine, console)
+
+
+def is_dev(record: RunRecord, cases: Cases) -> bool:
+    """Say whether these are the held-out cases of a training, from a file of their own."""
+    return record.dev is not None and sha256(cases.file) == record.dev_sha256
 
 
 def held_out_cases(record: RunRecord, job: Job, folder: Path) -> Cases | str:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from panjue.eval.opinions import read_answer
+from panjue.eval.scaling import scaling_of_run
 from panjue.prompts.example import Example
-from panjue.prompts.model import is_demo
+from panjue.prompts.model import is_demo, model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import load_task
@@ -78,6 +79,10 @@ class ServedRun:
         max_tokens = config.max_tokens or record.max_tokens
         budget = Budget(max_tokens, max_tokens)
         self.asker = trained_asker(run.trained, self.task, self.folders.model, budget)
+        self.advisor = self.asker.advisor
+        if self.advisor and config.adapter != "none":
+            scaling = scaling_of_run(run, model_sha256(run.trained))
+            self.advisor = replace(self.advisor, scaling=scaling)
         self.demo = is_demo(self.folders.model)
 
     def _prepare(self, case: CaseRequest) -> tuple[Example, Question]:
@@ -123,7 +128,7 @@ class ServedRun:
     def _judgments(self, example: Example, row: CompletionRow) -> dict[str, Any]:
         """Return the answer that a reply gives, beside what the text classifier thinks."""
         task = self.task
-        advisor = self.asker.advisor
+        advisor = self.advisor
         read = read_answer(task, self.asker.labels, advisor, example, row)
         beside: dict[str, Any] = {}
         if advisor:

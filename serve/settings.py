@@ -34,7 +34,8 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # plumbing.orphans watches what is spawned
     # Without a GPU, vllm/platforms/cpu.py:335 puts the only worker in a process of its own, which
-    # imports everything once more (12 s) and halves the cores with the engine's waiting loop.
+    # imports everything once more (12 s) and shares the cores with the engine's busy loop. The
+    # price: without that process vLLM binds no threads to cores, and reserves none.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
 """Environment variables of vLLM's processes and of Ray, unless the user has set them."""

@@ -5,18 +5,11 @@ An engine of its own for each, as `panjue generate` starts it, would import vLLM
 
 import gc
 import json
-import os
 import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-
-from panjue.serve.ask import Budget
-from panjue.serve.engine import engine_settings
-
-# isort: split
 from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.lora.request import LoRARequest
@@ -24,6 +17,8 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.reader import Reader
+from panjue.serve.ask import Budget
+from panjue.serve.engine import engine_settings
 from panjue.serve.job import make_job
 from panjue.serve.settings import DEFAULTS, GenerateConfig
 

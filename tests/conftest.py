@@ -28,7 +28,12 @@ untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("suite", untimed, derandomize=True)
 settings.register_profile("torture", untimed, derandomize=False)
 
-ASKING = ("tests/serve/", "tests/test_pipeline.py")
+ASKING = (
+    "tests/serve/",
+    "tests/test_pipeline.py",
+    "tests/torture/test_generation.py",
+    "tests/torture/test_text.py",
+)
 """Tests that ask the same engine, or the same server."""
 
 ROOT = Path(__file__).parents[1]
@@ -89,6 +94,7 @@ class OneEngine(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
         return "asking" if nodeid.startswith(ASKING) else super()._split_scope(nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
     """Share the tests among the processes of `pytest -n`."""
     return OneEngine(config, log)
@@ -119,7 +125,7 @@ def workshop(together: Path) -> Path:
 
     folder = together / "workshop"
     with FileLock(f"{folder}.lock"):
-        if not folder.exists():
+        if not (folder / "base/model").exists():
             write_demo(folder / "demo", {"train": 120, "test": 24, "base": 1000})
             (folder / "base.yaml").write_text(BASE_YAML.format(folder=folder), "utf-8")
             (folder / "sft.yaml").write_text(SFT_YAML.format(folder=folder), "utf-8")
@@ -199,9 +205,10 @@ def answered(trained: Path, workshop: Path, together: Path, request: pytest.Fixt
     from panjue.serve.settings import generate_settings
 
     folder = together / "answered/run"
+    submission = folder / "answers/test/submission.jsonl"
     with FileLock(f"{together}/answered.lock"):
-        if not folder.exists():
-            shutil.copytree(trained, folder)
+        if not submission.exists():
+            shutil.copytree(trained, folder, dirs_exist_ok=True)
             run, test = Run(folder), workshop / "demo/test.jsonl"
             with answering(request.getfixturevalue("llm")):
                 generate(run, test, generate_settings(run, test, ["answer=model"]), decode_answers)

@@ -1,4 +1,7 @@
-"""Families of bases: each is planned, trained, merged, and answers; or is refused in one line."""
+"""Families of bases: each is planned, trained and merged, or refused in one line.
+
+With `make torture` they also answer.
+"""
 
 import json
 import os
@@ -66,9 +69,9 @@ USUAL = {"qwen3", "qwen3.5", "phi4"}
 test` trains and merges these, `make torture` trains and asks all."""
 
 
-def families(names: Iterable[str], usual: set[str]) -> list[Any]:
+def families(names: Iterable[str]) -> list[Any]:
     """Return the families as parameters of a test; `make test` leaves the unusual ones out."""
-    marks = {name: [] if name in usual else [pytest.mark.endurance] for name in names}
+    marks = {name: [] if name in USUAL else [pytest.mark.endurance] for name in names}
     return [pytest.param(name, marks=marks[name]) for name in sorted(marks)]
 
 
@@ -134,7 +137,7 @@ def test_a_loaded_model_says_whether_it_keeps_examples_apart(
         assert (packed_against_alone(model) > MAX_LEAK) == (name in LEAKING)
 
 
-@pytest.mark.parametrize("name", families(FAMILIES.keys() - UNKNOWN, USUAL))
+@pytest.mark.parametrize("name", families(FAMILIES.keys() - UNKNOWN))
 def test_a_family_is_planned_trained_and_merged(
     name: str, run_of: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,7 +158,8 @@ def test_what_vllm_does_not_know_is_refused_before_anything_is_read(
         run_of("recurrent-gemma")
 
 
-@pytest.mark.parametrize("name", families(ANSWERED, set()))
+@pytest.mark.endurance
+@pytest.mark.parametrize("name", ANSWERED)
 def test_a_family_answers_under_the_schema(name: str, answers: dict[tuple[str, str], Any]) -> None:
     found = answers[name, "merge"]
     assert len(found["texts"]) == 8
@@ -163,7 +167,8 @@ def test_a_family_answers_under_the_schema(name: str, answers: dict[tuple[str, s
         jsonschema.validate(json.loads(text), schema)
 
 
-@pytest.mark.parametrize("name", families(ANSWERED, set()))
+@pytest.mark.endurance
+@pytest.mark.parametrize("name", ANSWERED)
 def test_a_family_answers_unmerged_as_merged(
     name: str, answers: dict[tuple[str, str], Any]
 ) -> None:

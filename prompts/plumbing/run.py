@@ -121,6 +121,8 @@ class AnswersRecord(Record):
     answered_by: AnsweredBy = "model"
     because: str = ""
     """Why it was the one or the other, in words."""
+    scaling: dict[str, dict[str, tuple[float, float]]] = Field(default_factory=dict)
+    """Of the confidences in the model's answers, from held-out cases; see `eval.scaling`."""
     held_out: bool = False
     for_choice: bool = False
     """Asked only to compare the model with the text classifier: meant where it is named."""
@@ -130,7 +132,7 @@ class AnswersRecord(Record):
 
     def difference(self, new: Self) -> str:
         """Return what `new` has otherwise in what shapes replies, in one line."""
-        which = {"answered_by": self.answered_by, "because": self.because}
+        which = {name: getattr(self, name) for name in ("answered_by", "because", "scaling")}
         return super().difference(new.model_copy(update=which))
 
     @property

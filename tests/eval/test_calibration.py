@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.eval.calibration import Judgment, calibration, scaled, scaling_of
+from panjue.eval.calibration import calibration
 from panjue.eval.score import score
 from panjue.prompts.plumbing.files import read_lines, sha256, write_json
 from panjue.prompts.reader import Reader
@@ -26,19 +26,6 @@ def test_calibration_error_worked_by_hand() -> None:
     found = calibration([0.9] * 4 + [0.2] * 2, [True] * 3 + [False] * 3)
     assert found.ece == pytest.approx(0.15 * 4 / 6 + 0.2 * 2 / 6)
     assert [one.count for one in found.bins] == [2, 4]
-
-
-def test_confidences_in_the_model_follow_how_often_it_was_right() -> None:
-    judgments = [Judgment("penalty", True, 0.5, n % 10 > 0) for n in range(100)]
-    judgments += [Judgment("penalty", False, 0.1, n % 10 > 1) for n in range(100)]
-    judgments += [Judgment("charges", True, 0.5, True)] * 49
-    judgments += [Judgment("articles", True, n / 100, True) for n in range(1, 100)]
-    scaling = scaling_of(judgments)
-    assert scaled(scaling, "penalty", True, 0.5) == pytest.approx(91 / 102)
-    assert scaled(scaling, "penalty", False, 0.1) == pytest.approx(81 / 102)
-    assert scaled(scaling, "penalty", True, 0.6) >= scaled(scaling, "penalty", True, 0.5)
-    assert scaled(scaling, "charges", True, 0.5) == 0.5, "too few to say"
-    assert 0.9 < scaled(scaling, "articles", True, 0.3) < 1, "never wrong, but not certain"
 
 
 @pytest.fixture

@@ -119,24 +119,25 @@ def test_a_choice_is_kept_beside_the_answers(held_out: Path) -> None:
     assert str(held_out) not in (held_out / CHOICE).read_text("utf-8"), "it can be moved"
 
 
-def test_the_confidence_in_the_model_is_calibrated_there(
-    held_out: Path, monkeypatch: pytest.MonkeyPatch
+def penalties_of(folder: Path) -> list[float]:
+    rows = [row for _, row in read_lines(folder / "confidence.jsonl")]
+    return [of_item["penalty"] for row in rows for of_item in row["confidence"]]
+
+
+def test_the_confidence_in_the_model_is_scaled_by_held_out_cases(
+    held_out: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("panjue.eval.calibration.MIN_CALIBRATION", 20)
-    newest = held_out.rename(held_out.with_name("held-out-1"))
-    chosen(newest, penalty=8)  # the model is right throughout, and the classifier nowhere
-    path = newest / "confidence.jsonl"
-    plain = [of_item["penalty"] for _, row in read_lines(path) for of_item in row["confidence"]]
-    assert plain == [0] * 20
-    decode_answers(newest)
-    found = [of_item["penalty"] for _, row in read_lines(path) for of_item in row["confidence"]]
-    assert found == [pytest.approx(21 / 22)] * 20
-    (newest / "completions.jsonl").write_text(
-        "".join(dump({"id": i, "refused": "too long"}) + "\n" for i in range(10)), "utf-8"
-    )
-    decode_answers(newest)  # now it is the classifier that answers
-    for _, row in read_lines(path):
-        assert [of_item["penalty"] for of_item in row["confidence"]] == [1, 1]
+    monkeypatch.setattr("panjue.eval.scaling.MIN_SCALED", 20)
+    choice = chosen(held_out, penalty=8)  # the model is right throughout, the classifier nowhere
+    assert penalties_of(held_out) == [0] * 20
+    record = read_json(held_out / "manifest.json")
+    write_json(held_out / "manifest.json", {**record, "scaling": choice.scaling})
+    decode_answers(held_out)
+    assert penalties_of(held_out) == [pytest.approx(21 / 22, abs=1e-3)] * 20
+    rows = [{"id": i, "refused": "too long"} for i in range(10)]
+    write("run/answers/held-out/completions.jsonl", rows)
+    decode_answers(held_out)  # now it is the classifier that answers
+    assert penalties_of(held_out) == [1] * 20
 
 
 @pytest.mark.parametrize("change", [{"cases": "many"}, {"model": None}])

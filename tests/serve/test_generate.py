@@ -15,7 +15,7 @@ from subprocess import CompletedProcess
 import pytest
 from pydantic import TypeAdapter
 
-from panjue.eval.choice import Choice
+from panjue.eval.choice import Choice, read_choice
 from panjue.eval.decoding import decode_answers
 from panjue.eval.opinions import load_advisor
 from panjue.prompts.example import Example
@@ -23,7 +23,7 @@ from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import Stopped, UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
-from panjue.prompts.plumbing.run import Answers, Run
+from panjue.prompts.plumbing.run import Answers, AnswersRecord, Run
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.serve.ask import answer_all
@@ -158,8 +158,13 @@ def test_where_the_model_is_better_one_engine_answers_both_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Choice, "answered_by", "model")
+    monkeypatch.setattr("panjue.eval.scaling.MIN_SCALED", 1)
     lines = said(panjue, "generate", fresh, cases)
     assert running_engine == [fresh / "merged"]
+    choice = read_choice(held_out_of(fresh))
+    assert choice
+    assert AnswersRecord.read(fresh / "answers/test").scaling == choice.scaling != {}
+    assert AnswersRecord.read(held_out_of(fresh)).scaling == {}, "they are what it was fitted on"
     assert (held_out_of(fresh) / "completions.jsonl").exists()
     assert len(list(read_lines(fresh / "answers/test/completions.jsonl"))) == 24
     assert lines[-2].startswith("answered by the model: final on ")
