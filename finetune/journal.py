@@ -13,7 +13,7 @@ from trl import SFTTrainer
 
 from panjue.finetune.data import IGNORED, TrainingRows
 from panjue.finetune.examples import Examples
-from panjue.finetune.model import card_memory, lacks_kernels
+from panjue.finetune.model import gpu_memory, lacks_kernels
 from panjue.finetune.trainer import ReplyTrainer, step_size
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import Meter, meter
@@ -131,8 +131,8 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
     needed = stored + trained * ADAM_BYTES
     if trainer.is_fsdp_enabled:
         needed /= args.world_size
-    card = card_memory()
-    has = f"; the GPU has {in_gib(card)}" if card else ""
+    memory = gpu_memory()
+    has = f"; the GPU has {in_gib(memory)}" if memory else ""
     text = f"{in_gib(needed)} a device for weights and optimizer, without activations{has}"
     yield "memory", text
     if lacks_kernels(trainer.model):

@@ -10,7 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from panjue.finetune.card import config_of_card
+from panjue.finetune.gpu import config_for_gpu
 from panjue.prompts.plumbing.errors import UserError, did_you_mean, in_one_line, of_library
 from panjue.prompts.plumbing.files import read_object
 
@@ -57,7 +57,7 @@ def chosen_config(goals: list[str], given: dict[str, str]) -> Path:
         check_record(run, given)
         return run / "config.yaml"
     if given["MODEL"]:
-        return CONFIGS / f"{config_of_card()}.yaml"
+        return CONFIGS / f"{config_for_gpu()}.yaml"
     for name in ("RUN", *TRAINING, "TEST"):
         if given[name]:
             way_out = "say MODEL=NAME and TRAIN=FILE, or RUN=FOLDER of a training"

@@ -110,7 +110,7 @@ BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 use the original base; with it, the adapter would be a different model from the trained one."""
 
 
-def card_memory() -> int | None:
+def gpu_memory() -> int | None:
     """Return the bytes of this process's GPU; None without one."""
     return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
 

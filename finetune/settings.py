@@ -149,7 +149,7 @@ def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
         raise UserError("accelerate: is for several processes; say how many, e.g. gpus=8")
     if config.gpus == 1 or "LOCAL_RANK" in os.environ:
         return
-    check_cards(config.gpus)
+    check_gpus(config.gpus)
     command = [sys.executable, "-m", "accelerate.commands.launch"]
     if config.accelerate:
         command += ["--config_file", str(config.accelerate)]
@@ -163,10 +163,10 @@ def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
     os.execve(sys.executable, command, environment)
 
 
-def check_cards(processes: int) -> None:
+def check_gpus(processes: int) -> None:
     """Refuse more processes than there are GPUs; without any, accelerate says so."""
     from torch.cuda import device_count
 
-    cards = device_count()
-    if 0 < cards < processes:
-        raise UserError(f"gpus: this machine has {cards} for training; set gpus={cards}")
+    gpus = device_count()
+    if 0 < gpus < processes:
+        raise UserError(f"gpus: this machine has {gpus} for training; set gpus={gpus}")

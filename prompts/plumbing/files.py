@@ -140,6 +140,11 @@ def dump(value: Json) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
+def quoted(value: Json) -> str:
+    """Return a value as JSON, not too long for a message."""
+    return f"{dump(value):.40}"
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[str]]:
     """Open a text file that appears under its name only if the block ends without an error."""

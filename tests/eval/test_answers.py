@@ -14,7 +14,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from tests.eval.records import Row, Write, believing, write_answers, write_training
 
 TASK = load_task("judgment")

@@ -11,7 +11,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
-from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from tests.eval.records import Row, Write
 
 READER = Reader(load_task("judgment"))

@@ -26,7 +26,7 @@ from panjue.eval.opinions import (
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.task import load_task
-from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from tests.eval.records import believing
 
 JUDGMENT = load_task("judgment")

@@ -20,7 +20,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
-from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from panjue.prompts.tasks.metrics import same
 from tests.eval.records import TRAINED, Row, Write, write_answers
 

@@ -23,7 +23,7 @@ from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, sha256
 from panjue.prompts.task import load_task
-from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from tests.eval.records import believing, write_training
 from tests.eval.records import write_answers as write_record
 

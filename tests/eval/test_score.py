@@ -19,7 +19,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.metric import final
-from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from tests.eval.records import Row, Write
 
 TASK = load_task("judgment")

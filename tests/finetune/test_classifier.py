@@ -26,7 +26,7 @@ from panjue.finetune.classifier import fit as fit_known
 from panjue.finetune.second_stage import FOLDS, fit_second_stage
 from panjue.prompts.example import Example
 from panjue.prompts.task import Task, load_task
-from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.prompts.tasks.judgment.penalties import PENALTIES
 
 SEVERITY, JUDGMENT = load_task("severity"), load_task("judgment")
 WORDS = {"偷": "一年以下", "抢": "三年以上五年以下", "杀": "十年以上"}

@@ -35,13 +35,13 @@ ONE_STEP = ("trainer.max_steps=1", "trainer.eval_steps=1", "trainer.save_steps=1
         (9, {"bf16": False}, torch.float32),
     ],
 )
-def test_the_card_decides_the_precision(
+def test_the_gpu_decides_the_precision(
     capability: int, given: dict[str, bool], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    card = SimpleNamespace(major=capability)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    gpu = SimpleNamespace(major=capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: gpu)
     found = precision(given)
     assert found == {"bf16": dtype == torch.bfloat16, "fp16": dtype == torch.float16}
     args = SimpleNamespace(**found)
@@ -83,10 +83,10 @@ def test_a_batch_that_cannot_be_divided_is_refused() -> None:
             shares(a_config(batch=batch), 3)
 
 
-def test_the_plan_compares_its_memory_with_the_cards(
+def test_the_plan_compares_its_memory_with_the_gpus(
     workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(journal, "card_memory", Mock(return_value=24 * 2**30))
+    monkeypatch.setattr(journal, "gpu_memory", Mock(return_value=24 * 2**30))
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true"])
     said = capsys.readouterr().out
     assert "without activations; the GPU has 24.00 GiB" in said

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from panjue.finetune.card import config_of_card
+from panjue.finetune.gpu import config_for_gpu
 from panjue.finetune.make import VARIABLES, command
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
@@ -102,7 +102,7 @@ def test_what_is_refused_before_anything_runs(words: str, reason: str) -> None:
         ("", None, "qwen2.5-0.5b-cpu"),
     ],
 )
-def test_the_card_that_is_used_chooses_the_config(
+def test_the_gpu_that_is_used_chooses_the_config(
     sizes: str, visible: str | None, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [f"{number}, GPU-{number}f0, {size}" for number, size in enumerate(sizes.split())]
@@ -110,8 +110,8 @@ def test_the_card_that_is_used_chooses_the_config(
     Path("nvidia-smi").write_text(f"#!/bin/sh\necho '{listed}'\n", "utf-8")
     Path("nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(Path.cwd()), prepend=":")
-    monkeypatch.setattr("panjue.finetune.card.machine_size", lambda: 120_000)
+    monkeypatch.setattr("panjue.finetune.gpu.machine_size", lambda: 120_000)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert config_of_card() == config
+    assert config_for_gpu() == config

@@ -44,7 +44,7 @@ from panjue.serve.job import make_job
 from panjue.serve.merge import Served, served_model
 from panjue.serve.settings import GenerateConfig
 from tests.families import make_family
-from tests.gpu.card import IS_GPU, machine, share
+from tests.gpu.machine import IS_GPU, machine, share
 
 ROOT = Path(__file__).parents[2]
 PANJUE = Path(sys.executable).with_name("panjue")
@@ -146,7 +146,7 @@ def families(ground: Ground) -> Iterator[str]:
 
 
 def training(ground: Ground) -> Iterator[str]:
-    """LoRA, packs, QLoRA: real tokens a second, use of the card, memory planned and used."""
+    """LoRA, packs, QLoRA: real tokens a second, use of the GPU, memory planned and used."""
     ways = {"lora": ["trainer.packing=false", "trainer.per_device_train_batch_size=4"]}
     ways |= {"lora-packs": [], "qlora-packs": []}
     if is_flash_attn_2_available():
@@ -223,7 +223,7 @@ def schema(ground: Ground) -> Iterator[str]:
 
 
 def generation(ground: Ground) -> Iterator[str]:
-    """Tokens a second of many cases at once, against what card and weights allow."""
+    """Tokens a second of many cases at once, against what GPU and weights allow."""
     run, many = ground.train("lora-packs")[0], ground.size["cases"]
     questions, served = ground.questions(run, many), served_model(run.trained, "merge")
     settings = {"enable_prefix_caching": False}  # the cases repeat

@@ -4,7 +4,7 @@ import pytest
 
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, collect
-from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.prompts.tasks.judgment.penalties import PENALTIES
 
 TRAINING = (
     (["盗窃罪"], ["264"], 13),

@@ -17,7 +17,7 @@ from panjue.prompts.plumbing.files import read_lines
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from panjue.serve.ask import Asker
 from panjue.serve.judge import ServedRun, case_request, load
 from panjue.serve.settings import ServeConfig

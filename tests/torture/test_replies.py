@@ -14,7 +14,7 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from tests.prompts.tasks.judgment.test_neighbours import (
     NAMES,
     decoded,

@@ -13,7 +13,7 @@ from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.run import AnswersRecord
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from panjue.prompts.tasks.judgment.read import sentence
+from panjue.prompts.tasks.judgment.penalties import sentence
 
 TASK = load_task("judgment")
 OUTCOME = {

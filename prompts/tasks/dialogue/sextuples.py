@@ -100,12 +100,23 @@ def target(example: Example) -> str:
 def decode(reply: str, example: Example, labels: Labels) -> Decoded:
     form = schema(example, labels)
     fields = last_object(reply, list(form["properties"])).value
-    answer: dict[str, Any] = _read(fields, form)
+    holders = _each_once(fields.get("holders"))
+    answer: dict[str, Any] = _read({**fields, "holders": holders}, form)
     if load_json(reply) == answer:
         return Decoded(answer)
-    if not fields:
+    if not holders and not _objects(fields.get("sentences")):
         return Decoded(answer, ("nothing could be read",), readable=False)
     return Decoded(answer, ("not the JSON that was asked for",))
+
+
+def _each_once(holders: Any) -> list[dict[str, Any]]:
+    """Return the holders of a reply, each with the events of all objects that name it."""
+    events: dict[str, list[dict[str, Any]]] = {}
+    for value in _objects(holders):
+        known = events.setdefault(_text(value.get("holder")), [])
+        if len(known) < MAX_EVENTS:
+            known += [event for event in _objects(value.get("events")) if event not in known]
+    return [{"holder": holder, "events": found} for holder, found in events.items()]
 
 
 def _objects(values: Any) -> list[dict[str, Any]]:

@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import atomic_write, check_text, dump
+from panjue.prompts.plumbing.files import atomic_write, check_text, dump, quoted
 from panjue.prompts.plumbing.rows import CAIL2018, case_rows
 from panjue.prompts.tasks.judgment.articles import ARTICLE_ID
 from panjue.prompts.tasks.judgment.inserted import with_inserted
-from panjue.prompts.tasks.judgment.read import quoted, read, sentence
+from panjue.prompts.tasks.judgment.penalties import FINE_OR_EXEMPT, FLAGS, sentence
+from panjue.prompts.tasks.judgment.read import read
 
 SHORTEST_IMPRISONMENT = 6
 """Months; article 45 of the Criminal Law."""
 
 NO_TERM = (
     "0 months: a fine alone, exemption or a term that was not found, the file does not tell; "
-    "written without a term, penalty class 14"
+    f"written without a term, penalty class {FINE_OR_EXEMPT}"
 )
 SHORT_TERM = (
     "1 to 5 months: too short for imprisonment, so detention (拘役) or, rarely, surveillance "
@@ -100,7 +101,7 @@ def charge_name(accusation: str) -> str:
 
 
 def _sentence_of_term(term: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    flags = {key: term[key] for key in ("death_penalty", "life_imprisonment")}
+    flags = {key: term[key] for key in FLAGS}
     for key, value in flags.items():
         if not isinstance(value, bool):
             raise UserError(f"{key!r} must be true or false, found {value!r}")

@@ -6,7 +6,7 @@ follows our own rule from the text. A score on them shows that the pipeline work
 
 import random
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import yaml
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import atomic_write, dump
-from panjue.prompts.tasks.judgment.read import sentence
+from panjue.prompts.tasks.judgment.penalties import MONTHS, sentence
 
 Crime = Mapping[str, Any]
 """A charge, its article, texts for its deeds, and the name of its scale of gravity."""
@@ -25,8 +25,8 @@ GRAMMAR = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 CRIME_SCENES = [f"{town}{spot}" for town in GRAMMAR["towns"] for spot in GRAMMAR["spots"]]
 ROLES = {True: "系主犯", False: "系从犯"}
 RECORDS = {True: "系累犯", False: "系初犯"}
-MONTHS_BY_SEVERITY = ((1, 6), (7, 9), (10, 12), (13, 24), (25, 36), (37, 60))
-"""Months of imprisonment by severity 1-6; severity 0 is detention of 1-6 months."""
+MONTHS_BY_SEVERITY = [(over + 1, most) for over, most in pairwise(sorted(MONTHS.values()))]
+"""Months of imprisonment by severity 1-6, a penalty class each; severity 0 is detention of 1-6."""
 
 
 def cases(draw: random.Random) -> Iterator[dict[str, Any]]:

@@ -1,54 +1,17 @@
 """Read a case: its facts, its defendants and the sentence of each (official lines of CMDL)."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from panjue.prompts.example import Answer, Example
 from panjue.prompts.plumbing.decode import visible
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump, located
+from panjue.prompts.plumbing.files import located, quoted
 from panjue.prompts.task import id_of, text_of
-from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.prompts.tasks.judgment.penalties import PENALTIES, penalty_class
 
-MONTHS = ((5, 120), (6, 84), (7, 60), (8, 36), (9, 24), (10, 12), (11, 9), (12, 6), (13, 0))
-"""Penalty class, months of imprisonment that it exceeds."""
-
-TERMS = ("surveillance", "detention", "imprisonment")
 FIELDS = ("charges", "articles")
 """The two label sets of a judgment."""
-
-
-def penalty_class(penalty: Mapping[str, Any]) -> int:
-    """Return the class 0-14 of a sentence, the first match wins; KeyError: a field is missing."""
-    for flag in ("death_penalty", "life_imprisonment"):
-        if type(penalty[flag]) is not bool:  # "false" would mean death
-            raise UserError(f"{flag!r} must be true or false, found {quoted(penalty[flag])}")
-    for term in TERMS:
-        months = penalty[term]
-        if type(months) not in (int, float) or not 0 <= months < math.inf:
-            raise UserError(f"{term!r} must be months, 0 or more, found {quoted(months)}")
-    if penalty["death_penalty"]:
-        return 0
-    if penalty["life_imprisonment"]:
-        return 1
-    if penalty["detention"] > 0:
-        return 2
-    if penalty["surveillance"] > 0:
-        return 3 if penalty["surveillance"] > 12 else 4
-    return next((k for k, months in MONTHS if penalty["imprisonment"] > months), 14)
-
-
-def quoted(value: Any) -> str:
-    """Return a value as JSON, not too long for a message."""
-    return f"{dump(value):.40}"
-
-
-def sentence(**given: Any) -> dict[str, Any]:
-    """Return an official `penalty`; what is not given is 0 or false."""
-    terms = {"surveillance": 0, "detention": 0, "imprisonment": 0}
-    flags = {"death_penalty": False, "life_imprisonment": False}
-    return {**terms, **flags, "fine": 0, "fine_without_amount": False, **given}
 
 
 def read(row: Mapping[str, Any]) -> Example:

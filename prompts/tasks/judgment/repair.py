@@ -17,33 +17,7 @@ from panjue.prompts.plumbing.decode import (
 )
 from panjue.prompts.render import neutralize
 from panjue.prompts.tasks.judgment.articles import article_of
-
-PENALTIES = (
-    "死刑",
-    "无期徒刑",
-    "拘役",
-    "管制一年以上",
-    "管制一年以下",
-    "有期徒刑十年以上",
-    "有期徒刑七年以上十年以下",
-    "有期徒刑五年以上七年以下",
-    "有期徒刑三年以上五年以下",
-    "有期徒刑二年以上三年以下",
-    "有期徒刑一年以上二年以下",
-    "有期徒刑九个月以上一年以下",
-    "有期徒刑六个月以上九个月以下",
-    "有期徒刑六个月以下",
-    "单处罚金或免予刑事处罚",
-)
-"""The penalty classes 0-14 as words; a term belongs to the class of which it is the upper limit.
-
-Words, not numbers: a base model knows their meaning, but would have to learn that of a bare 10.
-"""
-
-PENALTY_WORDS = {penalty: penalty for penalty in PENALTIES}
-PENALTY_WORDS["单处罚金"] = PENALTIES[14]
-PENALTY_WORDS["免予刑事处罚"] = PENALTIES[14]
-"""A penalty class as a reply may write it -> the class."""
+from panjue.prompts.tasks.judgment.penalties import GUESSED, PENALTIES, PENALTY_WORDS
 
 KEYS = ("name", "charges", "articles", "penalty")
 """The fields of a judgment."""
@@ -148,7 +122,7 @@ class Person:
             "name": self._name,
             "charges": charges,
             "articles": articles or self._articles_of(charges),
-            "penalty": penalty or self._labels.commonest("penalty") or PENALTIES[10],
+            "penalty": penalty or self._labels.commonest("penalty") or PENALTIES[GUESSED],
         }
 
     def _charge_of(self, written: str) -> str | None:

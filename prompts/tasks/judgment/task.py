@@ -16,8 +16,9 @@ from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, closed
 from panjue.prompts.tasks.evidence import evidence
 from panjue.prompts.tasks.judgment.articles import article_name
 from panjue.prompts.tasks.judgment.metric import FINAL_PARTS, METRICS, TITLES
+from panjue.prompts.tasks.judgment.penalties import BY_SEVERITY, PENALTIES
 from panjue.prompts.tasks.judgment.read import FIELDS, by_hand, read
-from panjue.prompts.tasks.judgment.repair import KEYS, PENALTIES, in_reply, name_in_reply, repair
+from panjue.prompts.tasks.judgment.repair import KEYS, in_reply, name_in_reply, repair
 
 
 def prompt(example: Example) -> Messages:
@@ -132,10 +133,6 @@ def weight(example: Example) -> float:
     """Return log2 of the number of defendants, as in the official metric: 0 for one defendant."""
     return math.log2(len(example.names))
 
-
-BY_SEVERITY = (*PENALTIES[:2], *PENALTIES[5:14], *PENALTIES[2:5], PENALTIES[14])
-"""Gravest first, by the principal punishments of article 33 of the Criminal Law. The official
-numbers have detention (拘役) and surveillance (管制) before imprisonment."""
 
 TASK = Task(
     data=Data(

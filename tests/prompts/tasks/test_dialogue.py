@@ -150,6 +150,25 @@ def test_a_reply_that_is_cut_is_read_as_far_as_it_goes() -> None:
     assert [event["event"] for event in cut.answer["holders"][0]["events"]] == ["饮酒之争"]
 
 
+def test_a_holder_who_is_answered_in_parts_has_the_events_of_all() -> None:
+    example = next(Reader(TASK).read(SAMPLE))
+    answer = json.loads(TASK.ask.target(example))
+    [first, *others] = answer["holders"]
+    emotion = {"state": "doubt", "reason": "又问", "source_id": ""}
+    further = {"event": "另一事", "emotions": [emotion]}
+    again = {"holder": first["holder"], "events": [*first["events"], further]}
+    reply = json.dumps({**answer, "holders": [first, *others, again]})
+    read = TASK.ask.decode(reply, example, NONE)
+    assert read.answer["holders"] == [again, *others]
+    assert read.repairs
+
+
+@pytest.mark.parametrize("reply", ["", "{}", '{"sentences": [], "holders": []}', "没有观点"])
+def test_a_reply_without_a_sentence_or_a_holder_is_unreadable(reply: str) -> None:
+    example = next(Reader(TASK).read(SAMPLE))
+    assert not TASK.ask.decode(reply, example, NONE).readable
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

@@ -19,7 +19,7 @@ from panjue.prompts.tasks.judgment.convert import (
     convert,
 )
 from panjue.prompts.tasks.judgment.inserted import ARTICLES
-from panjue.prompts.tasks.judgment.read import sentence
+from panjue.prompts.tasks.judgment.penalties import sentence
 
 TASK = load_task("judgment")
 

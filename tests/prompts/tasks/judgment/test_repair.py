@@ -9,7 +9,7 @@ from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import flatten_forms
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.render import neutralize
-from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from panjue.prompts.tasks.judgment.task import check, decode, target, write
 
 NAME = st.text(st.sampled_from("张王某甲A1１·（）“”\"\\{}[]<>|':,😀 　"), min_size=1, max_size=6)

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.tasks.judgment.repair import PENALTIES
+from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from panjue.prompts.tasks.judgment.task import decode, schema, target
 from tests.prompts.tasks.judgment.test_repair import answered
 

@@ -9,15 +9,15 @@ LORA_MIB = 39_000
 """Memory of a GPU that trains an 8B model in bfloat16; a smaller one needs four bits."""
 
 
-def config_of_card() -> str:
+def config_for_gpu() -> str:
     """Return the name of the config for the largest GPU that CUDA may use, or for none."""
-    sizes = card_sizes()
+    sizes = gpu_sizes()
     if not sizes:
         return "qwen2.5-0.5b-cpu"
     return "qwen3-8b-lora" if max(sizes) >= LORA_MIB else "qwen3-8b-qlora"
 
 
-def card_sizes() -> list[int]:
+def gpu_sizes() -> list[int]:
     """Return the MiB of each GPU that CUDA may use."""
     if not which("nvidia-smi"):
         return []
@@ -29,7 +29,7 @@ def card_sizes() -> list[int]:
         if visible is None or is_named(visible, index, uuid):
             sizes.append(int(size) if size.isdigit() else machine_size())
         elif "MIG-" in visible:
-            sizes.append(0)  # a part of a card, of unknown size
+            sizes.append(0)  # a part of a GPU, of unknown size
     return sizes
 
 

@@ -1,0 +1,93 @@
+"""The penalty classes 0-14: words, the class of a sentence, order (official lines of CMDL)."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import quoted
+
+PENALTIES = (
+    "死刑",
+    "无期徒刑",
+    "拘役",
+    "管制一年以上",
+    "管制一年以下",
+    "有期徒刑十年以上",
+    "有期徒刑七年以上十年以下",
+    "有期徒刑五年以上七年以下",
+    "有期徒刑三年以上五年以下",
+    "有期徒刑二年以上三年以下",
+    "有期徒刑一年以上二年以下",
+    "有期徒刑九个月以上一年以下",
+    "有期徒刑六个月以上九个月以下",
+    "有期徒刑六个月以下",
+    "单处罚金或免予刑事处罚",
+)
+"""The penalty classes 0-14 as words; a term belongs to the class of which it is the upper limit.
+
+Words, not numbers: a base model knows their meaning, but would have to learn that of a bare 10.
+"""
+
+DEATH = 0
+LIFE = 1
+DETENTION = 2
+LONG_SURVEILLANCE = 3
+SHORT_SURVEILLANCE = 4
+FINE_OR_EXEMPT = 14
+
+MONTHS = {5: 120, 6: 84, 7: 60, 8: 36, 9: 24, 10: 12, 11: 9, 12: 6, 13: 0}
+"""Class of imprisonment -> the months that it exceeds."""
+
+GUESSED = 10
+"""The class of whoever is given none, if the training has none either: one to two years."""
+
+PENALTY_WORDS = {penalty: penalty for penalty in PENALTIES}
+PENALTY_WORDS["单处罚金"] = PENALTIES[FINE_OR_EXEMPT]
+PENALTY_WORDS["免予刑事处罚"] = PENALTIES[FINE_OR_EXEMPT]
+"""A penalty class as a reply may write it -> the class."""
+
+GRAVEST_FIRST = (
+    DEATH,
+    LIFE,
+    *MONTHS,
+    DETENTION,
+    LONG_SURVEILLANCE,
+    SHORT_SURVEILLANCE,
+    FINE_OR_EXEMPT,
+)
+BY_SEVERITY = tuple(PENALTIES[number] for number in GRAVEST_FIRST)
+"""Gravest first, by the principal punishments of article 33 of the Criminal Law. The official
+numbers have detention (拘役) and surveillance (管制) before imprisonment."""
+
+FLAGS = ("death_penalty", "life_imprisonment")
+TERMS = ("surveillance", "detention", "imprisonment")
+
+
+def sentence(**given: Any) -> dict[str, Any]:
+    """Return an official `penalty`; what is not given is 0 or false."""
+    nothing = {**dict.fromkeys(TERMS, 0), **dict.fromkeys(FLAGS, False)}
+    return {**nothing, "fine": 0, "fine_without_amount": False, **given}
+
+
+def penalty_class(penalty: Mapping[str, Any]) -> int:
+    """Return the class 0-14 of a sentence, the first match wins; KeyError: a field is missing."""
+    for flag in FLAGS:
+        if type(penalty[flag]) is not bool:  # "false" would mean death
+            raise UserError(f"{flag!r} must be true or false, found {quoted(penalty[flag])}")
+    for term in TERMS:
+        months = penalty[term]
+        if type(months) not in (int, float) or not 0 <= months < math.inf:
+            raise UserError(f"{term!r} must be months, 0 or more, found {quoted(months)}")
+    if penalty["death_penalty"]:
+        return DEATH
+    if penalty["life_imprisonment"]:
+        return LIFE
+    if penalty["detention"] > 0:
+        return DETENTION
+    if penalty["surveillance"] > 0:
+        return LONG_SURVEILLANCE if penalty["surveillance"] > 12 else SHORT_SURVEILLANCE
+    for number, over in MONTHS.items():
+        if penalty["imprisonment"] > over:
+            return number
+    return FINE_OR_EXEMPT
