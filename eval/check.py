@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from panjue.eval.decoding import decoding_of, never_asked
@@ -20,6 +20,8 @@ from panjue.prompts.tasks.metrics import Row
 
 MAX_SHOWN = 15
 """Labels or groups of one kind that are shown, the most frequent first: all penalty classes."""
+
+WAY_OUT = "; to check a submission, add --cases CASES"
 
 
 def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
@@ -124,39 +126,56 @@ def unscorable(task: Task, example: Example, row: Row) -> Iterator[str]:
 
 def check_cases(reader: Reader, path: Path) -> tuple[list[str], list[str]]:
     """Return the bad rows and the labels that look equal, and a line for each kind of count."""
-    way_out = "; to check a submission, add --cases CASES"
-    if (path / "manifest.json").exists() and not reader.task.data.submission.is_one(path):
-        raise UserError(f"{path}: is a run folder{way_out}")
+    task = reader.task
+    if (path / "manifest.json").exists() and not task.data.submission.is_one(path):
+        raise UserError(f"{path}: is a run folder{WAY_OUT}")
     reader = replace(reader, on_bad_row="skip", skipped=Skipped())
-    labels = reader.task.ask.labels(reader.read(path))
-    cases = 0
-    labelled = 0
-    refused: list[str] = []
-    groups: dict[str, Counter[str]] = defaultdict(Counter)
+    labels = task.ask.labels(reader.read(path))
+    counts = CaseCounts()
     for example in reader.read(path):
-        cases += 1
-        labelled += example.answer is not None
-        refused += _refused(reader.task, example, labels)
-        for attribute, group in example.groups.items():
-            groups[attribute][group] += 1
+        counts.add(example)
+        counts.refused += _refused(task, example, labels)
     faults = [f"{place}: {reason}" for (_, place), reason in reader.skipped.rows.items()]
-    if not cases and faults:
-        hint = format_hint(path, reader.task.data.fields)
-        raise UserError(f"{path}: no row is a case; the first, {faults[0]}{hint}{way_out}")
-    if not cases:
+    if not counts.cases and faults:
+        hint = format_hint(path, task.data.fields)
+        raise UserError(f"{path}: no row is a case; the first, {faults[0]}{hint}{WAY_OUT}")
+    if not counts.cases:
         raise UserError(f"{path}: has no cases")
-    counts = [f"cases: {cases}, {labelled} with a gold answer, {cases - labelled} without"]
-    if refused:
-        counts.append(f"{len(refused)} gold answers that training refuses; the first: {refused[0]}")
-    for attribute, of_group in groups.items():
-        counts.append(f"cases by {attribute}: {_counts(of_group)}")
-    for kind, of in labels.counts.items():
-        sizes = f"{len(of)} different, {sum(of.values())} in all"
-        counts.append(f"{kind}: {sizes}; {_counts(of)}")
-    kinds = map(reader.task.answer.kind, reader.task.answer.fields)
+    kinds = map(task.answer.kind, task.answer.fields)
     bad = [f"{path}:{fault}" for fault in faults]
     bad += [f"{path}: {line}" for line in labels.look_alikes(kinds)]
-    return bad, counts
+    return bad, [*counts.lines(), *_label_lines(labels)]
+
+
+@dataclass
+class CaseCounts:
+    """Counts of the cases of a file."""
+
+    cases: int = 0
+    labelled: int = 0  # with a gold answer
+    refused: list[str] = field(default_factory=list)  # see `_refused`
+    groups: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+    def add(self, example: Example) -> None:
+        self.cases += 1
+        self.labelled += example.answer is not None
+        for attribute, group in example.groups.items():
+            self.groups[attribute][group] += 1
+
+    def lines(self) -> Iterator[str]:
+        unlabelled = self.cases - self.labelled
+        yield f"cases: {self.cases}, {self.labelled} with a gold answer, {unlabelled} without"
+        if self.refused:
+            first = self.refused[0]
+            yield f"{len(self.refused)} gold answers that training refuses; the first: {first}"
+        for attribute, of_group in self.groups.items():
+            yield f"cases by {attribute}: {_counts(of_group)}"
+
+
+def _label_lines(labels: Labels) -> Iterator[str]:
+    for kind, of in labels.counts.items():
+        sizes = f"{len(of)} different, {sum(of.values())} in all"
+        yield f"{kind}: {sizes}; {_counts(of)}"
 
 
 def _refused(task: Task, example: Example, labels: Labels) -> Iterator[str]:

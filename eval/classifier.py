@@ -82,15 +82,19 @@ def name_marks(example: Example) -> dict[str, str]:
 def own_clauses(example: Example, items: int) -> tuple[str, list[str]]:
     """Return the text with a mark in place of each name, and the clauses that name each item."""
     marks = name_marks(example)
-    text = example.text
-    longest_first = sorted(marks.items(), key=lambda pair: -len(pair[1]))
-    for mark, name in longest_first:  # 张某甲 does not name 张某
-        text = text.replace(name, mark)
+    text = _with_marks(example.text, marks)
     clauses: list[list[str]] = [[] for _ in range(max(items, len(marks)))]
     for clause in CLAUSE.split(text):
         for mark in marks.keys() & NAME_MARK.findall(clause):
             clauses[ord(mark) - FIRST_NAME].append(clause)
     return text, ["".join(own) for own in clauses[:items]]
+
+
+def _with_marks(text: str, marks: Mapping[str, str]) -> str:
+    longest_first = sorted(marks.items(), key=lambda pair: -len(pair[1]))
+    for mark, name in longest_first:  # 张某甲 does not name 张某
+        text = text.replace(name, mark)
+    return text
 
 
 def views(example: Example, items: int) -> list[tuple[Hashes, Hashes]]:
@@ -194,12 +198,15 @@ MAX_SIZE = 3
 def size_chances(probabilities: Iterable[float]) -> list[float]:
     """Return the chances of sets of 0, 1, 2 and more labels, of independent labels."""
     none = 1.0
-    one = two = more = 0.0
+    one = 0.0
+    two = 0.0
+    more = 0.0
     for p in probabilities:
-        more += two * p
+        # Largest size first: each line needs the old values of the sizes below it.
+        more = more + two * p
         two = two * (1 - p) + one * p
         one = one * (1 - p) + none * p
-        none *= 1 - p
+        none = none * (1 - p)
     return [none, one, two, more]
 
 
@@ -265,20 +272,23 @@ class Classifier:
 
     def save(self, path: Path) -> None:
         """Write the classifier to one file of numbers and JSON, without pickles."""
-        about: dict[str, dict[str, Any]] = {}
+        fields = {name: field.about() for name, field in self.fields.items()}
+        second = self.second.dump() if self.second else None
+        text = dump({"version": FILE_VERSION, "fields": fields, "second": second})
+        about = np.frombuffer(text.encode(), np.uint8)
+        np.savez_compressed(path, allow_pickle=False, about=about, **self._arrays())
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays by their names in the file."""
         arrays: dict[str, NDArray[Any]] = {}
         for i, view in enumerate(self.views):
             arrays[f"{i}.kept"] = view.kept
             arrays[f"{i}.idf"] = view.idf
         for name, field in self.fields.items():
-            about[name] = field.about()
             for key in CSR:
                 arrays[f"{name}.{key}"] = getattr(field.weights, key)
             arrays[f"{name}.bias"] = field.bias
-        second = self.second.dump() if self.second else None
-        text = dump({"version": FILE_VERSION, "fields": about, "second": second})
-        as_bytes = np.frombuffer(text.encode(), np.uint8)
-        np.savez_compressed(path, allow_pickle=False, about=as_bytes, **arrays)
+        return arrays
 
 
 def load_classifier(trained: Path, task: Task) -> Classifier | None:

@@ -2,7 +2,7 @@
 
 After PLJP (Wu et al., "Precedent-Enhanced Legal Judgment Prediction with LLM and Domain-Model
 Collaboration", EMNLP 2023): a small model of the domain gives candidates, the language model
-decides.
+decides. After a change to what prompts show raise `render.RULES`.
 """
 
 import hashlib
@@ -92,7 +92,11 @@ class Advisor:
     scaling: Scaling = field(default_factory=dict)
 
     def opinions(self, example: Example, row: Mapping[str, Any] = EMPTY_REPLY) -> list[Opinion]:
-        """Return the opinion on every item: that in `row`, the example's completions, if any."""
+        """Return the opinion on every item of the answer.
+
+        `row`, the example's row of completions, may already hold the opinions that its prompt
+        showed; otherwise the classifier is asked now.
+        """
         if "opinions" in row:
             return [Opinion(**of_item) for of_item in row["opinions"]]
         return self.with_answers(self.classifier.probabilities(example))

@@ -121,6 +121,15 @@ class ClassCounts:
         predicted = self.predicted[value]
         return gold, predicted, 2 * self.both[value] / (gold + predicted)
 
+    def values(self, order: Sequence[str]) -> list[str]:
+        """Return the values that occur: those of `order` in it, then the commonest first."""
+        totals = self.gold + self.predicted
+        values = [value for value in order if value in totals]
+        for value, _ in totals.most_common():
+            if value not in values:
+                values.append(value)
+        return values
+
 
 def write_page(run: Path, gold: Path | None) -> None:
     opened = open_answers(run, gold)
@@ -246,19 +255,27 @@ def _handled(
     `decoded` is the reply, if there is one and the submission is of it; `fallback` answers what is
     unreadable.
     """
-    refusals = [str(row["refused"]) for row in rows if row.get("refused") is not None]
-    asked = [row for row in rows if row.get("refused") is None]
+    asked = []
+    refusals = []
+    for row in rows:
+        if row.get("refused") is None:
+            asked.append(row)
+        else:
+            refusals.append(row["refused"])
     if refusals:
         yield "not asked", f"could not be asked: {refusals[0]}"
-    if dropped := sum(row["dropped_sentences"] for row in asked):
+    dropped = sum(row["dropped_sentences"] for row in asked)
+    if dropped:
         yield "shortened", f"shortened to fit by {dropped} sentences"
-    if cut := sum(row["finish"][0] == "length" for row in asked):
+    cut = sum(row["finish"][0] == "length" for row in asked)
+    if cut:
         yield "cut", f"{cut} replies cut by length"
-    if asked and decoded:
-        if not decoded.readable:
-            yield "unreadable", f"the reply was unreadable, its answer: {fallback}"
-        elif decoded.repairs:
-            yield "repaired", "repaired: " + "; ".join(decoded.repairs)
+    if not asked or decoded is None:
+        return
+    if not decoded.readable:
+        yield "unreadable", f"the reply was unreadable, its answer: {fallback}"
+    elif decoded.repairs:
+        yield "repaired", "repaired: " + "; ".join(decoded.repairs)
 
 
 def _count_agreements(result: PageData) -> None:
@@ -284,19 +301,22 @@ def _count_classes(task: Task, result: PageData) -> None:
         if of.name in counts:
             counts[of.name].add(of.gold, of.predicted)
         if of.name in pairs:
-            missed = sorted(set(of.gold) - set(of.predicted))
-            added = sorted(set(of.predicted) - set(of.gold))
-            pairs[of.name].update(product(missed, added))
+            pairs[of.name].update(_confused(of))
     for name, found in pairs.items():
         commonest = found.most_common(MAX_SHOWN_PAIRS)
         if commonest:
             result.pairs[name] = [(gold, told, times) for (gold, told), times in commonest]
     for name, of_values in counts.items():
-        totals = of_values.gold + of_values.predicted
-        order = [value for value in task.score.order.get(name, ()) if value in totals]
-        order += [value for value, _ in totals.most_common() if value not in order]
-        if order:
-            result.classes[name] = {value: of_values.of(value) for value in order}
+        values = of_values.values(task.score.order.get(name, ()))
+        if values:
+            result.classes[name] = {value: of_values.of(value) for value in values}
+
+
+def _confused(of: Field) -> Iterator[tuple[str, str]]:
+    """Return the pairs of a missed gold class and a wrongly predicted one."""
+    missed = sorted(set(of.gold) - set(of.predicted))
+    added = sorted(set(of.predicted) - set(of.gold))
+    return product(missed, added)
 
 
 def page(result: PageData) -> str:

@@ -14,6 +14,14 @@ from panjue.prompts.plumbing.files import sync, sync_names
 COMPLETE_MARK = "complete"
 """File that marks a checkpoint as complete; written last, when all other files are on disk."""
 
+FULL_DISK_WORDS = (
+    "unexpected pos",  # torch
+    "file write failed",  # torch
+    "os error 28",  # safetensors, ENOSPC
+    "os error 27",  # safetensors, EFBIG
+)
+"""What the errors say with which these libraries report a full disk."""
+
 
 @contextmanager
 def full_disk_named(folder: Path) -> Iterator[None]:
@@ -21,8 +29,8 @@ def full_disk_named(folder: Path) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, SafetensorError) as error:
-        words = ("unexpected pos", "file write failed", "os error 28", "os error 27")
-        if not any(word in str(error) for word in words):
+        message = str(error)
+        if not any(words in message for words in FULL_DISK_WORDS):
             raise
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from None
 

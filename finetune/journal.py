@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import TrainerCallback, TrainerState
 from trl import SFTTrainer
 
-from panjue.finetune.data import IGNORED, TrainingRows
+from panjue.finetune.data import IGNORED, RowReport, TrainingRows
 from panjue.finetune.examples import Examples
 from panjue.finetune.model import gpu_memory, lacks_kernels
 from panjue.finetune.trainer import ReplyTrainer, step_size
@@ -39,7 +39,7 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
     def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Start the meter; when resuming, delete log entries after the checkpoint."""
         if state.is_world_process_zero:
-            self._keep_entries(state)
+            self._drop_entries_after(state.global_step)
             shown = meter(self._console, state.max_steps, state.global_step)
             self._meter = self._stack.enter_context(shown)
             self._tokens_before = state.num_input_tokens_seen  # from before the resume
@@ -65,16 +65,17 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
             rate = (state.num_input_tokens_seen - self._tokens_before) / self._meter.seconds
             self._status = f"loss {float(logs['loss']):.4f}  {rate:,.0f} tokens/s"
 
-    def _keep_entries(self, state: TrainerState) -> None:
-        path = self._folder / "log.jsonl"
-        if not path.exists():
+    def _drop_entries_after(self, step: int) -> None:
+        """Delete the log entries of the steps that are made again."""
+        log = self._folder / "log.jsonl"
+        if not log.exists():
             return
-        with stream(path):
+        with stream(log):
             pass  # opening drops an incomplete last line
-        with atomic_write(path) as out:
-            for _, row in read_lines(path):
-                if row["step"] <= state.global_step:
-                    out.write(dump(row) + "\n")
+        with atomic_write(log) as out:
+            for _, entry in read_lines(log):
+                if entry["step"] <= step:
+                    out.write(dump(entry) + "\n")
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         self._stack.close()
@@ -100,12 +101,18 @@ def data_plan(rows: TrainingRows, examples: Examples) -> Iterator[tuple[str, str
     if report.notes:
         yield "notes", f"{len(report.notes)}; these examples are still used"
         yield from first_lines(report.notes)
+    yield "shortened", f"{shortened(report)}, and {len(held_out.shortened)} held out"
+    yield "tokens", f"{sum(report.tokens):,} in all; {token_percentiles(report.tokens)}"
+
+
+def shortened(report: RowReport) -> str:
     lost = sum(before - after for _, before, after in report.shortened)
-    shortened = f"{len(report.shortened)} ({lost:,} tokens left out)"
-    yield "shortened", f"{shortened}, and {len(held_out.shortened)} held out"
-    low, median, high, longest = np.percentile(report.tokens, [10, 50, 90, 100]).astype(int)
-    percentiles = f"10% {low}, 50% {median}, 90% {high}, longest {longest}"
-    yield "tokens", f"{sum(report.tokens):,} in all; {percentiles}"
+    return f"{len(report.shortened)} ({lost:,} tokens left out)"
+
+
+def token_percentiles(tokens: Sequence[int]) -> str:
+    low, median, high, longest = np.percentile(tokens, [10, 50, 90, 100]).astype(int)
+    return f"10% {low}, 50% {median}, 90% {high}, longest {longest}"
 
 
 def first_lines(lines: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -67,8 +67,10 @@ def check_sharding(environment: Mapping[str, str], config: SftConfig) -> None:
         return
     if not torch.accelerator.is_available():  # accelerate would use DDP
         raise UserError("FSDP: shards on accelerators, and there is none; launch without FSDP")
-    default = "SHARDED_STATE_DICT" if environment.get("FSDP_VERSION", "1") == "2" else ""
-    if environment.get("FSDP_STATE_DICT_TYPE", default) == "SHARDED_STATE_DICT":
+    is_fsdp2 = environment.get("FSDP_VERSION", "1") == "2"
+    default = "SHARDED_STATE_DICT" if is_fsdp2 else ""  # accelerate's own
+    saved_as = environment.get("FSDP_STATE_DICT_TYPE", default)
+    if saved_as == "SHARDED_STATE_DICT":
         raise UserError(
             "fsdp_state_dict_type: SHARDED_STATE_DICT saves no adapter; set FULL_STATE_DICT, as in "
             "finetune/configs/fsdp2.yaml"

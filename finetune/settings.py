@@ -26,7 +26,7 @@ processes; by default it would do so after 30 s."""
 class SftConfig(Config):
     """Settings of one run; the resolved copy is saved in the run folder."""
 
-    other_names: ClassVar[Mapping[str, str]] = {
+    mistaken_names: ClassVar[Mapping[str, str]] = {
         name: f"trainer.{name}"
         for name in (
             "learning_rate",

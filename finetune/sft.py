@@ -57,6 +57,7 @@ from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import ReplyTrainer, step_size
 from panjue.prompts.architecture import (
+    UNKNOWN_TO_VLLM,
     is_listed,
     is_part,
     quantization_of,
@@ -124,7 +125,10 @@ def check_trainable(config: SftConfig, console: Console) -> None:
         return
     if is_listed(architecture) and not is_part(folder):  # else vLLM may import what sees
         return
-    if problem := vllm_problem(architecture):
+    problem = vllm_problem(architecture)
+    if problem == UNKNOWN_TO_VLLM:
+        raise UserError(f"{architecture}: vLLM cannot answer with it; take another base model")
+    if problem:
         reason = f"not on this machine: vLLM cannot load {architecture} ({problem})"
         console.print(f"{'answering':12s} {reason}", markup=False)
 

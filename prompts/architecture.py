@@ -39,6 +39,9 @@ if model._is_stateful or not model.is_backend_compatible():
 What vLLM has no class for it runs with transformers' own, but there a layer keeps no state.
 """
 
+UNKNOWN_TO_VLLM = "unknown"
+"""The reason of ASK_VLLM if vLLM can answer on no machine."""
+
 
 def check_quantization(folder: Path, name: str) -> None:
     """Refuse quantized weights, from their config alone, except those of bitsandbytes in four bits.
@@ -105,15 +108,17 @@ def is_listed(architecture: str) -> bool:
 def vllm_problem(architecture: str) -> str:
     """Return why vLLM cannot load models of a class here; empty if it can, or is not installed.
 
+    `UNKNOWN_TO_VLLM`: neither vLLM nor transformers has a class that vLLM runs.
     It takes some ten seconds, in a process of its own: importing vLLM changes this one's settings.
     """
     words = [sys.executable, "-P", "-c", ASK_VLLM, architecture]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
-    reason = (done.stderr.strip().splitlines() or ["it ended"])[-1] if done.returncode else ""
+    if done.returncode == 0:
+        return ""
+    lines = done.stderr.strip().splitlines() or ["it ended"]
+    reason = lines[-1]
     if "No module named 'vllm" in reason:
         return ""
-    if reason == "unknown":
-        raise UserError(f"{architecture}: vLLM cannot answer with it; take another base model")
     return reason
 
 

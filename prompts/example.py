@@ -118,7 +118,9 @@ class AnswerFields:
 
     def with_items(self, answer: Answer, items: Sequence[Mapping[str, Any]]) -> Answer:
         """Return the answer with these items instead of its own."""
-        return {**answer, self.items: items} if self.items else items[0]
+        if self.items:
+            return {**answer, self.items: items}
+        return items[0]
 
 
 @dataclass(frozen=True)
@@ -140,15 +142,17 @@ class Solve:
 
     def training_examples(self, example: Example) -> Iterator[Example]:
         """Yield the questions of a perfect run: from the same `steps` as in use."""
-        oracle, asked = self.gold_oracle(example), []
+        oracle = self.gold_oracle(example)
+        answered = []
 
-        def reply(_number: int, question: Example) -> Decoded:
-            asked.append(oracle(question))
-            assert asked[-1].answer is not None
-            return Decoded(asked[-1].answer)
+        def perfect_reply(_number: int, question: Example) -> Decoded:
+            with_answer = oracle(question)
+            assert with_answer.answer is not None
+            answered.append(with_answer)
+            return Decoded(with_answer.answer)
 
-        run_steps(self.steps(example, self.settings), reply)
-        yield from asked
+        run_steps(self.steps(example, self.settings), perfect_reply)
+        yield from answered
 
 
 def call_key(row: Mapping[str, Any]) -> str:

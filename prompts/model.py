@@ -203,6 +203,10 @@ def _ends_sha256(path: Path) -> str:
 
 
 def task_sha256(task: str) -> str:
+    """Return the hash of the code and prompt in a task's folder.
+
+    Code that tasks share counts by `render.RULES`.
+    """
     folder = task_folders()[task]
     files = sorted([*folder.glob("*.py"), *folder.glob("*.md")])
     return hashlib.sha256("\n".join(map(sha256, files)).encode()).hexdigest()

@@ -20,9 +20,10 @@ OPINIONS = "{opinions}"
 """The place in a template for what the text classifier thinks (`eval.opinions`)."""
 
 RULES = "4"
-"""Version of the rules that turn a text into a prompt, and an answer into the reply to learn.
-Increase it when a rule changes: cached tokens are then computed again, and a run that resumes
-reports the difference."""
+"""Version of the code of all tasks that turns a text into a prompt, and an answer into the reply to
+learn: of this module, `shorten`, `tasks.classes`, `tasks.evidence` and `eval.opinions`. Increase it
+when a rule changes: cached tokens and classifiers are then computed again, and answers that resume
+report the difference."""
 
 TEMPLATE_ARGS = {"enable_thinking": False}
 """Arguments of every chat template, in training and serving: the reply starts with the JSON

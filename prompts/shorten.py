@@ -1,4 +1,7 @@
-"""Shorten cases that are too long: drop whole sentences, the least useful first."""
+"""Shorten cases that are too long: drop whole sentences, the least useful first.
+
+After a change here raise `render.RULES`.
+"""
 
 import re
 from collections.abc import Callable, Sequence

@@ -200,22 +200,29 @@ OWN = {"/v1/models": models, "/v1/labels": labels, "/readyz": ready}
 
 
 async def send_events(run: ServedRun, engine: Engine, case: CaseRequest, send: Send) -> None:
-    """Send the answer to a case as server-sent events; an error after the first one is one too."""
-    events: asyncio.Queue[Any] = asyncio.Queue()
-    answer = run.answer(engine, case, lambda *one: events.put_nowait(one))
-    answering = asyncio.create_task(answer)
+    """Send the answer to a case as server-sent events.
+
+    An error before the first event is raised; a later one is sent as the last event.
+    """
+    events: asyncio.Queue[tuple[str, dict[str, Any]] | None] = asyncio.Queue()  # None: the end
+
+    def on_event(name: str, data: dict[str, Any]) -> None:
+        events.put_nowait((name, data))
+
+    answering = asyncio.create_task(run.answer(engine, case, on_event))
     answering.add_done_callback(lambda _: events.put_nowait(None))
-    started = False
+    has_started = False
     try:
-        while one := await events.get():
-            if not started:
+        while found := await events.get():
+            name, data = found
+            if not has_started:
                 headers = Headers(EVENT_STREAM).raw
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
-                started = True
-            await send(event(*one))
+                has_started = True
+            await send(event(name, data))
         last = event("result", answering.result())
     except (UserError, VLLMError):
-        if not started:
+        if not has_started:
             raise
         last = event("error", Problem(503, FAILED).body)
     finally:

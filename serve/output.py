@@ -153,12 +153,13 @@ class StopSignals:
     """Of the answers that are being made, which the message names."""
 
     def __init__(self) -> None:
-        self._received = 0
-        self._cancel: Callable[[], object] | None = None
+        self._received = 0  # number of the signal; 0: none came
+        self._cancel: Callable[[], object] | None = None  # a signal calls it; None: it raises
+        self._old_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        self._old_handlers = {number: signal.signal(number, self._receive) for number in numbers}
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._old_handlers[number] = signal.signal(number, self._receive)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -25,8 +25,8 @@ class Config(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=()
     )
-    other_names: ClassVar[Mapping[str, str]] = {}
-    """What users may write instead of a setting -> the setting."""
+    mistaken_names: ClassVar[Mapping[str, str]] = {}
+    """What users write by mistake -> the setting that the message names."""
     _path: Path | None = PrivateAttr(None)
 
     @property
@@ -73,7 +73,8 @@ def load_values(path: Path) -> dict[str, Any]:
     except OSError as error:
         there = ", ".join(sorted(file.stem for file in Path("finetune/configs").glob("*.yaml")))
         hint = f"; finetune/configs/NAME.yaml has {there}" if there else ""
-        raise UserError(f"{path}: {error.strerror or 'not a YAML mapping'}{hint}") from None
+        reason = error.strerror or "not a YAML mapping"  # OmegaConf: a single number, no strerror
+        raise UserError(f"{path}: {reason}{hint}") from None
     except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: {_in_one_line(error)}") from None
 
@@ -168,7 +169,7 @@ def _known_names(cls: type[Config], section: Sequence[int | str]) -> dict[str, s
             if isinstance(kind, type) and issubclass(kind, Config):
                 cls = kind
     names = [prefix + name for name in cls.model_fields]
-    return {**cls.other_names, **dict(zip(names, names, strict=True))}
+    return {**cls.mistaken_names, **dict(zip(names, names, strict=True))}
 
 
 ABSOLUTE_PATH = re.compile(r"(?:file:/{2,3}|~\w*/|/(?!/)|[A-Za-z]:[\\/]|\\\\)")

@@ -78,7 +78,7 @@ class RunRecord(Record):
     """Whether the prompts show what the text classifier thinks."""
     prompt_sha256: str
     task_sha256: str | None = None
-    """The task's code, which makes the token rows."""
+    """Of the code and prompt in the task's folder, which make the token rows."""
     batch: int = 16
     processes: int = 1
     """Each has its own random state and its share of every step."""
@@ -216,26 +216,26 @@ def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
     Of several answers in a run those to the file `gold` are meant; without it, or if it is another
     file (with the gold answers, say), those named as it is.
     """
-    folder = path if path.is_dir() else path.parent
-    for place in (folder, folder.parent):  # a submission may be a folder itself
+    start = path if path.is_dir() else path.parent
+    for place in (start, start.parent):  # a submission may be a folder itself
         if _has_answers(place):
             return Answers(place)
     manifests = sorted(path.glob(f"{ANSWERS}/*/{MANIFEST}"))
     records = {manifest.parent: Answers(manifest.parent).record for manifest in manifests}
-    digest = sha256(gold) if gold and gold.is_file() else None
+    gold_sha256 = sha256(gold) if gold and gold.is_file() else None
 
-    def answers_gold(one: Path) -> bool:
-        return records[one].test_sha256 == digest
+    def is_to_gold_file(folder: Path) -> bool:
+        return records[folder].test_sha256 == gold_sha256
 
-    def is_handed_in(one: Path) -> bool:
-        return not records[one].for_choice
+    def is_handed_in(folder: Path) -> bool:
+        return not records[folder].for_choice
 
-    def has_its_name(one: Path) -> bool:
-        return gold is not None and one.name == gold.stem
+    def has_its_name(folder: Path) -> bool:
+        return gold is not None and folder.name == gold.stem
 
-    found = [one for one in records if answers_gold(one) or is_handed_in(one)]
-    for condition in (answers_gold, is_handed_in, has_its_name, _is_answered):
-        found = [one for one in found if condition(one)] or found
+    found = [folder for folder in records if is_to_gold_file(folder) or is_handed_in(folder)]
+    for condition in (is_to_gold_file, is_handed_in, has_its_name, _is_answered):
+        found = [folder for folder in found if condition(folder)] or found
     if len(found) > 1:
         names = ", ".join(map(str, found))
         raise UserError(f"{path}: has answers to several test files; say which: {names}")

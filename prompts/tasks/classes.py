@@ -1,4 +1,7 @@
-"""Tasks whose answer is one class, or a set of classes, from a closed list."""
+"""Tasks whose answer is one class, or a set of classes, from a closed list.
+
+After a change here raise `render.RULES`.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,7 @@
-"""What the facts of a Chinese criminal case say for or against a person, as numbers."""
+"""What the facts of a Chinese criminal case say for or against a person, as numbers.
+
+After a change here raise `render.RULES`.
+"""
 
 import math
 import re

@@ -69,11 +69,19 @@ def means_the_same(text: str, other: str) -> bool:
 
 def shown(gold: Row, row: Row | None) -> Iterator[Item]:
     """Yield every sentence with its sextuple, then every holder with its emotion chains."""
+    yield from _shown_sentences(gold, row)
+    yield from _shown_holders(gold, row)
+
+
+def _shown_sentences(gold: Row, row: Row | None) -> Iterator[Item]:
     answers = chain(_sextuples(row), repeat([]))
     for sentence, right in zip(gold["chat"], _sextuples(gold), strict=True):
         given = next(answers)
         title = f"{sentence['holder']}：{sentence['input_sentence']}"
         yield title, _shown_fields(right, given)
+
+
+def _shown_holders(gold: Row, row: Row | None) -> Iterator[Item]:
     emotions = (row["emo"] if row else None) or {}
     for name, holder in (gold["emo"] or {}).items():
         golds = holder["events"]
@@ -154,10 +162,15 @@ def chain_points(gold: Sequence[Row], predicted: Sequence[Row]) -> float:
     cosines = table(golds, reasons)
     points = np.full(cosines.shape, -1.0)
     for i, j in np.argwhere(cosines >= MIN_TEXT_COSINE - EPSILON).tolist():
-        is_state = gold[i]["state"] == predicted[j]["state"]
-        is_source = gold[i]["source_id"] == predicted[j]["source_id"]
-        points[i, j] = is_state + is_source
+        points[i, j] = _emotion_points(gold[i], predicted[j])
     return _best_sum(points, cosines) / (2 * len(gold))
+
+
+def _emotion_points(right: Row, given: Row) -> int:
+    """Return the points, 0-2, of a predicted emotion whose reason is right."""
+    points = int(right["state"] == given["state"])
+    points += right["source_id"] == given["source_id"]
+    return points
 
 
 def _best_sum(points: Numbers, cosines: Numbers) -> float:

@@ -59,13 +59,18 @@ def _judgments(outcomes: Any) -> dict[str, dict[str, Any]]:
         raise UserError(f"'outcomes' must be a list, found {quoted(outcomes)}")
     judgments: dict[str, dict[str, Any]] = {}
     for outcome in outcomes:
-        given = outcome.get("name") if isinstance(outcome, dict) else None
-        name = visible(given) if isinstance(given, str) else None
+        name = _name_in(outcome)
         if name is None or name in judgments:
             raise UserError(f"'outcomes' needs each name once, found {quoted(outcome)}")
         with located(f"defendant {name!r}"):
             judgments[name] = {"name": name, **_judgment(outcome)}
     return judgments
+
+
+def _name_in(outcome: Any) -> str | None:
+    if isinstance(outcome, dict) and isinstance(outcome.get("name"), str):
+        return visible(outcome["name"])
+    return None
 
 
 def _judgment(outcome: Mapping[str, Any]) -> dict[str, Any]:
