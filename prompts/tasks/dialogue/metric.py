@@ -169,7 +169,7 @@ def chain_points(gold: Sequence[Row], predicted: Sequence[Row]) -> float:
 def _emotion_points(right: Row, given: Row) -> int:
     """Return the points, 0-2, of a predicted emotion whose reason is right."""
     points = int(right["state"] == given["state"])
-    points += right["source_id"] == given["source_id"]
+    points += int(right["source_id"] == given["source_id"])
     return points
 
 
