@@ -102,8 +102,9 @@ def answer_cases(run: Run, job: Job, cases: Cases, engine: Answering, console: C
         claim_answers(job, cases, "classifier", str(choice), console)
         return
     ask_cases(job, cases, engine, str(choice), console)
-    if not is_dev(run.record, cases):  # there the confidences would look better than they are
-        record = AnswersRecord.read(cases.folder)
+    record = AnswersRecord.read(cases.folder)
+    # On the cases that made the scaling, confidences would look better than they are.
+    if record.test_sha256 != run.record.dev_sha256:
         record.model_copy(update={"scaling": choice.scaling}).write(cases.folder)
 
 
@@ -123,7 +124,7 @@ def choice_of(
     if choice := read_choice(folder):
         return choice
     record = run.record
-    if is_dev(record, cases):
+    if record.dev and sha256(cases.file) == record.dev_sha256:
         ask_cases(job, cases, engine, FOR_CHOICE, console)
         decode_answers(cases.folder)
         return choose(cases.folder, folder)
@@ -132,11 +133,6 @@ def choice_of(
         return held_out
     with exclusive_lock(folder, wait=True):
         return read_choice(folder) or choice_on(job, held_out, engine, console)
-
-
-def is_dev(record: RunRecord, cases: Cases) -> bool:
-    """Say whether these are the held-out cases of a training, from a file of their own."""
-    return record.dev is not None and sha256(cases.file) == record.dev_sha256
 
 
 def held_out_cases(record: RunRecord, job: Job, folder: Path) -> Cases | str:
