@@ -2,9 +2,9 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, field_validator
 
@@ -25,16 +25,6 @@ processes; by default it would do so after 30 s."""
 
 class SftConfig(Config):
     """Settings of one run; the resolved copy is saved in the run folder."""
-
-    mistaken_names: ClassVar[Mapping[str, str]] = {
-        name: f"trainer.{name}"
-        for name in (
-            "learning_rate",
-            "max_steps",
-            "num_train_epochs",
-            "per_device_train_batch_size",
-        )
-    }
 
     task: str = "judgment"
     """Name of a folder in prompts/tasks/."""

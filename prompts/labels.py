@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from panjue.prompts.plumbing.config import first_complaint
 from panjue.prompts.plumbing.decode import normal
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
@@ -23,7 +24,8 @@ class Labels:
 
     counts: Mapping[str, Counts] = field(default_factory=dict)  # field -> label, commonest first
     most: Counts = field(default_factory=dict)  # field -> most labels in one answer
-    pairs: Mapping[str, Counts] = field(default_factory=dict)  # of the first two fields
+    pairs: Mapping[str, Counts] = field(default_factory=dict)
+    """Label of the first field -> the labels of the second that occur with it, commonest first."""
 
     def names(self, kind: str) -> list[str]:
         """Return the labels of one field in a fixed order (by code point)."""
@@ -51,14 +53,9 @@ class Labels:
             forms.setdefault(normal(label), []).append(label)
         return forms
 
-    def commonest(self, kind: str, among: Counts | None = None) -> str | None:
+    def commonest(self, kind: str) -> str | None:
         """Return the label with the highest count; ties go to the first by code point."""
-        return self._commonest.get(kind) if among is None else _first(among)
-
-    @cached_property
-    def _commonest(self) -> dict[str, str | None]:
-        """Every fallback needs these."""
-        return {kind: _first(counts) for kind, counts in self.counts.items()}
+        return next(iter(self.counts.get(kind, ())), None)
 
     def save(self, folder: Path) -> None:
         write_json(folder / "labels.json", asdict(self))
@@ -71,9 +68,7 @@ def load_labels(path: Path) -> Labels:
     try:
         return LABELS.validate_python(read_json(path))
     except ValidationError as error:
-        [first, *_] = error.errors()
-        key = ".".join(map(str, first["loc"]))
-        problem = f"{key}: {first['msg']}" if key else first["msg"]
+        problem = first_complaint(error)
         raise UserError(f"{path}: not a labels file of panjue: {problem}") from None
 
 
@@ -96,10 +91,6 @@ def collect(answers: Iterable[Mapping[str, Iterable[str]]]) -> Labels:
         dict(most),
         {label: _ranked(counter) for label, counter in sorted(pairs.items())},
     )
-
-
-def _first(counts: Counts) -> str | None:
-    return min(counts, key=lambda label: (-counts[label], label), default=None)
 
 
 def _ranked(counter: Counter[str]) -> dict[str, int]:

@@ -183,7 +183,7 @@ def configured(task: Task, given: Mapping[str, Any]) -> Task:
     try:
         settings = kind.model_validate(dict(given))
     except ValidationError as error:
-        raise UserError(f"solve: {first_complaint(kind, error)}") from None
+        raise UserError(f"solve: {first_complaint(error, kind.model_fields)}") from None
     return replace(task, solve=replace(task.solve, settings=settings))
 
 

@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -25,8 +25,6 @@ class Config(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=()
     )
-    mistaken_names: ClassVar[Mapping[str, str]] = {}
-    """What users write by mistake -> the setting that the message names."""
     _path: Path | None = PrivateAttr(None)
 
     @property
@@ -58,9 +56,12 @@ def load_section(cls: type[C], path: Path, name: str, overrides: Sequence[str] =
         key = str((error.errors()[0]["loc"] or ("",))[0])
         words = [word for word in overrides if re.split("[.=]", word)[0] == key]
         place = words[-1] if words else path
-        raise UserError(f"{place}: {first_complaint(cls, error)}") from None
+        raise UserError(f"{place}: {first_complaint(error, cls.model_fields)}") from None
     config._path = path
     return config
+
+
+YAML_ERRORS = (OmegaConfBaseException, yaml.YAMLError, UnicodeError)
 
 
 def load_values(path: Path) -> dict[str, Any]:
@@ -70,13 +71,8 @@ def load_values(path: Path) -> dict[str, Any]:
         if not isinstance(loaded, DictConfig):
             raise UserError(f"{path}: expected lines of `key: value`, found a list")
         return _plain(loaded)
-    except OSError as error:
-        there = ", ".join(sorted(file.stem for file in Path("finetune/configs").glob("*.yaml")))
-        hint = f"; finetune/configs/NAME.yaml has {there}" if there else ""
-        reason = error.strerror or "not a YAML mapping"  # OmegaConf: a single number, no strerror
-        raise UserError(f"{path}: {reason}{hint}") from None
-    except (OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: {_in_one_line(error)}") from None
+    except (*YAML_ERRORS, OSError) as error:  # OmegaConf: an OSError too for a single number
+        raise UserError(f"{path}: {_one_line(error)}") from None
 
 
 def _plain(config: Any) -> dict[str, Any]:
@@ -87,39 +83,35 @@ def _plain(config: Any) -> dict[str, Any]:
 def _overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     merged: Any = OmegaConf.create(dict(values))
     for word in overrides:
-        override = _override(word)
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise UserError(f"{word!r}: an override is written key=value")
+        quote = f"""put text in quotes: {key}='"…"'"""
+        if re.search(r"(^|\s)#", value) and value[0] not in "\"'":
+            raise UserError(f"{word!r}: the text after # is a comment in YAML; {quote}")
         try:
+            override = _plain(OmegaConf.from_dotlist([word]))
             merged = OmegaConf.merge(merged, override)
-        except TypeError:
-            reason = "a list cannot replace a section, nor a section a list"
-            raise UserError(f"{word!r}: {reason}") from None
+        except (*YAML_ERRORS, TypeError) as error:  # of a list in place of a section
+            problem = _one_line(error)
+            raise UserError(f"{word!r}: {problem}; the value is YAML, {quote}") from None
     return _plain(merged)
 
 
-def _override(word: str) -> dict[str, Any]:
-    if "=" not in word:
-        raise UserError(f"{word!r}: an override is written key=value")
-    key, _, value = word.partition("=")
-    quote = f"""put text in quotes: {key}='"…"'"""
-    if re.search(r"(^|\s)#", value) and value[0] not in "\"'":
-        raise UserError(f"{word!r}: the text after # is a comment in YAML; {quote}")
-    try:
-        return _plain(OmegaConf.from_dotlist([word]))
-    except (OmegaConfBaseException, yaml.YAMLError, UnicodeError) as error:
-        raise UserError(f"{word!r}: {_in_one_line(error)}; the value is YAML, {quote}") from None
+TEXT_TYPES = (str, Path, str | None, Path | None)
 
 
 def _as_text(cls: type[Config], word: str) -> str:
     """Quote a value like 2024_11 of a setting that is a text or a path: YAML has it as 202411."""
     key, _, value = word.partition("=")
     info = cls.model_fields.get(key)
-    is_text = info and re.search(r"Path|\bstr\b", str(info.annotation))
+    is_text = info and info.annotation in TEXT_TYPES
     if is_text and re.fullmatch(r"[\d._:+-]+", value):
         return f"{key}='{value}'"
     return word
 
 
-def _in_one_line(text: object) -> str:
+def _one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
@@ -144,49 +136,25 @@ def setting_lines(cls: type[Config]) -> Iterator[str]:
         if info.is_required() or default is None:
             default = ""
         yield f"{name}={default}"
-        yield f"    {_in_one_line(info.description or '')}"
+        yield f"    {_one_line(info.description or '')}"
 
 
-def first_complaint(cls: type[Config], error: ValidationError) -> str:
+def first_complaint(error: ValidationError, known: Collection[str] = ()) -> str:
+    """Return the place and the problem of pydantic's first error, and the nearest known name."""
     first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        names = _known_names(cls, first["loc"][:-1])
-        return f"no setting {key!r}{did_you_mean(key, names, names)}"
-    if first["type"] == "missing":
-        info = cls.model_fields.get(key)  # None for a key inside a section
-        return f"set {key!r}: {(info and info.description) or 'it has no default'}"
-    if not key:  # the error is about several settings
-        return str(first["msg"]).removeprefix("Value error, ")
-    return f"{key}: {first['msg']}, got {first['input']!r}"
-
-
-def _known_names(cls: type[Config], section: Sequence[int | str]) -> dict[str, str]:
-    """Return what may stand in a section of settings -> how it is written on the command line."""
-    prefix = "".join(f"{name}." for name in section)
-    for name in section:
-        for kind in get_args(cls.model_fields[str(name)].annotation):
-            if isinstance(kind, type) and issubclass(kind, Config):
-                cls = kind
-    names = [prefix + name for name in cls.model_fields]
-    return {**cls.mistaken_names, **dict(zip(names, names, strict=True))}
-
-
-ABSOLUTE_PATH = re.compile(r"(?:file:/{2,3}|~\w*/|/(?!/)|[A-Za-z]:[\\/]|\\\\)")
-EMBEDDED_PATH = re.compile(
-    r"""(?<=[="':])(?:file://)?(?:~\w*)?/(?!/)(?:[^\s"'/,]+/)*([^\s"'/,]+)""", re.ASCII
-)
-"""An absolute path after `=`, a colon or a quote."""
+    key = ".".join(map(str, first["loc"]))
+    if known and first["type"] == "extra_forbidden":
+        return f"no setting {key!r}{did_you_mean(key, known)}"
+    problem = first["msg"].removeprefix("Value error, ")
+    return f"{key}: {problem}" if key else problem
 
 
 def scrubbed(value: Any) -> Any:
     """Return settings with each absolute path reduced to its last part."""
     if isinstance(value, Mapping):
-        return {scrubbed(key): scrubbed(inner) for key, inner in value.items()}
+        return {key: scrubbed(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [scrubbed(inner) for inner in value]
-    if not isinstance(value, str):
-        return value
-    if ABSOLUTE_PATH.match(value):
-        return re.split(r"[/\\]", value.rstrip("/\\"))[-1] or value
-    return EMBEDDED_PATH.sub(r"\1", value)
+    if isinstance(value, str) and value.startswith(("/", "~")):
+        return Path(value).name
+    return value

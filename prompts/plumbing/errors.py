@@ -4,7 +4,7 @@ import difflib
 import errno
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 
@@ -38,15 +38,10 @@ class Stopped(BaseException):
         self.exit_code = 128 + signal
 
 
-def did_you_mean(word: str, known: Iterable[str], written: Mapping[str, str] | None = None) -> str:
-    """Return `; did you mean 'x'?` for the nearest of `known`, or nothing.
-
-    `written` has what to write for each of them, where that is not the name itself.
-    """
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the nearest of `known`, or nothing."""
     match = _nearest(word, tuple(known))
-    if not match:
-        return ""
-    return f"; did you mean {written[match] if written else match!r}?"
+    return f"; did you mean {match!r}?" if match else ""
 
 
 @lru_cache(maxsize=1024)  # a label that is wrong in a whole file is looked for once

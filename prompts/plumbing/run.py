@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from panjue.prompts.plumbing.config import first_complaint
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import difference, read_object, sha256, write_json
 
@@ -43,10 +44,9 @@ class Record(BaseModel):
         try:
             return cls.model_validate(read_object(path))
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])) or "it"
+            problem = first_complaint(error)
             raise UserError(
-                f"{path}: {place}: {first['msg']}; another version of panjue made it: make it again"
+                f"{path}: {problem}; another version of panjue made it: make it again"
             ) from None
 
     def write(self, folder: Path) -> None:

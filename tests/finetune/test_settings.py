@@ -79,7 +79,6 @@ def test_packs_whose_examples_would_not_be_kept_apart_are_refused(
         ("lora.kasa_config={}", "^lora: these settings change the base's weights too"),
         ("model=./nowhere", "no such folder"),
         ("task=judgement", "did you mean 'judgment'"),
-        ("max_step=10", r"no setting 'max_step'; did you mean 'trainer.max_steps'\?$"),
         ("max_token=10", r"no setting 'max_token'; did you mean 'max_tokens'\?$"),
         ("mix=nowhere.jsonl", "mix: no file"),
     ],

@@ -53,7 +53,7 @@ def test_counts_by_hand() -> None:
     assert labels.normal_forms["charges"] == {"盗窃": "盗窃罪", "诈骗": "诈骗罪"}
     assert labels.commonest("articles") == "264"
     assert labels.commonest("penalty") == "10"
-    assert labels.commonest("articles", labels.pairs["诈骗罪"]) == "266"
+    assert next(iter(labels.pairs["诈骗罪"])) == "266", "the commonest first"
 
 
 @pytest.mark.parametrize(

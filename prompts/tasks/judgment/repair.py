@@ -178,7 +178,7 @@ class Person:
         """Return the commonest article of each charge in training, else the commonest of all."""
         articles = []
         for charge in charges:
-            article = self._labels.commonest("articles", self._labels.pairs.get(charge, {}))
+            article = next(iter(self._labels.pairs.get(charge, ())), None)
             if article and article not in articles:
                 articles.append(article)
         return articles[: self._labels.most.get("articles", 0)] or self._commonest("articles")
