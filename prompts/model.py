@@ -9,7 +9,7 @@ from typing import Any
 from panjue.prompts.architecture import check_quantization
 from panjue.prompts.plumbing.endpoint import making_client
 from panjue.prompts.plumbing.errors import UserError, of_library
-from panjue.prompts.plumbing.files import check_writable, read_object, sha256
+from panjue.prompts.plumbing.files import read_object, sha256
 from panjue.prompts.render import control_ids, neutralize, neutralize_tokens, prompt_file
 from panjue.prompts.task import task_folders
 
@@ -133,7 +133,6 @@ def _from_hub(name: str, files: Sequence[str]) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(files)))
     except (OSError, HFValidationError, RuntimeError) as error:
-        check_writable(Path(constants.HF_HUB_CACHE), "HOME or HF_HOME")
         reason = f"{constants.ENDPOINT}: {str(error).strip().splitlines()[0]}"
         raise UserError(
             f"{place}: no such folder, and the hub cannot provide it ({reason}); set HF_ENDPOINT "

@@ -14,7 +14,7 @@ from panjue.prompts.plumbing.files import (
     dump,
     lines,
     located,
-    parse_case,
+    parse_row,
     read_object,
 )
 from panjue.prompts.plumbing.rows import format_hint
@@ -122,7 +122,7 @@ def side_groups(path: Path | None) -> dict[str, dict[str, str]]:
     side: dict[str, dict[str, str]] = {}
     for number, raw in lines(path) if path else ():
         with located(f"{path}:{number}"):
-            row = parse_case(raw)
+            row = parse_row(raw)
             key = str(row.pop("id", ""))
             if not key or key in side:
                 raise UserError(f"id {key} occurs twice" if key else "the row has no 'id'")

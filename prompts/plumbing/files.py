@@ -1,12 +1,11 @@
 """Robust files: JSON lines, atomic writes, append-only streams that resume, and locks."""
 
 import hashlib
-import itertools
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 from uuid import uuid4
@@ -18,30 +17,19 @@ from panjue.prompts.plumbing.errors import Unreadable, UserError
 
 Json = Any
 
-Kind = type[dict[str, Json]] | type[list[Json]]
-
 FileRow = tuple[int | str, Callable[[], dict[str, Json]]]
 """Place of a row in its file, and a function that returns the row or raises a UserError."""
 
 BOM = b"\xef\xbb\xbf"
 
-LARGEST_LINE = 2**24
-"""Maximum bytes of a line: about five million characters, more than any case has."""
-
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield (line number, bytes) of a JSONL file; empty lines and `//` comments are skipped.
 
-    The official example file starts with two such comments. A byte order mark is accepted. A line
-    above `LARGEST_LINE` is cut one byte after it, so that `parse_case` refuses it.
+    The official example file starts with two such comments. A byte order mark is accepted.
     """
     with open_bytes(path) as file:
-        for number in itertools.count(1):
-            line = rest = file.readline(LARGEST_LINE + 1)
-            while len(rest) > LARGEST_LINE and not rest.endswith(b"\n"):
-                rest = file.readline(LARGEST_LINE + 1)
-            if not line:
-                return
+        for number, line in enumerate(file, start=1):
             raw = line.removeprefix(BOM) if number == 1 else line
             if raw.strip() and not raw.lstrip().startswith(b"//"):
                 yield number, raw
@@ -62,7 +50,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Json]]]:
     """Yield (line number, object) of a JSONL file, as `lines` does."""
     for number, raw in lines(path):
         with located(f"{path}:{number}"):
-            row = parse_case(raw)
+            row = parse_row(raw)
         yield number, row
 
 
@@ -75,19 +63,16 @@ def located(place: str) -> Iterator[None]:
         raise UserError(f"{place}: {error}") from None
 
 
-def parse_case(raw: bytes) -> dict[str, Json]:
-    if len(raw) > LARGEST_LINE:
-        raise UserError(f"longer than {LARGEST_LINE >> 20} MiB; no case is that long")
+def parse_row(raw: bytes) -> dict[str, Json]:
+    """Return the JSON object of a line, in which no key is given twice."""
     try:
-        return parse_line(raw)
+        value = parse_json(raw.rstrip(), each_key_once)
     except UserError as error:
         torn = "" if raw.endswith(b"\n") else "; the last line is not ended: is the file cut off?"
         raise UserError(f"{error}{torn}") from None
-
-
-def parse_line(raw: bytes) -> dict[str, Json]:
-    row: dict[str, Json] = parse(raw, dict)
-    return row
+    if rb"\u" in raw:  # any other text is UTF-8
+        check_text(value)
+    return as_object(value)
 
 
 def parse_json(raw: bytes, pairs: Callable[[list[tuple[str, Json]]], Json] | None = None) -> Json:
@@ -95,33 +80,14 @@ def parse_json(raw: bytes, pairs: Callable[[list[tuple[str, Json]]], Json] | Non
         return json.loads(raw.decode("utf-8"), object_pairs_hook=pairs)
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 at byte {error.start}; save the file as UTF-8") from None
-    except RecursionError:
-        raise UserError("not JSON: it is nested too deeply") from None
-    except ValueError as error:
-        where = str(error)
-        if isinstance(error, json.JSONDecodeError) and b"\n" not in raw.strip():
-            where = f"{error.msg} at character {error.pos + 1}"  # its place has the line
-        raise UserError(f"not JSON: {where}") from None
+    except (ValueError, RecursionError) as error:
+        problem = str(error).replace("line 1 column", "column")  # the place of a row has its line
+        raise UserError(f"not JSON: {problem}") from None
 
 
-def parse(raw: bytes, kind: Kind) -> Json:
-    """Read bytes as a JSON object or a JSON list, in which no key is given twice."""
-    value = parse_json(raw, each_key_once)
-    if rb"\u" in raw:
-        return checked(value, kind)
-    return _of_kind(kind, value)
-
-
-def checked(value: Json, kind: Kind) -> Json:
-    """Return a value of this kind that can be written as UTF-8."""
-    check_text(_of_kind(kind, value))
-    return value
-
-
-def _of_kind(kind: Kind, value: Json) -> Json:
-    if not isinstance(value, kind):
-        expected = "object" if kind is dict else "list"
-        raise UserError(f"expected a JSON {expected}, found {type(value).__name__}")
+def as_object(value: Json) -> dict[str, Json]:
+    if not isinstance(value, dict):
+        raise UserError(f"expected a JSON object, found {type(value).__name__}")
     return value
 
 
@@ -131,8 +97,6 @@ def check_text(value: Json) -> None:
         dump(value).encode("utf-8")
     except UnicodeEncodeError:
         raise UserError("a lone \\ud800-\\udfff escape is only half a character") from None
-    except RecursionError:
-        raise UserError("it is nested too deeply") from None
 
 
 def dump(value: Json) -> str:
@@ -211,15 +175,15 @@ def write_json(path: Path, value: Json) -> None:
         out.write("\n")
 
 
-def read_object(path: Path) -> dict[str, Json]:
-    with open_bytes(path) as file, located(str(path)):
-        found: dict[str, Json] = _of_kind(dict, parse_json(file.read()))
-        return found
-
-
 def read_json(path: Path) -> Json:
     with open_bytes(path) as file, located(str(path)):
         return parse_json(file.read())
+
+
+def read_object(path: Path) -> dict[str, Json]:
+    value = read_json(path)
+    with located(str(path)):
+        return as_object(value)
 
 
 @contextmanager
@@ -236,14 +200,6 @@ def stream(path: Path) -> Iterator[IO[str]]:
         tail.truncate(end)
     with _named(path), path.open("a", encoding="utf-8", newline="\n") as out:
         yield out
-
-
-def check_writable(folder: Path, variable: str) -> None:
-    """Refuse a folder of a library that cannot be made or written; `variable` names another."""
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"{folder}: cannot be written; set {variable} to a folder that can")
 
 
 def sha256(path: Path) -> str:
@@ -271,7 +227,7 @@ def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
         was = before.get(key)
         now = after.get(key)
         if was != now and not is_moved:
-            changes.append(f"{key}: {_short(was)} -> {_short(now)}")
+            changes.append(f"{key}: {_text(was)} -> {_text(now)}")
     return "; ".join(changes)
 
 
@@ -283,11 +239,8 @@ def _leaves(mapping: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str
             yield f"{prefix}{key}", value
 
 
-def _short(value: Json) -> str:
-    text = value if isinstance(value, str) else dump(value)
-    if len(text) <= 40:
-        return text
-    return f"{text[:12]}…{text[-12:]}"
+def _text(value: Json) -> str:
+    return value if isinstance(value, str) else dump(value)
 
 
 LOCK_TIMEOUT_S = 1.0

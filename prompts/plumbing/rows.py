@@ -15,13 +15,13 @@ from panjue.prompts.plumbing.files import (
     BOM,
     FileRow,
     Json,
-    checked,
+    as_object,
+    check_text,
     lines,
     located,
     open_bytes,
-    parse_case,
     parse_json,
-    parse_line,
+    parse_row,
 )
 
 
@@ -31,7 +31,7 @@ def case_rows(path: Path) -> Iterator[FileRow]:
         yield from list_rows(path)
     else:
         for number, raw in lines(path):
-            yield number, partial(parse_case, raw)
+            yield number, partial(parse_row, raw)
 
 
 def _is_one_list(path: Path) -> bool:
@@ -47,7 +47,12 @@ def _is_one_list(path: Path) -> bool:
 
 def list_rows(path: Path) -> Iterator[FileRow]:
     for number, row in enumerate(list_items(path), start=1):
-        yield f"row {number}", partial(checked, row, dict)
+        yield f"row {number}", partial(_item, row)
+
+
+def _item(value: Json) -> dict[str, Json]:
+    check_text(value)
+    return as_object(value)
 
 
 def list_items(path: Path, key: str | None = None) -> list[Any]:
@@ -113,7 +118,7 @@ class Rows:
 
     def _add(self, number: int, line: bytes, offset: int) -> None:
         with located(f"{self.path}:{number}"):
-            row = parse_line(line)
+            row = parse_row(line)
             if "id" not in row:
                 raise UserError("the row has no 'id'")
             key = self._key(row)
@@ -134,4 +139,4 @@ class Rows:
             return None
         self._file.seek(offset)
         with located(str(self.path)):
-            return parse_line(self._file.readline())
+            return parse_row(self._file.readline())

@@ -16,15 +16,11 @@ from panjue.prompts.plumbing.files import (
     dump,
     located,
     open_bytes,
-    parse_line,
+    parse_row,
 )
 from panjue.prompts.plumbing.rows import Rows, list_rows
 
 WriteRow = Callable[[Mapping[str, Any]], None]
-
-
-def _is_never_one(_folder: Path) -> bool:
-    return False
 
 
 @dataclass(frozen=True)
@@ -36,9 +32,8 @@ class SubmissionFormat:
     read: Callable[[Path], Iterator[FileRow]]
     writing: Callable[[Path], AbstractContextManager[WriteRow]]
     """Gives the function to write rows with; the submission appears if the block succeeds."""
-    index: Callable[[Path], Rows]
-    is_one: Callable[[Path], bool] = _is_never_one
-    """Whether a folder is itself a submission in this format."""
+    is_one: Callable[[Path], bool] = Path.is_file
+    """Whether a path is itself a submission in this format."""
 
     def find(self, path: Path) -> Path:
         """Return the submission in a run folder; any other path as it is."""
@@ -47,6 +42,21 @@ class SubmissionFormat:
         if not (path / self.name).exists():
             raise UserError(f"{path}: has no {self.name}; is --task right, is all generated?")
         return path / self.name
+
+    def index(self, path: Path) -> Rows:
+        """Return the rows by id; those of other formats than JSON lines by a temporary file."""
+        if self.read is _read_lines:
+            check_bom(path)
+            return Rows(path)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".jsonl") as lines:
+            for place, load in self.read(path):
+                with located(f"{path}:{place}"):
+                    row = load()
+                    if "id" not in row:
+                        raise UserError("the row has no 'id'")
+                lines.write(dump(row) + "\n")
+            lines.flush()
+            return Rows(Path(lines.name), name=path)
 
 
 def _read_lines(path: Path) -> Iterator[FileRow]:
@@ -59,26 +69,13 @@ def _read_lines(path: Path) -> Iterator[FileRow]:
 def _line(line: bytes) -> dict[str, Any]:
     if not line.strip():
         raise UserError("the line is empty")
-    return parse_line(line)
+    return parse_row(line)
 
 
 @contextmanager
 def _writing_lines(path: Path) -> Iterator[WriteRow]:
     with atomic_write(path) as out:
         yield lambda row: print(dump(row), file=out)
-
-
-def indexed(read: Callable[[Path], Iterator[FileRow]], path: Path) -> Rows:
-    """Return the rows by id, stored in a temporary file: only offsets are in memory."""
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".jsonl") as lines:
-        for place, load in read(path):
-            with located(f"{path}:{place}"):
-                row = load()
-                if "id" not in row:
-                    raise UserError("the row has no 'id'")
-            lines.write(dump(row) + "\n")
-        lines.flush()
-        return Rows(Path(lines.name), name=path)
 
 
 def check_bom(path: Path) -> None:
@@ -106,12 +103,5 @@ def _writing_list(path: Path) -> Iterator[WriteRow]:
         out.write("[]\n" if separator == "[" else "\n]\n")
 
 
-def _indexed_lines(path: Path) -> Rows:
-    check_bom(path)
-    return Rows(path)
-
-
-JSON_LINES = SubmissionFormat("submission.jsonl", _read_lines, _writing_lines, _indexed_lines)
-JSON_LIST = SubmissionFormat(
-    "submission.json", _read_list, _writing_list, partial(indexed, _read_list)
-)
+JSON_LINES = SubmissionFormat("submission.jsonl", _read_lines, _writing_lines)
+JSON_LIST = SubmissionFormat("submission.json", _read_list, _writing_list)

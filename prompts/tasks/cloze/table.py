@@ -10,7 +10,7 @@ from typing import Any
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import FileRow, atomic_write, check_text, dump, open_bytes
-from panjue.prompts.plumbing.submissions import SubmissionFormat, WriteRow, check_bom, indexed
+from panjue.prompts.plumbing.submissions import SubmissionFormat, WriteRow, check_bom
 
 COLUMNS = ["id", "ret"]
 
@@ -57,6 +57,4 @@ def _writing_table(path: Path) -> Iterator[WriteRow]:
         yield write
 
 
-RET_TABLE = SubmissionFormat(
-    "submission.csv", _read_table, _writing_table, partial(indexed, _read_table)
-)
+RET_TABLE = SubmissionFormat("submission.csv", _read_table, _writing_table)

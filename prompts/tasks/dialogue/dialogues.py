@@ -8,16 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from panjue.prompts.plumbing.decode import each_key_once
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     BOM,
-    LARGEST_LINE,
     FileRow,
     check_text,
-    parse,
+    parse_json,
     replace_folder,
 )
-from panjue.prompts.plumbing.submissions import SubmissionFormat, WriteRow, indexed
+from panjue.prompts.plumbing.submissions import SubmissionFormat, WriteRow
 
 
 def dialogues(folder: Path) -> Iterator[FileRow]:
@@ -58,11 +58,13 @@ def _dialogue(folder: Path, key: str) -> dict[str, Any]:
 
 def _document(path: Path, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
     try:
-        if path.stat().st_size > LARGEST_LINE:
-            raise UserError(f"larger than {LARGEST_LINE >> 20} MiB; no dialogue is that long")
-        return parse(path.read_bytes().removeprefix(BOM), kind)
+        value = parse_json(path.read_bytes().removeprefix(BOM), each_key_once)
     except OSError as error:
         raise UserError(str(error.strerror)) from None
+    check_text(value)
+    if not isinstance(value, kind):
+        raise UserError(f"expected a JSON {kind.__name__}, found {type(value).__name__}")
+    return value
 
 
 def _read_submission(folder: Path) -> Iterator[FileRow]:
@@ -95,10 +97,4 @@ def _writing(path: Path) -> Iterator[WriteRow]:
     replace_folder(temporary, path)
 
 
-DIALOGUES = SubmissionFormat(
-    "submission",
-    _read_submission,
-    _writing,
-    partial(indexed, _read_submission),
-    is_folder_of_dialogues,
-)
+DIALOGUES = SubmissionFormat("submission", _read_submission, _writing, is_folder_of_dialogues)

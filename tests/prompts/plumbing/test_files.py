@@ -9,9 +9,8 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     atomic_write,
     dump,
-    parse_case,
     parse_json,
-    parse_line,
+    parse_row,
     read_lines,
     read_object,
     sha256,
@@ -32,7 +31,7 @@ def test_a_dumped_row_is_one_line_and_comes_back(row: dict[str, object]) -> None
     line = dump(row)
     assert "\n" not in line
     assert "\r" not in line
-    assert parse_line(line.encode()) == row
+    assert parse_row(line.encode()) == row
 
 
 def test_whole_file_appears_at_the_end_only(tmp_path: Path) -> None:
@@ -138,7 +137,7 @@ def test_the_place_of_a_fault_in_a_line_is_a_character_of_it(tmp_path: Path) -> 
     path.write_bytes(b'{"id": 1}\n{"id": 2\n{"id": 3}\n')
     with pytest.raises(UserError) as error:
         list(read_lines(path))
-    assert str(error.value).startswith(f"{path}:2: not JSON: Expecting ',' delimiter at character ")
+    assert str(error.value).startswith(f"{path}:2: not JSON: Expecting ',' delimiter: column ")
     with pytest.raises(UserError, match="line 2 column 1"):
         parse_json(b"[1,\n}")
 
@@ -146,8 +145,7 @@ def test_the_place_of_a_fault_in_a_line_is_a_character_of_it(tmp_path: Path) -> 
 def test_a_key_given_twice_is_a_fault_in_a_row_and_none_in_a_library_s_file(tmp_path: Path) -> None:
     """Some models' config.json name a key twice, and transformers reads them."""
     twice = '{"id":1,"a":{"b":1,"b":2}}'
-    for read in (parse_line, parse_case):
-        with pytest.raises(UserError, match=r"^not JSON: the key 'b' is given twice"):
-            read(twice.encode())
+    with pytest.raises(UserError, match=r"^not JSON: the key 'b' is given twice"):
+        parse_row(twice.encode())
     (tmp_path / "config.json").write_text(twice, "utf-8")
     assert read_object(tmp_path / "config.json") == {"id": 1, "a": {"b": 2}}
