@@ -1,6 +1,5 @@
 """The language model in a base: whether it can be trained and answer, and how it is loaded."""
 
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,10 +10,6 @@ from typing import Any
 
 from panjue.prompts.plumbing.errors import UserError, of_library
 from panjue.prompts.plumbing.files import read_object
-
-QUANTIZED_FORMS = "quantized|bnb|fp8|awq|gptq|w4a16|w8a8|nvfp4|mxfp4|int[48]|[48]-?bit"
-OTHER_FORMS = re.compile(rf"[-_.]({QUANTIZED_FORMS})\b.*$", re.I)
-"""What the names of quantized checkpoints add to the name of the plain one."""
 
 TEXT_KEYS = {
     r"^language_model\.(?=lm_head\.)": "",
@@ -51,14 +46,9 @@ def check_quantization(folder: Path, name: str) -> None:
     quantization = quantization_of(folder)
     if not quantization or quantization.get("load_in_4bit"):
         return
-    owner, slash, last = name.rstrip("/").rpartition("/")
-    plain = OTHER_FORMS.sub("", last)
-    if plain == last:
-        which = "the same model in bfloat16"
-    else:
-        which = plain if Path(name).is_dir() else owner + slash + plain
     form = quantization.get("quant_method", "by an unknown method")
-    raise UserError(f"{name}: its weights are quantized ({form}), to answer only; take {which}")
+    way_out = "take the same model in bfloat16"
+    raise UserError(f"{name}: its weights are quantized ({form}), to answer only; {way_out}")
 
 
 def quantization_of(folder: Path) -> Mapping[str, Any]:

@@ -1,14 +1,13 @@
 """The folder and the tokenizer of a base model, for training and serving."""
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from panjue.prompts.architecture import check_quantization
 from panjue.prompts.plumbing.endpoint import making_client
-from panjue.prompts.plumbing.errors import UserError, of_library
+from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.files import read_object, sha256
 from panjue.prompts.render import control_ids, neutralize, neutralize_tokens, prompt_file
 from panjue.prompts.task import task_folders
@@ -64,36 +63,28 @@ def config_folder(name: str) -> Path:
 
 def check_weights(folder: Path) -> None:
     """Refuse weights that are missing, pointers of git-lfs, or cut: by names, headers and sizes."""
+    from safetensors import SafetensorError, safe_open
+
     again = "the copy or download is incomplete, make it again"
     files = {path.name for path in folder.glob("*.safetensors")}
-    indices = list(folder.glob("*.safetensors.index.json"))
     wanted: set[str] = set()
-    for path in indices:
+    for path in folder.glob("*.safetensors.index.json"):
         wanted.update(map(str, read_object(path)["weight_map"].values()))
-    if missing := sorted(wanted - files):
+    missing = sorted(wanted - files)
+    if missing:
         raise UserError(f"{folder}: has no {missing[0]}; {again}")
     if not files:
         raise UserError(
             f"{folder}: has no .safetensors weights; {again}, or convert weights of another format"
         )
     for name in sorted(files):
-        with of_library(f"{folder / name}: is no whole file of weights", f"; {again}"):
-            check_safetensors(folder / name)
-
-
-def check_safetensors(path: Path) -> None:
-    """Raise ValueError if a file is shorter than its header says."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if size > path.stat().st_size:
-            raise ValueError("its header is missing or cut")
-        header = json.loads(file.read(size))
-    header.pop("__metadata__", None)
-    ends = [tensor["data_offsets"][1] for tensor in header.values()]
-    needed = 8 + size + max(ends, default=0)
-    found = path.stat().st_size
-    if found < needed:
-        raise ValueError(f"it has {found} bytes of {needed}")
+        try:
+            with safe_open(folder / name, "np"):
+                pass
+        except SafetensorError as error:
+            raise UserError(
+                f"{folder / name}: is no whole file of weights: {error}; {again}"
+            ) from None
 
 
 def is_demo(folder: Path) -> bool:
@@ -120,11 +111,10 @@ def _from_hub(name: str, files: Sequence[str]) -> Path:
     from huggingface_hub import constants, get_session, snapshot_download
     from huggingface_hub.errors import HFValidationError
 
-    place = f"base model {name!r}"
     if not is_hub_name(name):
         raise UserError(
-            f"{place}: there is no such folder; give one, or a hub name like Qwen/Qwen3-8B "
-            "(`make base` makes that of the demo)"
+            f"base model {name!r}: there is no such folder; give one, or a hub name like "
+            "Qwen/Qwen3-8B (`make base` makes that of the demo)"
         )
     if not constants.ENDPOINT.startswith(("http://", "https://")):
         raise UserError(f"HF_ENDPOINT={constants.ENDPOINT}: begins without https://")
@@ -133,10 +123,10 @@ def _from_hub(name: str, files: Sequence[str]) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(files)))
     except (OSError, HFValidationError, RuntimeError) as error:
-        reason = f"{constants.ENDPOINT}: {str(error).strip().splitlines()[0]}"
         raise UserError(
-            f"{place}: no such folder, and the hub cannot provide it ({reason}); set HF_ENDPOINT "
-            "to a mirror, or give a folder"
+            f"base model {name!r}: no such folder, and the hub cannot provide it "
+            f"({constants.ENDPOINT}: {first_line(error)}); set HF_ENDPOINT to a mirror, or give a "
+            "folder"
         ) from None
 
 

@@ -12,20 +12,12 @@ SHOWN = "vllm"
 
 
 class DebugLog(logging.FileHandler):
-    """Appends warnings to a file, which the first one creates; on a full disk they are lost."""
+    """Appends warnings to a file; the first one creates it and its folder, if that is possible."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):
             Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
             super().emit(record)
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Ignore an error in writing."""
-
-    def close(self) -> None:
-        """Close the file, which writes what a full disk has refused before."""
-        with suppress(OSError):
-            super().close()
 
 
 @contextmanager
@@ -43,14 +35,14 @@ def debug_log(run: Path) -> Iterator[None]:
     errors.setLevel(logging.ERROR)
     logging.getLogger("py.warnings").setLevel(logging.WARNING)  # some libraries raise all levels
     logging.captureWarnings(True)
-    for handler in (log, errors):
-        logging.root.addHandler(handler)
+    logging.root.addHandler(log)
+    logging.root.addHandler(errors)
     quiet_libraries()
     try:
         yield
     finally:
-        for handler in (log, errors):
-            logging.root.removeHandler(handler)
+        logging.root.removeHandler(log)
+        logging.root.removeHandler(errors)
         logging.captureWarnings(False)
         log.close()
 
@@ -60,8 +52,9 @@ def quiet_libraries() -> None:
     if not any(isinstance(handler, DebugLog) for handler in logging.root.handlers):
         return
     for name, logger in list(logging.root.manager.loggerDict.items()):
-        if isinstance(logger, logging.Logger) and name.partition(".")[0] != SHOWN:
-            for handler in list(logger.handlers):
-                if isinstance(handler, logging.StreamHandler):
-                    logger.removeHandler(handler)
-                    logger.propagate = True
+        if not isinstance(logger, logging.Logger) or name.partition(".")[0] == SHOWN:
+            continue
+        for handler in list(logger.handlers):
+            if isinstance(handler, logging.StreamHandler):
+                logger.removeHandler(handler)
+                logger.propagate = True

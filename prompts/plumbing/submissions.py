@@ -46,7 +46,6 @@ class SubmissionFormat:
     def index(self, path: Path) -> Rows:
         """Return the rows by id; those of other formats than JSON lines by a temporary file."""
         if self.read is _read_lines:
-            check_bom(path)
             return Rows(path)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".jsonl") as lines:
             for place, load in self.read(path):
@@ -60,7 +59,6 @@ class SubmissionFormat:
 
 
 def _read_lines(path: Path) -> Iterator[FileRow]:
-    check_bom(path)
     with open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             yield number, partial(_line, line)
