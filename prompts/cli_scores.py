@@ -58,7 +58,7 @@ def score(
     from panjue.eval.score import show
 
     submission, reader, note = submission_of(submission, gold, task)
-    with protect_inputs(reader.skipped, json, inputs=(gold, submission), note=note):
+    with protect_inputs(reader.skipped, json, note):
         scores = compute(reader, gold, submission)
     show(scores, Console())
     if reader.skipped.rows:
@@ -116,7 +116,7 @@ def fairness(
     submission, reader, note = submission_of(submission, gold, task)
     reader = replace(reader, side=side_groups(groups))
     attributes = [name.strip() for name in by.split(",") if name.strip()]
-    with protect_inputs(reader.skipped, json, inputs=(gold, submission, groups), note=note):
+    with protect_inputs(reader.skipped, json, note):
         result = compute(reader, gold, submission, attributes)
     show_fairness(result, Console())
     if reader.skipped.rows:

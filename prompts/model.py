@@ -82,9 +82,8 @@ def check_weights(folder: Path) -> None:
             with safe_open(folder / name, "np"):
                 pass
         except SafetensorError as error:
-            raise UserError(
-                f"{folder / name}: is no whole file of weights: {error}; {again}"
-            ) from None
+            problem = f"{folder / name}: is no whole file of weights: {error}"
+            raise UserError(f"{problem}; {again}") from None
 
 
 def is_demo(folder: Path) -> bool:

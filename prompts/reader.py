@@ -1,7 +1,7 @@
 """Read a file of examples: choose the rows, add the groups, handle bad rows, spare the inputs."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,9 +12,8 @@ from panjue.prompts.plumbing.errors import Unreadable, UserError
 from panjue.prompts.plumbing.files import (
     atomic_write,
     dump,
-    lines,
     located,
-    parse_row,
+    read_lines,
     read_object,
 )
 from panjue.prompts.plumbing.rows import format_hint
@@ -46,23 +45,17 @@ class Skipped:
 
 
 @contextmanager
-def protect_inputs(
-    skipped: Skipped, *outputs: Path | None, inputs: Sequence[Path | None] = (), note: str = ""
-) -> Iterator[None]:
+def protect_inputs(skipped: Skipped, output: Path | None = None, note: str = "") -> Iterator[None]:
     """Refuse to overwrite what is no result; append `note` and the skipped rows to an error."""
-    protected = {path.resolve() for path in inputs if path}
-    for path in filter(None, outputs):
-        if path.resolve() in protected:
-            raise UserError(f"{path}: is an input; choose another output")
-        if not (path.is_dir() or is_free(path)):
-            raise UserError(f"{path}: may be a file of something else; choose a new NAME.json")
+    if output and not is_free(output):
+        raise UserError(f"{output}: may be a file of something else; choose a new NAME.json")
     try:
         yield
     except UserError as error:
-        suffix = f"; {skipped}" if skipped.rows else ""
-        if not isinstance(error, Unreadable):
-            suffix = f"{note}{suffix}"
-        raise UserError(f"{error}{suffix}") from None
+        if isinstance(error, Unreadable):
+            note = ""
+        rows = f"; {skipped}" if skipped.rows else ""
+        raise UserError(f"{error}{note}{rows}") from None
 
 
 def is_free(path: Path) -> bool:
@@ -120,12 +113,15 @@ class Reader:
 def side_groups(path: Path | None) -> dict[str, dict[str, str]]:
     """Return id -> groups of a side file; they count more than those of the case."""
     side: dict[str, dict[str, str]] = {}
-    for number, raw in lines(path) if path else ():
+    if path is None:
+        return side
+    for number, row in read_lines(path):
         with located(f"{path}:{number}"):
-            row = parse_row(raw)
             key = str(row.pop("id", ""))
-            if not key or key in side:
-                raise UserError(f"id {key} occurs twice" if key else "the row has no 'id'")
+            if not key:
+                raise UserError("the row has no 'id'")
+            if key in side:
+                raise UserError(f"id {key} occurs twice")
             side[key] = groups_of(row)
     return side
 

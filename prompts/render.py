@@ -9,11 +9,12 @@ from typing import Any
 from panjue.prompts import tasks
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.task import Messages, task_folders
+from panjue.prompts.task import Messages
 
 
 def prompt_file(task: str) -> Path:
-    return task_folders()[task] / "prompt.md"
+    places = (Path(root) / task / "prompt.md" for root in tasks.__path__)
+    return next(place for place in places if place.exists())
 
 
 OPINIONS = "{opinions}"
@@ -137,8 +138,7 @@ def render(task: str, example: Example) -> Messages:
 
     Where an example has no opinions, the paragraph that names `{opinions}` is left out.
     """
-    places = (Path(root) / task / "prompt.md" for root in tasks.__path__)
-    path = next(place for place in places if place.exists())
+    path = prompt_file(task)
     template = path.read_text("utf-8")
     fields = {"text": example.text, **example.inputs}
     if OPINIONS in template and "opinions" not in fields:

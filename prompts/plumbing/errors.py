@@ -85,26 +85,27 @@ DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 @contextmanager
 def in_one_line() -> Iterator[None]:
     """End the process with one line and exit code 2 on an error that the user can fix."""
+    code = 2
     try:
         yield
+        return
     except UserError as error:
-        print(f"panjue: {error}", file=sys.stderr)
-        sys.exit(2)
+        problem = str(error)
     except OSError as error:
         is_full = error.errno in DISK_FULL_ERRORS
         if not error.filename and not is_full:
             raise
         place = f"{error.filename}: " if error.filename else ""
         hint = "; free some space, then run the same command to resume" if is_full else ""
-        print(f"panjue: {place}{error.strerror}{hint}", file=sys.stderr)
-        sys.exit(2)
+        problem = f"{place}{error.strerror}{hint}"
     except ModuleNotFoundError as error:
         if not error.name or error.name.startswith("panjue"):
             raise
         hint = "make install, or pip install 'panjue[cpu]' (with a GPU 'panjue[gpu]')"
-        print(f"panjue: {error.name} is not installed; {hint}", file=sys.stderr)
-        sys.exit(2)
+        problem = f"{error.name} is not installed; {hint}"
     except Stopped as stopped:
-        with suppress(OSError):  # a Ctrl-C may have ended the `| tee` that we print to
-            print(f"panjue: {stopped}", file=sys.stderr)
-        sys.exit(stopped.exit_code)
+        problem = str(stopped)
+        code = stopped.exit_code
+    with suppress(OSError):  # a Ctrl-C may have ended the `| tee` that we print to
+        print(f"panjue: {problem}", file=sys.stderr)
+    sys.exit(code)

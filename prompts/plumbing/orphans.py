@@ -67,25 +67,17 @@ def watch_parent() -> None:
     starter = os.environ.get(STARTER_VARIABLE)
     if starter is None or starter == str(os.getpid()):
         return
-    _kill_children_at_end()
-    _record_first_error()
+    # Python discards the SystemExit of vLLM's SIGTERM handler if it is raised in a weak reference's
+    # callback. The worker then stays, and an engine that fails to start would wait for it forever.
+    # multiprocessing forgets what the first call registers: it clears the list after the imports.
+    multiprocessing.util.Finalize(None, _kill_children, exitpriority=0)
+    logging.getLogger("vllm").addHandler(FirstError(logging.ERROR))  # vLLM's import drops the first
     is_second_call = os.getpgid(0) == os.getpid()
     if is_second_call:
         return
     # No new session: Linux shares the CPU among sessions (autogroup), not among processes.
     os.setpgid(0, 0)
     _watch(os.getppid(), int(starter))
-
-
-def _kill_children_at_end() -> None:
-    # Python discards the SystemExit of vLLM's SIGTERM handler if it is raised in a weak reference's
-    # callback. The worker then stays, and an engine that fails to start would wait for it forever.
-    # multiprocessing forgets what the first call registers: it clears the list after the imports.
-    multiprocessing.util.Finalize(None, _kill_children, exitpriority=0)
-
-
-def _record_first_error() -> None:
-    logging.getLogger("vllm").addHandler(FirstError(logging.ERROR))  # vLLM's import drops the first
 
 
 def _kill_children() -> None:
@@ -102,11 +94,10 @@ def end_with_parent() -> None:
 
 def _watch(parent: int, starter: int) -> None:
     """Kill this process as soon as its parent or the starter has ended."""
-    args = [parent, starter]
-    threading.Thread(target=_wait_for_end, args=args, daemon=True).start()
 
+    def wait_for_end() -> None:
+        while os.getppid() == parent and Path(f"/proc/{starter}").exists():
+            time.sleep(PARENT_POLL_S)
+        os.kill(os.getpid(), signal.SIGKILL)
 
-def _wait_for_end(parent: int, starter: int) -> None:
-    while os.getppid() == parent and Path(f"/proc/{starter}").exists():
-        time.sleep(PARENT_POLL_S)
-    os.kill(os.getpid(), signal.SIGKILL)
+    threading.Thread(target=wait_for_end, daemon=True).start()

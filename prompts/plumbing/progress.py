@@ -15,9 +15,8 @@ MANY = 10_000
 
 T = TypeVar("T")
 
-SETTLED_S = 20.0
 SETTLED_ITEMS = 5
-"""Seconds and items after which a rate is worth showing: the first items of a run are slow."""
+"""Items after which the time left is worth showing: the first ones of a run are slow."""
 
 
 class Meter:
@@ -50,7 +49,7 @@ class Meter:
 
     def _time_left(self) -> str:
         """Return the time left, once the rate has settled."""
-        if self.seconds < SETTLED_S or self.done - self._start < SETTLED_ITEMS:
+        if self.done - self._start < SETTLED_ITEMS:
             return ""
         return f"  {(self.total - self.done) / self.rate / 60:.1f} min left"
 

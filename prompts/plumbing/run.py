@@ -220,22 +220,18 @@ def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
     for place in (start, start.parent):  # a submission may be a folder itself
         if _has_answers(place):
             return Answers(place)
-    manifests = sorted(path.glob(f"{ANSWERS}/*/{MANIFEST}"))
-    records = {manifest.parent: Answers(manifest.parent).record for manifest in manifests}
     gold_sha256 = sha256(gold) if gold and gold.is_file() else None
-
-    def is_to_gold_file(folder: Path) -> bool:
-        return records[folder].test_sha256 == gold_sha256
-
-    def is_handed_in(folder: Path) -> bool:
-        return not records[folder].for_choice
-
-    def has_its_name(folder: Path) -> bool:
-        return gold is not None and folder.name == gold.stem
-
-    found = [folder for folder in records if is_to_gold_file(folder) or is_handed_in(folder)]
-    for condition in (is_to_gold_file, is_handed_in, has_its_name, _is_answered):
-        found = [folder for folder in found if condition(folder)] or found
+    ranks: dict[Path, tuple[bool, ...]] = {}
+    for manifest in sorted(path.glob(f"{ANSWERS}/*/{MANIFEST}")):
+        folder = manifest.parent
+        record = AnswersRecord.read(folder)
+        is_to_gold_file = record.test_sha256 == gold_sha256
+        has_its_name = gold is not None and folder.name == gold.stem
+        if is_to_gold_file or not record.for_choice:
+            rank = (is_to_gold_file, not record.for_choice, has_its_name, _is_answered(folder))
+            ranks[folder] = rank
+    best = max(ranks.values(), default=None)
+    found = [folder for folder, rank in ranks.items() if rank == best]
     if len(found) > 1:
         names = ", ".join(map(str, found))
         raise UserError(f"{path}: has answers to several test files; say which: {names}")

@@ -109,7 +109,7 @@ def test_a_quantized_base_is_refused_by_its_config(
         return str(base)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    with pytest.raises(UserError, match="^Qwen/Qwen3-8B-FP8: its weights are quantized .*; take"):
+    with pytest.raises(UserError, match=r"^Qwen/Qwen3-8B-FP8: its weights are quantized .*; take"):
         model_folder("Qwen/Qwen3-8B-FP8")
     assert not [pattern for pattern in downloaded if "safetensors" in pattern]
 

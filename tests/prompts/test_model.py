@@ -111,7 +111,7 @@ def test_a_hub_that_no_request_can_be_sent_to_is_named_by_its_variable(
 ) -> None:
     close_session()
     monkeypatch.setenv("HTTPS_PROXY", "socks://127.0.0.1:1080")
-    with pytest.raises(UserError, match="HTTPS_PROXY.*: Unknown scheme"):
+    with pytest.raises(UserError, match=r"HTTPS_PROXY.*: Unknown scheme"):
         model_folder("Qwen/Qwen3-8B")
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "hf-mirror.com")
     with pytest.raises(UserError, match=r"^HF_ENDPOINT=hf-mirror.com: begins without https://$"):
