@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
+from panjue.prompts.plumbing.files import open_bytes
 
 C = TypeVar("C", bound="Config")
 
@@ -67,11 +68,12 @@ YAML_ERRORS = (OmegaConfBaseException, yaml.YAMLError, UnicodeError)
 def load_values(path: Path) -> dict[str, Any]:
     """Return the values of a YAML file; no names are checked."""
     try:
-        loaded = OmegaConf.load(path)
+        with open_bytes(path) as file:
+            loaded = OmegaConf.load(file)
         if not isinstance(loaded, DictConfig):
             raise UserError(f"{path}: expected lines of `key: value`, found a list")
         return _plain(loaded)
-    except (*YAML_ERRORS, OSError) as error:  # OmegaConf: an OSError too for a single number
+    except (*YAML_ERRORS, OSError) as error:  # OmegaConf's for a single number
         raise UserError(f"{path}: {_one_line(error)}") from None
 
 

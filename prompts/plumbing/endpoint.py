@@ -24,15 +24,12 @@ def parse_endpoint(name: str) -> tuple[str, str] | None:
     return (url.rstrip("/"), model) if model else None
 
 
-def key_of(*variables: str) -> str:
-    """Return the key in the first environment variable that is set; empty if none is."""
-    for variable in variables:
-        key = os.environ.get(variable, "").strip()
-        if not (key.isascii() and key.isprintable()):
-            raise UserError(f"{variable}: must be of printable ASCII characters")
-        if key:
-            return key
-    return ""
+def key_of(variable: str) -> str:
+    """Return the key in an environment variable; empty if it is not set."""
+    key = os.environ.get(variable, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(f"{variable}: must be of printable ASCII characters")
+    return key
 
 
 CLIENT_VARIABLES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")

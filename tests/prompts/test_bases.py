@@ -13,15 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from panjue.finetune.model import load_base
-from panjue.finetune.settings import sft_settings
 from panjue.prompts.architecture import load_language_model
 from panjue.prompts.model import load_tokenizer, model_folder
-from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, replace_folder, write_json
 from panjue.prompts.render import prompt_ids
 from panjue.serve.merge import served_model
-from panjue.serve.settings import GenerateConfig
 
 UNEVALUATED = ("trainer.max_steps=1", "trainer.eval_strategy='no'", "trainer.save_strategy='no'")
 Panjue = Callable[..., CompletedProcess[str]]
@@ -151,30 +148,6 @@ def test_a_tokenizer_that_is_no_file_is_one_line(base: Path) -> None:
     (base / "tokenizer.json").write_text(POINTER, "utf-8")
     with pytest.raises(UserError, match=r"base: its tokenizer: .*; restore its files$"):
         load_tokenizer(base)
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["trainer.learning_rate=fast"], "trainer: "),
-        (["trainer.adam_beta1=2.0"], "trainer: Invalid beta"),
-        (["lora.target_modules=("], "lora: "),
-        (["run=[1]"], "run=[1]: run: "),
-    ],
-)
-def test_values_that_a_library_refuses_are_one_line(
-    words: list[str], problem: str, workshop: Path, tmp_path: Path, panjue: Panjue
-) -> None:
-    done = panjue("sft", workshop / "sft.yaml", f"run={tmp_path}/run", "dry_run=true", *words)
-    assert done.returncode == 2, done.stderr
-    assert problem in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_a_path_of_digits_is_a_path(workshop: Path) -> None:
-    settings = sft_settings(workshop / "sft.yaml", ["run=2024_11"])
-    assert settings.run == Path("2024_11")
-    assert load_section(GenerateConfig, Path("none"), "generate", ["answers=007"]).answers == "007"
 
 
 def test_a_prompt_is_the_same_on_another_day(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,25 +96,6 @@ def test_score_prints_and_writes(folder: Path, panjue: Panjue) -> None:
     assert json.loads(out.read_text("utf-8"))["final"] == pytest.approx(1)
 
 
-def test_check_says_by_its_exit_code_whether_the_file_is_clean(
-    folder: Path, panjue: Panjue
-) -> None:
-    path = folder / "submission.jsonl"
-    words = ("check", path, "--cases", folder / "test.jsonl")
-    done = panjue(*words)
-    assert (done.returncode, done.stdout) == (0, f"{path}: clean\n")
-    path.write_text("".join(path.read_text("utf-8").splitlines(keepends=True)[1:]), "utf-8")
-    done = panjue(*words)
-    told = f"{path}: id 0 is not answered\n{path}: 1 fault\n"
-    assert (done.returncode, done.stdout) == (1, told)
-
-
-def test_what_a_user_can_mend_is_one_line_and_exit_code_two(folder: Path, panjue: Panjue) -> None:
-    done = panjue("score", folder / "no.jsonl", folder / "submission.jsonl")
-    told = f"panjue: {folder}/no.jsonl: No such file or directory\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
-
-
 def test_a_run_folder_says_of_which_task_it_is(folder: Path, panjue: Panjue) -> None:
     answers = folder / "answers/test"
     answers.mkdir(parents=True)
