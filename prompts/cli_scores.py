@@ -61,8 +61,7 @@ def score(
     with protect_inputs(reader.skipped, json, note):
         scores = compute(reader, gold, submission)
     show(scores, Console())
-    if reader.skipped.rows:
-        print(reader.skipped)
+    reader.skipped.show()
     if json:
         skipped = {"skipped_rows": len(reader.skipped.rows)}
         digest = sha256(reader.task.data.submission.find(submission))
@@ -88,8 +87,7 @@ def compare(
     with protect_inputs(run.reader.skipped):
         comparison = compare_runs(run.reader, run.test, first_run.folder, run.folder)
     show_runs(comparison, first, second, Console())
-    if run.reader.skipped.rows:
-        print(run.reader.skipped)
+    run.reader.skipped.show()
 
 
 @app.command()
@@ -119,8 +117,7 @@ def fairness(
     with protect_inputs(reader.skipped, json, note):
         result = compute(reader, gold, submission, attributes)
     show_fairness(result, Console())
-    if reader.skipped.rows:
-        print(reader.skipped)
+    reader.skipped.show()
     if json:
         write_json(json, result.to_json())
 

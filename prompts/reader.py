@@ -34,6 +34,10 @@ class Skipped:
         [(path, place), reason] = next(iter(self.rows.items()))
         return f"bad rows skipped: {len(self.rows)}; the first: {path}:{place}: {reason}"
 
+    def show(self) -> None:
+        if self.rows:
+            print(self)
+
     def write(self, path: Path) -> None:
         """Write the rows to a JSONL file; without rows, delete the file."""
         if not self.rows:

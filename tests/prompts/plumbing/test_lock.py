@@ -32,11 +32,8 @@ def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(tmp_path: Pa
         ):
             pass
         first.kill()
-    entered = 0
-    for _ in range(2):
-        with exclusive_lock(run):
-            entered += 1
-    assert entered == 2
+    with exclusive_lock(run):
+        pass
 
 
 def test_a_block_in_a_block_of_the_same_folder_leaves_it_locked(tmp_path: Path) -> None:
