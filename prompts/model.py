@@ -123,8 +123,8 @@ def _from_hub(name: str, files: Sequence[str]) -> Path:
     except (OSError, HFValidationError, RuntimeError) as error:
         raise UserError(
             f"base model {name!r}: no such folder, and the hub cannot provide it "
-            f"({constants.ENDPOINT}: {first_line(error)}); set HF_ENDPOINT to a mirror, or give a "
-            "folder"
+            f"({constants.ENDPOINT}: {first_line(error)}); set HF_ENDPOINT to a mirror and HF_HOME "
+            "to a folder that can be written, or give a folder"
         ) from None
 
 

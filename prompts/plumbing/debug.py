@@ -12,12 +12,20 @@ SHOWN = "vllm"
 
 
 class DebugLog(logging.FileHandler):
-    """Appends warnings to a file; the first one creates it and its folder, if that is possible."""
+    """Appends warnings to a file, which the first one creates; on a full disk they are lost."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):
             Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
             super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Ignore an error in writing."""
+
+    def close(self) -> None:
+        """Close the file, which writes what a full disk has refused before."""
+        with suppress(OSError):
+            super().close()
 
 
 @contextmanager
