@@ -1,9 +1,7 @@
-"""Check a submission before it is handed in, or a file of cases: every fault, with its place."""
+"""Check a submission before it is handed in: every fault, with its place."""
 
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from panjue.eval.decoding import decoding_of, never_asked
@@ -13,15 +11,9 @@ from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.plumbing.rows import format_hint
-from panjue.prompts.reader import Reader, Skipped
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
-
-MAX_SHOWN = 15
-"""Labels or groups of one kind that are shown, the most frequent first: all penalty classes."""
-
-WAY_OUT = "; to check a submission, add --cases CASES"
 
 
 def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
@@ -122,76 +114,3 @@ def unscorable(task: Task, example: Example, row: Row) -> Iterator[str]:
     except UserError:
         right = task.data.write(example, task.ask.decode("", example, Labels()).answer)
         yield f"`panjue score` cannot read it; a right row is {dump(right):.200}"
-
-
-def check_cases(reader: Reader, path: Path) -> tuple[list[str], list[str]]:
-    """Return the bad rows and the labels that look equal, and a line for each kind of count."""
-    task = reader.task
-    if (path / "manifest.json").exists() and not task.data.submission.is_one(path):
-        raise UserError(f"{path}: is a run folder{WAY_OUT}")
-    reader = replace(reader, on_bad_row="skip", skipped=Skipped())
-    labels = task.ask.labels(reader.read(path))
-    counts = CaseCounts()
-    for example in reader.read(path):
-        counts.add(example)
-        counts.refused += _refused(task, example, labels)
-    faults = [f"{place}: {reason}" for (_, place), reason in reader.skipped.rows.items()]
-    if not counts.cases and faults:
-        hint = format_hint(path, task.data.fields)
-        raise UserError(f"{path}: no row is a case; the first, {faults[0]}{hint}{WAY_OUT}")
-    if not counts.cases:
-        raise UserError(f"{path}: has no cases")
-    kinds = map(task.answer.kind, task.answer.fields)
-    bad = [f"{path}:{fault}" for fault in faults]
-    bad += [f"{path}: {line}" for line in labels.look_alikes(kinds)]
-    return bad, [*counts.lines(), *_label_lines(labels)]
-
-
-@dataclass
-class CaseCounts:
-    """Counts of the cases of a file."""
-
-    cases: int = 0
-    labelled: int = 0  # with a gold answer
-    refused: list[str] = field(default_factory=list)  # see `_refused`
-    groups: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-
-    def add(self, example: Example) -> None:
-        self.cases += 1
-        self.labelled += example.answer is not None
-        for attribute, group in example.groups.items():
-            self.groups[attribute][group] += 1
-
-    def lines(self) -> Iterator[str]:
-        unlabelled = self.cases - self.labelled
-        yield f"cases: {self.cases}, {self.labelled} with a gold answer, {unlabelled} without"
-        if self.refused:
-            first = self.refused[0]
-            yield f"{len(self.refused)} gold answers that training refuses; the first: {first}"
-        for attribute, of_group in self.groups.items():
-            yield f"cases by {attribute}: {_counts(of_group)}"
-
-
-def _label_lines(labels: Labels) -> Iterator[str]:
-    for kind, of in labels.counts.items():
-        sizes = f"{len(of)} different, {sum(of.values())} in all"
-        yield f"{kind}: {sizes}; {_counts(of)}"
-
-
-def _refused(task: Task, example: Example, labels: Labels) -> Iterator[str]:
-    """Yield `id: reason` of the gold answers that no reply of the task can give."""
-    if not example.answer:
-        return
-    for question in task.training_examples(example):
-        decoded = task.ask.decode(task.ask.target(question), question, labels)
-        if decoded.repairs:
-            yield f"{question.id}: {decoded.repairs[0]}"
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    """Return the most frequent ones: `264: 60, 266: 55, 2 others`."""
-    commonest = Counter(counts).most_common(MAX_SHOWN)
-    shown = [f"{name}: {count}" for name, count in commonest]
-    if len(counts) > MAX_SHOWN:
-        shown.append(f"{len(counts) - MAX_SHOWN} others")
-    return ", ".join(shown)
