@@ -22,45 +22,43 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
     A correct submission has the task's form, answers every case of `cases` once and in order, and
     every row passes the task's own rules. If `labels.json` is beside it, other labels are faults;
     if `decode.json` is, so are cases that the model was never asked.
-    Only the ids, and cases that were skipped by rows out of order, are kept in memory.
     """
     task = reader.task
     submission = task.data.submission.find(submission)
     label_file = submission.parent / "labels.json"
     labels = load_labels(label_file) if label_file.exists() else None
-    case_ids = {str(example.id) for example in reader.read(cases)}
-    if not case_ids:
+    examples = {str(example.id): example for example in reader.read(cases)}
+    if not examples:
         raise UserError(f"{cases}: has no cases")
     message = _other_cases(reader, submission, cases)
     if message:
         yield message
         return
-    remaining = _Remaining(reader.read(cases))
+    position = {key: number for number, key in enumerate(examples)}
+    latest = 0
     seen: dict[str, int | str] = {}
-    records = 0
-    for number, load in task.data.submission.read(submission):
-        records += 1
-        place = f"{submission}:{number}"
+    for place, load in task.data.submission.read(submission):
         try:
             row = load()
             key = _checked_id(row, seen)
-            if key not in case_ids:
+            if key not in examples:
                 raise UserError(f"id {key} is no case of {cases}")
         except UserError as error:
-            yield f"{place}: {error}"
+            yield f"{submission}:{place}: {error}"
             continue
-        seen[key] = number
-        if remaining.is_skipped(key):
-            yield f"{place}: id {key} is out of order"
-        example = remaining.take(key)
+        seen[key] = place
+        if position[key] < latest:
+            yield f"{submission}:{place}: id {key} is out of order"
+        latest = max(latest, position[key])
+        example = examples[key]
         faults = list(task.data.check(example, row, labels)) or unscorable(task, example, row)
-        yield from (f"{place}: id {key}: {fault}" for fault in faults)
-    yield from (f"{submission}: id {key} is not answered" for key in remaining.ids())
+        yield from (f"{submission}:{place}: id {key}: {fault}" for fault in faults)
+    for key in examples:
+        if key not in seen:
+            yield f"{submission}: id {key} is not answered"
     decoding = decoding_of(submission) if submission.is_file() else None
     for refusal in decoding.get("refusals", ()) if decoding else ():
         yield f"{submission}: {never_asked([refusal])}"
-    if not records:
-        yield f"{submission}: the file is empty"
 
 
 def _checked_id(row: Row, seen: Mapping[str, int | str]) -> str:
@@ -71,32 +69,6 @@ def _checked_id(row: Row, seen: Mapping[str, int | str]) -> str:
     if key in seen:
         raise UserError(f"id {key} stands already at {seen[key]}")
     return key
-
-
-class _Remaining:
-    """The cases that no row has answered yet; of those ahead of the rows, none is in memory."""
-
-    def __init__(self, ahead: Iterator[Example]) -> None:
-        self._ahead = ahead
-        self._skipped: dict[str, Example] = {}
-
-    def is_skipped(self, key: str) -> bool:
-        """Say whether a row of a later case has come before that of this one."""
-        return key in self._skipped
-
-    def take(self, key: str) -> Example:
-        """Return the case with this id, which must remain."""
-        if key in self._skipped:
-            return self._skipped.pop(key)
-        for example in self._ahead:
-            if str(example.id) == key:
-                return example
-            self._skipped[str(example.id)] = example
-        raise AssertionError(f"the case {key} is there")
-
-    def ids(self) -> Iterator[str]:
-        yield from self._skipped
-        yield from (str(example.id) for example in self._ahead)
 
 
 def _other_cases(reader: Reader, submission: Path, cases: Path) -> str:
