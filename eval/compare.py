@@ -70,8 +70,8 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
     unpaired = sorted(rows.ids() ^ other_rows.ids())
     if unpaired:
         raise UserError(
-            f"{first} and {second}: only one has a row for id {unpaired[0]} "
-            f"({len(unpaired)} such ids in all); no fair comparison"
+            f"{second}: has rows of other ids than {first}: {len(unpaired)} are in only one, "
+            f"id {unpaired[0]} for example; no fair comparison"
         )
     values = scored(reader, gold, rows)
     other_values = scored(reader, gold, other_rows)

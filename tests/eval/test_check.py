@@ -67,12 +67,8 @@ def test_a_clean_file_is_clean(faults: Faults, rows: Rows, labels: Labels, tmp_p
     assert faults(rows) == []
 
 
-def test_a_missing_case(faults: Faults, rows: Rows) -> None:
-    assert faults(rows[:1] + rows[2:]) == [" id 2 is not answered"]
+def test_a_missing_and_a_doubled_case(faults: Faults, rows: Rows) -> None:
     assert faults(rows[:2]) == [" id 3 is not answered", " id x is not answered"]
-
-
-def test_a_doubled_case(faults: Faults, rows: Rows) -> None:
     assert faults([rows[0], *rows]) == ["2: id 1 stands already at 1"]
 
 
