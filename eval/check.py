@@ -1,9 +1,7 @@
-"""Check a submission before it is handed in, or a file of cases: every fault, with its place."""
+"""Check a submission before it is handed in: every fault, with its place."""
 
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from panjue.eval.decoding import decoding_of, never_asked
@@ -13,15 +11,9 @@ from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.plumbing.rows import format_hint
-from panjue.prompts.reader import Reader, Skipped
+from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
-
-MAX_SHOWN = 15
-"""Labels or groups of one kind that are shown, the most frequent first: all penalty classes."""
-
-WAY_OUT = "; to check a submission, add --cases CASES"
 
 
 def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
@@ -30,45 +22,43 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
     A correct submission has the task's form, answers every case of `cases` once and in order, and
     every row passes the task's own rules. If `labels.json` is beside it, other labels are faults;
     if `decode.json` is, so are cases that the model was never asked.
-    Only the ids, and cases that were skipped by rows out of order, are kept in memory.
     """
     task = reader.task
     submission = task.data.submission.find(submission)
     label_file = submission.parent / "labels.json"
     labels = load_labels(label_file) if label_file.exists() else None
-    case_ids = {str(example.id) for example in reader.read(cases)}
-    if not case_ids:
+    examples = {str(example.id): example for example in reader.read(cases)}
+    if not examples:
         raise UserError(f"{cases}: has no cases")
     message = _other_cases(reader, submission, cases)
     if message:
         yield message
         return
-    remaining = _Remaining(reader.read(cases))
+    position = {key: number for number, key in enumerate(examples)}
+    latest = 0
     seen: dict[str, int | str] = {}
-    records = 0
-    for number, load in task.data.submission.read(submission):
-        records += 1
-        place = f"{submission}:{number}"
+    for place, load in task.data.submission.read(submission):
         try:
             row = load()
             key = _checked_id(row, seen)
-            if key not in case_ids:
+            if key not in examples:
                 raise UserError(f"id {key} is no case of {cases}")
         except UserError as error:
-            yield f"{place}: {error}"
+            yield f"{submission}:{place}: {error}"
             continue
-        seen[key] = number
-        if remaining.is_skipped(key):
-            yield f"{place}: id {key} is out of order"
-        example = remaining.take(key)
+        seen[key] = place
+        if position[key] < latest:
+            yield f"{submission}:{place}: id {key} is out of order"
+        latest = max(latest, position[key])
+        example = examples[key]
         faults = list(task.data.check(example, row, labels)) or unscorable(task, example, row)
-        yield from (f"{place}: id {key}: {fault}" for fault in faults)
-    yield from (f"{submission}: id {key} is not answered" for key in remaining.ids())
+        yield from (f"{submission}:{place}: id {key}: {fault}" for fault in faults)
+    for key in examples:
+        if key not in seen:
+            yield f"{submission}: id {key} is not answered"
     decoding = decoding_of(submission) if submission.is_file() else None
     for refusal in decoding.get("refusals", ()) if decoding else ():
         yield f"{submission}: {never_asked([refusal])}"
-    if not records:
-        yield f"{submission}: the file is empty"
 
 
 def _checked_id(row: Row, seen: Mapping[str, int | str]) -> str:
@@ -79,32 +69,6 @@ def _checked_id(row: Row, seen: Mapping[str, int | str]) -> str:
     if key in seen:
         raise UserError(f"id {key} stands already at {seen[key]}")
     return key
-
-
-class _Remaining:
-    """The cases that no row has answered yet; of those ahead of the rows, none is in memory."""
-
-    def __init__(self, ahead: Iterator[Example]) -> None:
-        self._ahead = ahead
-        self._skipped: dict[str, Example] = {}
-
-    def is_skipped(self, key: str) -> bool:
-        """Say whether a row of a later case has come before that of this one."""
-        return key in self._skipped
-
-    def take(self, key: str) -> Example:
-        """Return the case with this id, which must remain."""
-        if key in self._skipped:
-            return self._skipped.pop(key)
-        for example in self._ahead:
-            if str(example.id) == key:
-                return example
-            self._skipped[str(example.id)] = example
-        raise AssertionError(f"the case {key} is there")
-
-    def ids(self) -> Iterator[str]:
-        yield from self._skipped
-        yield from (str(example.id) for example in self._ahead)
 
 
 def _other_cases(reader: Reader, submission: Path, cases: Path) -> str:
@@ -122,76 +86,3 @@ def unscorable(task: Task, example: Example, row: Row) -> Iterator[str]:
     except UserError:
         right = task.data.write(example, task.ask.decode("", example, Labels()).answer)
         yield f"`panjue score` cannot read it; a right row is {dump(right):.200}"
-
-
-def check_cases(reader: Reader, path: Path) -> tuple[list[str], list[str]]:
-    """Return the bad rows and the labels that look equal, and a line for each kind of count."""
-    task = reader.task
-    if (path / "manifest.json").exists() and not task.data.submission.is_one(path):
-        raise UserError(f"{path}: is a run folder{WAY_OUT}")
-    reader = replace(reader, on_bad_row="skip", skipped=Skipped())
-    labels = task.ask.labels(reader.read(path))
-    counts = CaseCounts()
-    for example in reader.read(path):
-        counts.add(example)
-        counts.refused += _refused(task, example, labels)
-    faults = [f"{place}: {reason}" for (_, place), reason in reader.skipped.rows.items()]
-    if not counts.cases and faults:
-        hint = format_hint(path, task.data.fields)
-        raise UserError(f"{path}: no row is a case; the first, {faults[0]}{hint}{WAY_OUT}")
-    if not counts.cases:
-        raise UserError(f"{path}: has no cases")
-    kinds = map(task.answer.kind, task.answer.fields)
-    bad = [f"{path}:{fault}" for fault in faults]
-    bad += [f"{path}: {line}" for line in labels.look_alikes(kinds)]
-    return bad, [*counts.lines(), *_label_lines(labels)]
-
-
-@dataclass
-class CaseCounts:
-    """Counts of the cases of a file."""
-
-    cases: int = 0
-    labelled: int = 0  # with a gold answer
-    refused: list[str] = field(default_factory=list)  # see `_refused`
-    groups: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-
-    def add(self, example: Example) -> None:
-        self.cases += 1
-        self.labelled += example.answer is not None
-        for attribute, group in example.groups.items():
-            self.groups[attribute][group] += 1
-
-    def lines(self) -> Iterator[str]:
-        unlabelled = self.cases - self.labelled
-        yield f"cases: {self.cases}, {self.labelled} with a gold answer, {unlabelled} without"
-        if self.refused:
-            first = self.refused[0]
-            yield f"{len(self.refused)} gold answers that training refuses; the first: {first}"
-        for attribute, of_group in self.groups.items():
-            yield f"cases by {attribute}: {_counts(of_group)}"
-
-
-def _label_lines(labels: Labels) -> Iterator[str]:
-    for kind, of in labels.counts.items():
-        sizes = f"{len(of)} different, {sum(of.values())} in all"
-        yield f"{kind}: {sizes}; {_counts(of)}"
-
-
-def _refused(task: Task, example: Example, labels: Labels) -> Iterator[str]:
-    """Yield `id: reason` of the gold answers that no reply of the task can give."""
-    if not example.answer:
-        return
-    for question in task.training_examples(example):
-        decoded = task.ask.decode(task.ask.target(question), question, labels)
-        if decoded.repairs:
-            yield f"{question.id}: {decoded.repairs[0]}"
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    """Return the most frequent ones: `264: 60, 266: 55, 2 others`."""
-    commonest = Counter(counts).most_common(MAX_SHOWN)
-    shown = [f"{name}: {count}" for name, count in commonest]
-    if len(counts) > MAX_SHOWN:
-        shown.append(f"{len(counts) - MAX_SHOWN} others")
-    return ", ".join(shown)

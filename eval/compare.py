@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from panjue.eval.answers import AnsweredFile
@@ -20,7 +19,6 @@ from panjue.eval.values import (
     weighted_mean,
 )
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
 from panjue.prompts.tasks.metrics import Numbers
 
@@ -45,12 +43,10 @@ class Difference:
 class Comparison:
     """Everything that `panjue compare` prints."""
 
-    metric: str  # the task's headline metric
     differences: dict[str, Difference]
     examples: int
     won: int  # examples with a weight on which the second has a higher headline metric
     lost: int  # those on which it has a lower one
-    compared_by: str | None  # how texts were compared, if the metrics compare texts
 
 
 def check_runs(first: AnsweredFile, second: AnsweredFile, *, same_file: bool = True) -> None:
@@ -71,29 +67,22 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
     task = reader.task
     rows = submission_rows(task, first)
     other_rows = submission_rows(task, second)
-    check_same_cases(rows, other_rows, second)
-    check_same_cases(other_rows, rows, first)
+    unpaired = sorted(rows.ids() ^ other_rows.ids())
+    if unpaired:
+        raise UserError(
+            f"{second}: has rows of other ids than {first}: {len(unpaired)} are in only one, "
+            f"id {unpaired[0]} for example; no fair comparison"
+        )
     values = scored(reader, gold, rows)
     other_values = scored(reader, gold, other_rows)
     changes = headlines(other_values) - headlines(values)
     changes = changes[or_ones(values.weights) > 0]
     return Comparison(
-        metric=task.score.names[-1],
         differences=paired_differences(values, other_values),
         examples=len(values),
         won=int((changes > TIE).sum()),
         lost=int((changes < -TIE).sum()),
-        compared_by=task.score.compared_by,
     )
-
-
-def check_same_cases(rows: Rows, other: Rows, path: Path) -> None:
-    """Refuse `other`, the rows of `path`, if one of these rows is not in it."""
-    missing = sorted(rows.ids() - other.ids())
-    if missing:
-        raise UserError(
-            f"{path}: has no row for id {missing[0]} ({len(missing)} in all); no fair comparison"
-        )
 
 
 def headlines(values: MetricValues) -> Numbers:
@@ -124,8 +113,8 @@ def paired_differences(first: MetricValues, second: MetricValues) -> dict[str, D
 
 def show_runs(comparison: Comparison, first: Path, second: Path, console: Console) -> None:
     """Print the table of a comparison, and on how many examples the run `second` is better."""
-    title = escape(comparison.compared_by) if comparison.compared_by else None
-    table = Table("metric", "first", "second", "second - first", "95% interval", title=title)
+    table = Table("metric", "first", "second", "second - first", "95% interval")
+    headline = list(comparison.differences)[-1]
     for name, of in comparison.differences.items():
         table.add_row(
             name,
@@ -133,7 +122,7 @@ def show_runs(comparison: Comparison, first: Path, second: Path, console: Consol
             f"{of.second:.4f}",
             f"{of.mean:+.4f}",
             f"{of.low:+.4f} - {of.high:+.4f}",
-            style="bold" if name == comparison.metric else None,
+            style="bold" if name == headline else None,
         )
     console.print(table)
     alike = comparison.examples - comparison.won - comparison.lost

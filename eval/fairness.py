@@ -73,7 +73,6 @@ class Fairness:
     examples: int
     attributes: dict[str, Attribute]
     missing: int  # examples without a row, scored as unanswered
-    compared_by: str | None  # the method that compared texts, if the metric compares texts
 
     def to_json(self) -> dict[str, Any]:
         """Return all numbers for JSON; NaN is null."""
@@ -85,26 +84,20 @@ def fairness(reader: Reader, gold: Path, submission: Path, by: Sequence[str]) ->
     """Score `submission` by the groups of every attribute in `by`."""
     if not by or len(set(by)) < len(by):
         raise UserError("--by: name one or more attributes, each once")
-    score = reader.task.score
     values = scored(reader, gold, submission_rows(reader.task, submission))
     for attribute in by:
-        _check_attribute(attribute, values.attributes)
-    metric = score.names[-1]
+        if attribute not in values.groups:
+            choices = f"there are {', '.join(values.groups) or 'none'}; add others in a side file"
+            hint = did_you_mean(attribute, values.groups)
+            raise UserError(f"--by: no example has {attribute!r}{hint} ({choices}: --groups FILE)")
+    metric = reader.task.score.names[-1]
     return Fairness(
         metric=metric,
         total=summarize(values, resamples=0).mean[metric],
         examples=len(values),
         attributes={attribute: by_attribute(values, attribute) for attribute in by},
         missing=values.missing,
-        compared_by=score.compared_by,
     )
-
-
-def _check_attribute(attribute: str, attributes: Sequence[str]) -> None:
-    if attribute not in attributes:
-        choices = f"there are {', '.join(attributes) or 'none'}; add others in a side file"
-        hint = did_you_mean(attribute, attributes)
-        raise UserError(f"--by: no example has {attribute!r}{hint} ({choices}: --groups FILE)")
 
 
 def by_attribute(values: MetricValues, attribute: str) -> Attribute:
@@ -114,7 +107,21 @@ def by_attribute(values: MetricValues, attribute: str) -> Attribute:
     groups = {}
     for name in sorted(summaries, key=lambda name: -summaries[name].examples):
         groups[name] = _group(summaries[name], metric)
-    return _over_groups(groups, unknown.examples if unknown else 0)
+    counted = {}  # the groups that are large enough and have something to score
+    for name, group in groups.items():
+        if not group.flagged and not math.isnan(group.value):
+            counted[name] = group.value
+    numbers = list(counted.values())
+    several = len(numbers) > 1
+    return Attribute(
+        mean=float(np.mean(numbers)) if numbers else None,
+        disparity=float(np.std(numbers)) if several else None,
+        worst=min(numbers, default=None),
+        worst_group=min(counted, key=lambda name: counted[name], default=None),
+        gap=max(numbers) - min(numbers) if several else None,
+        unknown=unknown.examples if unknown else 0,
+        groups=groups,
+    )
 
 
 def _group(summary: Summary, metric: str) -> Group:
@@ -126,25 +133,6 @@ def _group(summary: Summary, metric: str) -> Group:
         high=high,
         flagged=summary.examples < MIN_EXAMPLES,
         unweighted=summary.unweighted,
-    )
-
-
-def _over_groups(groups: dict[str, Group], unknown: int) -> Attribute:
-    """Return the numbers over the groups that are large enough and have something to score."""
-    values = {}
-    for name, group in groups.items():
-        if not group.flagged and not math.isnan(group.value):
-            values[name] = group.value
-    numbers = list(values.values())
-    several = len(numbers) > 1
-    return Attribute(
-        mean=float(np.mean(numbers)) if numbers else None,
-        disparity=float(np.std(numbers)) if several else None,
-        worst=min(numbers, default=None),
-        worst_group=min(values, key=lambda name: values[name], default=None),
-        gap=max(numbers) - min(numbers) if several else None,
-        unknown=unknown,
-        groups=groups,
     )
 
 
@@ -168,8 +156,6 @@ def show_fairness(report: Fairness, console: Console) -> None:
 
 def header_lines(report: Fairness) -> Iterator[str]:
     yield f"{report.metric} {_number(report.total)} over all {report.examples} examples"
-    if report.compared_by:
-        yield f"texts compared by {report.compared_by}"
     if report.missing:
         yield f"{report.missing} examples have no row and count as unanswered"
 

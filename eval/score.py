@@ -41,77 +41,52 @@ class ScoreResult:
     """Everything that `panjue score` prints.
 
     Attributes:
-        values: The metrics of each example.
         total: The metrics over all examples.
         groups: Attribute -> its value -> the metrics over those examples, without intervals.
         baselines: Baseline, trivial or human -> its metrics.
-        classifier_fault: Why the text classifier is no baseline, if it is broken.
+        unreadable_rate: The share of replies that could not be read; None if there are none.
+        missing: Number of examples without a row, which are scored as unanswered.
         faulty: Number of rows that count for nothing or that the contest may refuse.
+        answered_by: A line on who answered, the model or the text classifier, and why.
         notes: `id: note` on gold examples.
-        decoding: The run's decode.json, if it describes this submission.
+        never_asked: `id: reason` of the examples that the model was never asked about.
         in_sample: How the answers come from these very cases, if they do.
+        classifier_fault: Why the text classifier is no baseline, if it is broken.
     """
 
-    values: MetricValues
     total: Summary
     groups: dict[str, dict[str, Summary]]
     baselines: dict[str, dict[str, float]]
-    classifier_fault: str
     calibration: dict[str, Calibration] | None
+    unreadable_rate: float | None
+    missing: int
     faulty: int
-    notes: list[str]
-    decoding: Mapping[str, Any]
+    answered_by: str
+    notes: Sequence[str]
+    never_asked: Sequence[str]
     in_sample: str | None
-
-    @property
-    def compared_by(self) -> str | None:
-        """Return how texts were compared, if the metrics compare texts."""
-        return self.values.task.score.compared_by
-
-    @property
-    def missing(self) -> int:
-        """Return the number of examples without a row, which are scored as unanswered."""
-        return self.values.missing
-
-    @property
-    def unreadable_rate(self) -> float | None:
-        """Return the share of replies that could not be read; None if there are none."""
-        calls = self.decoding.get("calls")
-        return self.decoding["unreadable"] / calls if calls else None
-
-    @property
-    def never_asked(self) -> Sequence[str]:
-        """Return `id: reason` of the examples that the model was never asked about."""
-        refusals: Sequence[str] = self.decoding.get("refusals", ())
-        return refusals
-
-    @property
-    def answered_by(self) -> str:
-        """Return a line on who answered, the model or the text classifier, and why."""
-        return str(self.decoding.get("answered_by", ""))
+    classifier_fault: str
 
     def to_json(self) -> dict[str, Any]:
         """Return one dict with the metrics and all other numbers at the top level."""
-        numbers: dict[str, Any] = {
+        groups: dict[str, Any] = {}
+        for attribute, summaries in self.groups.items():
+            groups[attribute] = {
+                name: {"examples": summary.examples, **summary.mean}
+                for name, summary in summaries.items()
+            }
+        numbers = {
             **self.total.mean,
             "examples": self.total.examples,
             "unweighted": self.total.unweighted,
             "interval": self.total.interval,
-            "groups": {},
-            "baselines": self.baselines,
-            "calibration": None,
+            **asdict(self),
+            "groups": groups,
         }
-        for attribute, groups in self.groups.items():
-            of_group = {name: {"examples": of.examples, **of.mean} for name, of in groups.items()}
-            numbers["groups"][attribute] = of_group
-        if self.calibration is not None:
-            numbers["calibration"] = {name: asdict(of) for name, of in self.calibration.items()}
-        for name in ("unreadable_rate", "missing", "faulty", "answered_by"):
-            numbers[name] = getattr(self, name)
-        for name in ("compared_by", "notes", "never_asked", "in_sample"):
-            value = getattr(self, name)
-            if value:
-                numbers[name] = value
+        del numbers["total"], numbers["classifier_fault"]
+        for name in ("notes", "never_asked", "in_sample"):
+            if not numbers[name]:
+                del numbers[name]
         result: dict[str, Any] = without_nan(numbers)
         return result
 
@@ -127,7 +102,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
     submission = task.data.submission.find(submission)
     run = submission.parent
     rows = submission_rows(task, submission)
-    decoding = decoding_of(submission)
+    decoding = decoding_of(submission) or {}
     baselines = Baselines(task, _labels(task, run), run, gold)
     certainty = _certainty(task, run, decoding) if decoding else None
     values = MetricValues(task)
@@ -140,21 +115,24 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
         faulty += row is not None and any(task.data.check(example, row, None))
         notes += [f"{example.id}: {note}" for note in example.notes]
     groups = {}
-    for attribute in values.attributes:
+    for attribute in values.groups:
         groups[attribute] = summaries_by_group(values, attribute, resamples=0)
     extra_rows = len(rows) - (len(values) - values.missing)
+    calls = decoding.get("calls")
     answers = find_answers(run) if decoding else None
     return ScoreResult(
-        values=values,
         total=summarize(values),
         groups=groups,
         baselines=baselines.means(),
-        classifier_fault=baselines.classifier_fault,
         calibration=certainty.fields() if certainty else None,
+        unreadable_rate=decoding["unreadable"] / calls if calls else None,
+        missing=values.missing,
         faulty=faulty + extra_rows + len(rows.duplicates),
+        answered_by=decoding.get("answered_by", ""),
         notes=notes,
-        decoding=decoding or {},
+        never_asked=decoding.get("refusals", ()),
         in_sample=in_sample(answers) if answers else None,
+        classifier_fault=baselines.classifier_fault,
     )
 
 
@@ -188,10 +166,9 @@ def in_sample(answers: Answers) -> str | None:
 
 
 def show(scores: ScoreResult, console: Console) -> None:
-    title = escape(scores.compared_by) if scores.compared_by else None
     # In 80 columns the headings of baselines wrap, and no name or number is cut.
     whole = [Column(name, no_wrap=True) for name in ("metric", "score", "95% interval")]
-    table = Table(*whole, *scores.baselines, title=title)
+    table = Table(*whole, *scores.baselines)
     headline = list(scores.total.mean)[-1]
     for name, value in scores.total.mean.items():
         low, high = scores.total.interval[name]
@@ -201,29 +178,27 @@ def show(scores: ScoreResult, console: Console) -> None:
         table.add_row(name, f"{value:.4f}", interval, *baselines, style=style)
     console.print(table)
     for attribute, groups in scores.groups.items():
-        console.print(_group_table(attribute, groups, title))
+        console.print(_group_table(attribute, groups))
     if scores.calibration:
         show_calibration(scores.calibration, console)
     for line in remarks(scores):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _group_table(attribute: str, groups: Mapping[str, Summary], title: str | None) -> Table:
+def _group_table(attribute: str, groups: Mapping[str, Summary]) -> Table:
     """Return a table with a column for each group, or with a row for each of many."""
-    headings = ["examples", *next(iter(groups.values())).mean]
-    rows = {}
+    metrics = next(iter(groups.values())).mean
+    lines = [[f"by {attribute}", "examples", *metrics]]
     for name, summary in groups.items():
         means = [f"{value:.4f}" for value in summary.mean.values()]
-        # Group names come from files: `[/b] 某院` is a name, not rich markup.
-        rows[escape(name)] = [str(summary.examples), *means]
-    if len(groups) > MAX_GROUP_COLUMNS:
-        table = Table(escape(f"by {attribute}"), *headings, title=title)
-        for name, row in rows.items():
-            table.add_row(name, *row)
-        return table
-    table = Table(escape(f"by {attribute}"), *rows, title=title)
-    for cells in zip(headings, *rows.values(), strict=True):
-        table.add_row(*cells)
+        lines.append([name, str(summary.examples), *means])
+    if len(groups) <= MAX_GROUP_COLUMNS:
+        lines = list(map(list, zip(*lines, strict=True)))
+    # Group names come from files: `[/b] 某院` is a name, not rich markup.
+    heading, *rows = [map(escape, line) for line in lines]
+    table = Table(*heading)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -242,15 +217,11 @@ def remarks(scores: ScoreResult) -> Iterator[str]:
         yield f"unreadable replies: {scores.unreadable_rate:.2%}"
     if scores.in_sample:
         yield f"{scores.in_sample}; expect lower scores on other cases"
-    yield from _below_baselines(scores)
-    if scores.answered_by:
-        yield scores.answered_by
-
-
-def _below_baselines(scores: ScoreResult) -> Iterator[str]:
     headline, value = list(scores.total.mean.items())[-1]
     for name, baseline in scores.baselines.items():
         if value < baseline[headline]:
             yield f"{headline} is below the baseline '{name}': {baseline[headline]:.4f}"
     if scores.classifier_fault:
         yield f"text classifier: unknown, {scores.classifier_fault}"
+    if scores.answered_by:
+        yield scores.answered_by

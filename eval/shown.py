@@ -8,11 +8,11 @@ from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Item, Row, same, texts
 
 
-def class_fields(task: Task) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the fields that are sets of classes, and the fields that always have one class."""
+def class_fields(task: Task) -> Sequence[str]:
+    """Return the fields of `items_of` whose values are classes."""
     if task.answer.items:
-        return task.answer.sets, task.answer.classes
-    return (("class",) if task.score.classes else ()), ()
+        return task.answer.fields
+    return ("class",) if task.score.classes else ()
 
 
 def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:

@@ -34,6 +34,7 @@ class MetricValues:
     """The metric values, weight and groups of every example, in arrays.
 
     Attributes:
+        groups: Attribute -> its value -> the row numbers of the examples that have it.
         missing: The number of examples without a row, which are scored as unanswered.
     """
 
@@ -42,14 +43,14 @@ class MetricValues:
         self.missing = 0
         self._weights = array("d")
         self._values = array("d")
-        self._groups: dict[str, dict[str, array[int]]] = {}
+        self.groups: dict[str, dict[str, array[int]]] = {}
 
     def __len__(self) -> int:
         return len(self._weights)
 
     def add(self, example: Example, values: Numbers) -> None:
         for attribute, name in example.groups.items():
-            groups = self._groups.setdefault(attribute, {})
+            groups = self.groups.setdefault(attribute, {})
             groups.setdefault(name, array("q")).append(len(self))
         self._weights.append(self.task.score.weight(example))
         self._values.frombytes(values.tobytes())
@@ -64,13 +65,9 @@ class MetricValues:
         """Return the metric values, [examples, values]; as for `weights`."""
         return np.frombuffer(self._values).reshape(len(self), -1)
 
-    @property
-    def attributes(self) -> list[str]:
-        return list(self._groups)
-
     def members(self, attribute: str) -> dict[str, Members]:
         """Return the examples of every group that has one, by name; the others are `UNKNOWN`."""
-        members = {name: np.array(rows) for name, rows in self._groups[attribute].items()}
+        members = {name: np.array(rows) for name, rows in self.groups[attribute].items()}
         is_known = np.zeros(len(self), dtype=bool)
         for name, rows in members.items():
             is_known[rows] = name != UNKNOWN
@@ -96,24 +93,21 @@ def score_rows(
     reader: Reader, gold: Path, rows: Rows, values: MetricValues
 ) -> Iterator[tuple[Example, Row, Row | None]]:
     """Add all examples of a gold file to `values`; yield each with its gold row and its row."""
-    if message := other_cases(reader, gold, rows):
+    message = other_cases(reader, gold, rows)
+    if message:
         raise UserError(message)
-    for example, gold_row in counted(gold_rows(reader, gold), len(rows)):
-        row = rows.get(example.id)
-        place = f"{rows.path}: id {example.id}"
-        values.add(example, metric_values(reader.task, gold_row, row, place))
-        values.missing += row is None
-        yield example, gold_row, row
-
-
-def gold_rows(reader: Reader, gold: Path) -> Iterator[tuple[Example, Row]]:
-    for example in reader.read(gold):
+    for example in counted(reader.read(gold), len(rows)):
         if example.answer is None:
             raise UserError(
                 f"{gold}: id {example.id} has no gold answer; give the labelled file "
                 "(with `compare`: --gold FILE), or see the answers with `panjue report`"
             )
-        yield example, reader.task.gold(example)
+        gold_row = reader.task.gold(example)
+        row = rows.get(example.id)
+        place = f"{rows.path}: id {example.id}"
+        values.add(example, metric_values(reader.task, gold_row, row, place))
+        values.missing += row is None
+        yield example, gold_row, row
 
 
 def metric_values(task: Task, gold: Row, row: Row | None, place: str) -> Numbers:
@@ -282,8 +276,6 @@ def other_cases(reader: Reader, cases: Path, rows: Rows) -> str:
 
 def _names(task: Task, row: Row) -> list[str]:
     """Return the names in a row whose items have names, in order; none in a row of another form."""
-    if not task.answer.fields:
-        return []
     with suppress(KeyError, TypeError):
         return [str(item["name"]) for item in task.answer.items_of(row)]
     return []

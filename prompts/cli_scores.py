@@ -124,31 +124,23 @@ def fairness(
 
 @app.command()
 def check(
-    file: Annotated[
-        Path, typer.Argument(help="a submission or its run folder; without --cases, cases")
-    ],
-    cases: Annotated[Path | None, typer.Option(help="the test file of the submission")] = None,
+    submission: SubmissionPath,
+    cases: Annotated[Path, typer.Option(help="the test file that it answers")],
     task: OptionalTask = None,
 ) -> None:
-    """Print every fault of a submission or a file of cases, with its place; exit code 1 if any."""
+    """Print every fault of SUBMISSION, with its place; exit code 1 if any."""
     from panjue.eval.check import check as find_faults
-    from panjue.eval.check import check_cases
 
+    submission, reader, note = submission_of(submission, cases, task)
     faults = 0
-    file, reader, note = submission_of(file, cases, task)
     with protect_inputs(reader.skipped, note=note):
-        if cases is None:
-            bad, counts = check_cases(reader, file)
-            faults = len(bad)
-            print(*bad, *counts, sep="\n")
-        else:
-            for fault in find_faults(reader, file, cases):
-                print(fault)
-                faults += 1
+        for fault in find_faults(reader, submission, cases):
+            print(fault)
+            faults += 1
     if reader.skipped.rows:
         print(reader.skipped)
     if not faults:
-        print(f"{file}: clean")
+        print(f"{submission}: clean")
         return
-    print(f"{file}: {faults} fault{'s' * (faults > 1)}")
+    print(f"{submission}: {faults} fault{'s' * (faults > 1)}")
     raise typer.Exit(1)

@@ -137,7 +137,6 @@ class Score:
     """Metric, field or baseline -> what a report page calls it, in English and in Chinese."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Metric -> its weight, if the headline metric is a weighted sum of other metrics."""
-    compared_by: str | None = None  # how the metrics compare texts, if they do
 
     @property
     def names(self) -> tuple[str, ...]:

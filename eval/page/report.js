@@ -1,6 +1,6 @@
 // The case browser, in the reader's language. Text of a case is inserted as text, never as markup.
 "use strict";
-const { cases, labels, hasGold } = JSON.parse(document.getElementById("data").textContent);
+const { cases, labels, classFields, hasGold } = JSON.parse(document.getElementById("data").textContent);
 const address = new URLSearchParams(location.search); // the language, and what is chosen
 const inChinese = (address.get("lang") ?? navigator.language).startsWith("zh");
 document.documentElement.lang = inChinese ? "zh" : "en";
@@ -30,11 +30,14 @@ const agreements = ({ opinions }) => {
   const others = found.filter((agreement) => agreement !== "agree, right");
   return others.length > 0 ? others : found;
 };
+const fieldsOf = ({ items }) => items.flatMap(([, fields]) => fields);
+const wrongFields = (example) => (hasGold ? fieldsOf(example) : []).filter(({ correct }) => !correct).map(({ name }) => name);
+const classesOf = (example, field) => fieldsOf(example).filter(({ name }) => name === field).flatMap(({ gold, predicted }) => [...gold, ...predicted]);
 const FILTERS = [
-  ...Object.keys(cases[0]?.classes ?? {}).map((field) => [
+  ...classFields.map((field) => [
     labelOf(field) + (hasGold ? say(", gold or predicted", "（原判或预测）") : ""),
-    values(({ classes }) => classes[field]), ({ classes }, value) => classes[field].includes(value), asItIs]),
-  [say("wrong field", "答错的字段"), values(({ wrong }) => wrong), ({ wrong }, value) => wrong.includes(value), labelOf],
+    values((example) => classesOf(example, field)), (example, value) => classesOf(example, field).includes(value), asItIs]),
+  [say("wrong field", "答错的字段"), values(wrongFields), (example, value) => wrongFields(example).includes(value), labelOf],
   ...attributes.map((name) => [
     labelOf(name), values(({ groups }) => groups[name] ?? []), ({ groups }, value) => groups[name] === value, asItIs]),
   [say("model and classifier", "模型与分类器"), values(agreements), (example, value) => agreements(example).includes(value), labelOf],
@@ -44,7 +47,7 @@ const FILTERS = [
       const [, low, high] = confidences.find(([range]) => range === value);
       return confidence !== null && confidence >= low && confidence < high;
     }, asItIs],
-  [say("handling", "处理"), values(({ handled }) => handled), ({ handled }, value) => handled.includes(value), (value) => say(value, HANDLED[value])],
+  [say("handling", "处理"), values(({ handled }) => Object.keys(handled)), ({ handled }, value) => Object.hasOwn(handled, value), (value) => say(value, HANDLED[value])],
 ].filter(([, options]) => options.length > 0)
   .map(([label, options, test, show]) => ({ label, options, test, show, select: make("select") }));
 
@@ -85,10 +88,11 @@ function keepChoices({ currentTarget }) {
 function showList() {
   shown = cases.filter((example) => wholeText(example).includes(search.value) && FILTERS.every(({ select, test }) => select.value === "" || test(example, select.value)));
   buttons = shown.map((example, index) => {
-    const mark = example.wrong.length ? "✗ " + example.wrong.map(labelOf).join(say(", ", "、")) : hasGold ? "✓" : "";
+    const wrong = [...new Set(wrongFields(example))];
+    const mark = wrong.length ? "✗ " + wrong.map(labelOf).join(say(", ", "、")) : hasGold ? "✓" : "";
     const button = make("button", example.id + " " + mark, { type: "button", tabindex: index ? "-1" : "0" });
     button.append(make("small", wholeText(example).slice(0, 60)));
-    if (example.wrong.length) button.classList.add("wrong");
+    if (wrong.length) button.classList.add("wrong");
     button.addEventListener("click", () => showCase(index));
     button.addEventListener("keydown", ({ key }) => buttons[index + { ArrowDown: 1, ArrowUp: -1 }[key]]?.focus());
     return button;
@@ -100,7 +104,7 @@ function showList() {
   else document.getElementById("case").replaceChildren(make("p", say("choose a case", "请选择案件"), { class: "note" }));
 }
 
-function fieldTable(fields, opinions, isClasses) {
+function fieldTable(fields, opinions) {
   const table = make("table"), header = make("tr");
   const answers = opinions ? [say("model", "模型"), say("text classifier", "文本分类器")] : [say("predicted", "预测")];
   header.append(...[say("field", "字段"), ...(hasGold ? [say("gold", "原判")] : []), ...answers].map((text) => make("th", text, { scope: "col" })));
@@ -109,17 +113,17 @@ function fieldTable(fields, opinions, isClasses) {
     const row = make("tr");
     row.append(make("th", labelOf(field.name), { scope: "row", title: field.name }));
     if (hasGold) row.append(valueCell(field.gold.map((value) => make("span", value))));
-    row.append(answerCell(field, isClasses));
-    if (opinions) row.append(opinionCell(opinions[number], isClasses));
+    row.append(answerCell(field));
+    if (opinions) row.append(opinionCell(opinions[number]));
     table.append(row);
   });
   return table;
 }
 
-const answerCell = (field, isClasses) => valueCell([...predictedValues(field), ...(isClasses(field.name) ? missedValues(field) : [])]);
+const answerCell = (field) => valueCell([...predictedValues(field), ...(classFields.includes(field.name) ? missedValues(field) : [])]);
 
-function opinionCell([field, agreement], isClasses) {
-  const cell = answerCell(field, isClasses);
+function opinionCell([field, agreement]) {
+  const cell = answerCell(field);
   if (agreement.startsWith("differ")) cell.append(make("span", say("≠ differs", "≠ 不一致"), { class: "differs" }));
   return cell;
 }
@@ -163,14 +167,14 @@ function nameOf(text, index) {
   return name;
 }
 
-function itemSection([name, fields], index, opinions, isClasses) {
+function itemSection([name, fields], index, opinions) {
   const section = make("section");
   if (name) {
     const heading = make("h4");
     heading.append(nameOf(name, index));
     section.append(heading);
   }
-  section.append(fieldTable(fields, opinions[index], isClasses));
+  section.append(fieldTable(fields, opinions[index]));
   return section;
 }
 
@@ -207,16 +211,17 @@ function fillCase(index) {
   const raw = make("details");
   raw.append(make("summary", say("raw reply of the model", "模型原始输出")), ...example.reply.map((text) => make("pre", text)));
   const notes = Object.entries(example.groups).map(([name, value]) => labelOf(name) + say(": ", "：") + value);
-  notes.push(...example.notes.map((note, i) => say(note, [HANDLED[example.handled[i]], ...note.split(": ").slice(1).map(labelOf)].join("："))));
+  for (const [kind, note] of Object.entries(example.handled)) {
+    notes.push(say(note, [HANDLED[kind], ...note.split(": ").slice(1).map(labelOf)].join("：")));
+  }
   const line = make("p", notes.join(" · "), { class: "note" });
   if (example.confidence !== null) {
     const text = say("mean confidence: ", "平均置信度：") + example.confidence.toFixed(2);
     line.prepend(make("meter", "", { value: example.confidence, "aria-hidden": "true" }), " ", text, notes.length ? " · " : "");
   }
-  const isClasses = (field) => Object.hasOwn(example.classes, field);
   document.getElementById("case").replaceChildren(
     make("h3", example.id), stepButtons(index), line,
-    ...example.items.map((item, index) => itemSection(item, index, example.opinions, isClasses)), factsBlock(example.text), ...(example.reply.length ? [raw] : []));
+    ...example.items.map((item, index) => itemSection(item, index, example.opinions)), factsBlock(example.text), ...(example.reply.length ? [raw] : []));
 }
 
 for (const link of document.querySelectorAll("#language a")) link.addEventListener("click", keepChoices);

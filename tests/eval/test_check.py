@@ -67,12 +67,8 @@ def test_a_clean_file_is_clean(faults: Faults, rows: Rows, labels: Labels, tmp_p
     assert faults(rows) == []
 
 
-def test_a_missing_case(faults: Faults, rows: Rows) -> None:
-    assert faults(rows[:1] + rows[2:]) == [" id 2 is not answered"]
+def test_a_missing_and_a_doubled_case(faults: Faults, rows: Rows) -> None:
     assert faults(rows[:2]) == [" id 3 is not answered", " id x is not answered"]
-
-
-def test_a_doubled_case(faults: Faults, rows: Rows) -> None:
     assert faults([rows[0], *rows]) == ["2: id 1 stands already at 1"]
 
 
@@ -115,9 +111,9 @@ def test_an_id_of_another_type_and_another_order_of_defendants(faults: Faults, r
 
 
 def test_an_empty_file(faults: Faults) -> None:
-    found = faults(b"\n \n")
-    assert len([fault for fault in found if "is not answered" in fault]) == 4
-    assert any("is empty" in fault for fault in found)
+    unanswered = [f" id {key} is not answered" for key in (1, 2, 3, "x")]
+    assert faults(b"") == unanswered
+    assert faults(b"\n \n") == ["1: the line is empty", "2: the line is empty", *unanswered]
 
 
 @pytest.mark.parametrize(

@@ -52,12 +52,15 @@ def answered_run(name: str, folder: Path, kind: str) -> Path:
     return folder
 
 
-def run_command(
-    panjue: Panjue, command: str, name: str, kind: str, folder: Path
-) -> tuple[int, str]:
-    """Return the exit code and the first line."""
-    sample, run = sample_of(name), answered_run(name, folder / kind, kind)
-    groups = folder / "groups.jsonl"
+@pytest.mark.parametrize("kind", ["gold", "damaged", "foreign"])
+@pytest.mark.parametrize("name", sorted(task_folders()))
+@pytest.mark.parametrize("command", CODES)
+def test_every_command_on_answers_of_every_task(
+    command: str, name: str, kind: str, panjue: Panjue, tmp_path: Path
+) -> None:
+    sample = sample_of(name)
+    run = answered_run(name, tmp_path / kind, kind)
+    groups = tmp_path / "groups.jsonl"
     examples = Reader(load_task(name)).read(sample)
     groups.write_text("".join(dump({"id": e.id, "g": "a"}) + "\n" for e in examples), "utf-8")
     words: dict[str, list[object]] = {
@@ -65,25 +68,16 @@ def run_command(
         "check": [run, "--cases", sample],
         "report": [run],
         "fairness": [sample, run, "--by", "g", "--groups", groups],
-        "compare": [answered_run(name, folder / "right", "gold"), run],
+        "compare": [answered_run(name, tmp_path / "right", "gold"), run],
     }
     done = panjue(command, *words[command])
-    return done.returncode, (done.stdout + done.stderr).splitlines()[0]
-
-
-@pytest.mark.parametrize("kind", ["gold", "damaged", "foreign"])
-@pytest.mark.parametrize("name", sorted(task_folders()))
-@pytest.mark.parametrize("command", CODES)
-def test_every_command_on_answers_of_every_task(
-    command: str, name: str, kind: str, panjue: Panjue, tmp_path: Path
-) -> None:
-    code, line = run_command(panjue, command, name, kind, tmp_path)
+    line = (done.stdout + done.stderr).splitlines()[0]
     expected = CODES[command][["gold", "damaged", "foreign"].index(kind)]
     is_one_json = load_task(name).data.submission.name.endswith(".json")
     if (command, kind) == ("check", "damaged") and is_one_json:
         expected = 2
-    assert code == expected, line
-    if code == 2:
+    assert done.returncode == expected, line
+    if expected == 2:
         assert line.startswith(f"panjue: {tmp_path}/{kind}"), "the answers at fault"
-    elif code == 1:
+    elif expected == 1:
         assert line.startswith(f"{tmp_path}/{kind}/submission")

@@ -118,15 +118,14 @@ def test_the_numbers_by_hand(hostile: Path) -> None:
     year, ten = "有期徒刑九个月以上一年以下", "有期徒刑十年以上"  # twelve months; class 5
     assert TASK.score.order["penalty"][:3] == ("死刑", "无期徒刑", ten)
     assert sorted(TASK.score.order["penalty"]) == sorted(PENALTIES)
-    pairs = {"charges": [("盗窃罪", "抢劫罪", 1)], "penalty": [(year, ten, 1)]}
-    assert found.pairs == pairs
     assert list(found.classes["penalty"]) == [ten, year], "from the gravest on"
     assert found.classes["penalty"][year] == (4, 3, 6 / 7)
-    assert [case.wrong for case in found.cases] == [["charges", "penalty"], []]
-    assert [case.classes["charges"] for case in found.cases] == [["盗窃罪", "抢劫罪"], ["盗窃罪"]]
     assert [case.confidence for case in found.cases] == [pytest.approx(0.6)] * 2
-    assert [case.handled for case in found.cases] == [["shortened", "unreadable"]] * 2
-    assert found.cases[0].notes[0] == "shortened to fit by 2 sentences"
+    handled = {
+        "shortened": "shortened to fit by 2 sentences",
+        "unreadable": "the reply was unreadable, its answer: commonest labels",
+    }
+    assert [case.handled for case in found.cases] == [handled] * 2
     assert found.cases[0].reply == ["raw reply of 1"]
     assert (found.cases[0].opinions, found.agreements) == ([], {}), "there is no classifier"
     assert "who is right" not in page(found)
@@ -374,10 +373,8 @@ def test_without_gold_the_page_has_facts_and_answers(
     (hostile / "decode.json").unlink()  # its replies are no answers
     advised(lambda _example, _answer: None)
     found = page_data(open_answers(hostile))
-    assert (found.scores, found.groups, found.agreements) == (None, {}, {})
-    assert [case.wrong for case in found.cases] == [[], []]
-    assert [case.classes["charges"] for case in found.cases] == [["盗窃罪", "抢劫罪"], ["盗窃罪"]]
-    compared = [[found.label(how)[0] for _, how in item] for item in found.cases[0].opinions]
+    assert (found.scores, found.classes, found.agreements) == (None, {}, {})
+    compared = [[found.labels[how][0] for _, how in item] for item in found.cases[0].opinions]
     assert compared == [["agree"] * 3, ["differ", "agree", "differ"], ["agree"] * 3]
     assert "raw reply of 1" in page(found)
     (hostile / "submission.jsonl").write_text("", "utf-8")

@@ -55,6 +55,10 @@ def test_names_stay_text(opened: Any, hostile: Path) -> None:
     rows = opened.locator("#case section").nth(1).locator("tr")
     assert rows.nth(1).locator("td").all_inner_texts() == ["盗窃罪", "✗ 抢劫罪"]
     assert opened.locator("#case section").nth(0).locator(".missed, .added").count() == 0
+    marks = opened.locator("#list button").all_inner_texts()
+    assert [mark.splitlines()[0] for mark in marks] == ["1 ✗ charges, penalty", "2 ✓"]
+    sizes = opened.locator(".groups >> nth=0 >> tr")
+    assert sizes.all_inner_texts()[1:] == ["1\t1\t\t1.0000", "3\t1\t\t0.7667"]
     # Groups called as the page's own filters stay apart from them.
     opened.get_by_label("charges").select_option("抢劫罪")
     assert opened.inner_text("#count") == "1 / 2"

@@ -141,6 +141,9 @@ def test_a_case_without_a_row_scores_nothing_and_is_counted(
 ) -> None:
     scores = scored(answers[1:2])
     assert scores.missing == 2
+    text = printed(scores)
+    assert "3 examples; 2 without a row, scored as unanswered" in text
+    assert "unreadable" not in text, "there is no decode.json"
     assert scores.total.mean == pytest.approx(dict.fromkeys(ONE, 0.5))  # 2 * 3/4 of 3
 
 
@@ -183,13 +186,6 @@ def printed(scores: ScoreResult) -> str:
     out = StringIO()
     show(scores, Console(file=out, width=200))
     return out.getvalue()
-
-
-def test_what_is_printed(scored: Scored, answers: list[dict[str, Any]]) -> None:
-    text = printed(scored(answers[:2]))
-    for word in ("final", "95% interval", "defendants", "3 examples; 1 without a row"):
-        assert word in text
-    assert "unreadable" not in text, "there is no decode.json"
 
 
 BROKEN: dict[str, object] = {
@@ -273,13 +269,14 @@ def test_examples_without_an_attribute_are_a_group_of_their_own() -> None:
     }
 
 
-def test_a_group_s_name_is_no_markup(
-    gold: Path, row: Row, write: Write, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("courts", "is_column"), [(8, True), (9, False)])
+def test_a_group_is_a_column_or_one_of_many_rows_and_its_name_no_markup(
+    courts: int, is_column: bool, gold: Path, row: Row, write: Write
 ) -> None:
     first = json.loads(gold.read_text("utf-8").splitlines()[0])
-    courts = write("courts.jsonl", [{**first, "id": 0, "groups": {"[red]court": "[/b] 某院"}}])
+    rows = [{**first, "id": n, "groups": {"[red]court": f"[/b]{n}"}} for n in range(courts)]
     answers = write("answers.jsonl", [row(0, ("甲", ["盗窃罪"], ["264"], 13))])
-    show(score(Reader(load_task("judgment")), courts, answers), Console(width=200))
-    printed = capsys.readouterr().out
-    assert "by [red]court" in printed
-    assert "[/b] 某院" in printed
+    text = printed(score(Reader(TASK), write("courts.jsonl", rows), answers))
+    [heading] = [line for line in text.splitlines() if "by [red]court" in line]
+    assert [f"[/b]{n}" in heading for n in range(courts)] == [is_column] * courts
+    assert all(f"[/b]{n}" in text for n in range(courts))

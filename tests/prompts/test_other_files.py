@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.task import task_folders
+from panjue.prompts.reader import Reader
+from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.judgment.demo import write_demo
 from tests.prompts.test_cli import Panjue
 
@@ -41,8 +43,8 @@ def test_every_command_names_what_it_cannot_read(kind: str, demo: Path, panjue: 
     content, told = FILES[kind]
     path, out = demo.with_name("other.data"), demo.with_name("out")
     path.write_bytes(content)
+    tasks = [task for task in task_folders() if task != "dialogue"]
     for words in (
-        ("check", path),
         ("check", path, "--cases", demo),
         ("check", demo, "--cases", path),
         ("convert", path, out),
@@ -50,7 +52,7 @@ def test_every_command_names_what_it_cannot_read(kind: str, demo: Path, panjue: 
         ("score", demo, path),
         ("fairness", demo, demo, "--by", "x", "--groups", path),
         ("fairness", path, demo, "--by", "x"),
-        *(("check", path, "--task", task) for task in task_folders() if task != "dialogue"),
+        *(("check", demo, "--cases", path, "--task", task) for task in tasks),
         *(("score", path, path, "--task", task) for task in ("cloze", "reading", "scotus")),
         *(("check", path, "--cases", path, "--task", task) for task in ("cloze", "reading")),
     ):
@@ -61,13 +63,13 @@ def test_every_command_names_what_it_cannot_read(kind: str, demo: Path, panjue: 
             assert told in done.stderr + done.stdout, words
 
 
-def test_a_list_as_the_first_row_is_a_bad_row(demo: Path, panjue: Panjue) -> None:
+def test_a_list_as_the_first_row_is_a_bad_row(demo: Path) -> None:
     path = demo.with_name("cases.jsonl")
+    reader = Reader(load_task("judgment"))
     for first, told in (("[1,2]", "list"), ("3", "int")):
         path.write_text(f"{first}\n{ROW}\n", "utf-8")
-        done = panjue("check", path)
-        assert done.returncode == 1
-        assert done.stdout.splitlines()[0] == f"{path}:1: expected a JSON object, found {told}"
+        with pytest.raises(UserError, match=f"cases.jsonl:1: expected a JSON object, found {told}"):
+            list(reader.read(path))
     for whole in (f"[{ROW}]", f"[\n{ROW}\n]\n", f"[{ROW},\n{ROW.replace('0', '1', 1)}]\n\n"):
         path.write_text(whole, "utf-8")
-        assert panjue("check", path).returncode == 0, whole
+        assert list(reader.read(path)), whole

@@ -138,7 +138,6 @@ TASK = Task(
     score=Score(
         metrics=DIALOGUE_METRICS,
         shown=shown,
-        compared_by="cosine: character 1-2-grams",
         fallback="no opinions",
         titles={
             "event": ("emotion events", "情感事件"),
