@@ -22,38 +22,41 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
     A correct submission has the task's form, answers every case of `cases` once and in order, and
     every row passes the task's own rules. If `labels.json` is beside it, other labels are faults;
     if `decode.json` is, so are cases that the model was never asked.
+    Only the ids, and cases that rows out of order have passed, are in memory.
     """
     task = reader.task
     submission = task.data.submission.find(submission)
     label_file = submission.parent / "labels.json"
     labels = load_labels(label_file) if label_file.exists() else None
-    examples = {str(example.id): example for example in reader.read(cases)}
-    if not examples:
+    case_ids = dict.fromkeys(str(example.id) for example in reader.read(cases))
+    if not case_ids:
         raise UserError(f"{cases}: has no cases")
     message = _other_cases(reader, submission, cases)
     if message:
         yield message
         return
-    position = {key: number for number, key in enumerate(examples)}
-    latest = 0
+    ahead = reader.read(cases)
+    passed: dict[str, Example] = {}
     seen: dict[str, int | str] = {}
     for place, load in task.data.submission.read(submission):
         try:
             row = load()
             key = _checked_id(row, seen)
-            if key not in examples:
+            if key not in case_ids:
                 raise UserError(f"id {key} is no case of {cases}")
         except UserError as error:
             yield f"{submission}:{place}: {error}"
             continue
         seen[key] = place
-        if position[key] < latest:
+        if key in passed:
             yield f"{submission}:{place}: id {key} is out of order"
-        latest = max(latest, position[key])
-        example = examples[key]
+        while key not in passed:
+            example = next(ahead)
+            passed[str(example.id)] = example
+        example = passed.pop(key)
         faults = list(task.data.check(example, row, labels)) or unscorable(task, example, row)
         yield from (f"{submission}:{place}: id {key}: {fault}" for fault in faults)
-    for key in examples:
+    for key in case_ids:
         if key not in seen:
             yield f"{submission}: id {key} is not answered"
     decoding = decoding_of(submission) if submission.is_file() else None
