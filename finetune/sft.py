@@ -21,21 +21,16 @@ from panjue.eval.classifier import FILE_VERSION
 from panjue.finetune.checkpoints import newest_complete
 from panjue.finetune.classifier import MAX_EXAMPLES, fit, save_fitted, training_advisor
 from panjue.finetune.data import (
+    LengthSampler,
     RowMaker,
     RowReport,
     TrainingRows,
     cached,
-    length_sampler,
     pack,
 )
 from panjue.finetune.examples import Examples
 from panjue.finetune.journal import MAX_SHOWN_EXAMPLES, Journal, print_example, print_plan
-from panjue.finetune.libraries import (
-    cap_steps,
-    check_library_settings,
-    packing_problem,
-    trainer_config,
-)
+from panjue.finetune.libraries import cap_steps, check_library_settings, trainer_config
 from panjue.finetune.model import (
     MAX_LEAK,
     Model,
@@ -93,7 +88,7 @@ def train(config: SftConfig) -> None:
     check_library_settings(config)
     task = configured(load_task(config.task), config.solve)
     processes = join_processes(config)
-    trainer_config(config, evaluates=True)  # refuses a wrong setting before cases are read
+    args = trainer_config(config)
     console = Console(quiet=not processes.is_main_process, soft_wrap=True, highlight=False)
     disable_progress_bar()  # for loading and saving weights
     reader = Reader(task, on_bad_row=config.on_bad_row)
@@ -109,7 +104,7 @@ def train(config: SftConfig) -> None:
         if writes:
             is_finished(Run(config.run), record)  # another process may have finished another one
         try:
-            run_training(config, reader, base, record, console)
+            run_training(config, args, reader, base, record, console)
         except torch.OutOfMemoryError as error:
             way_out = "set method=qlora, a lower max_tokens or a smaller base"
             raise UserError(f"GPU: {first_line(error)} {way_out}") from None
@@ -134,7 +129,7 @@ def check_trainable(config: SftConfig, console: Console) -> None:
 
 
 def run_training(
-    config: SftConfig, reader: Reader, base: Path, record: RunRecord, console: Console
+    config: SftConfig, args: Any, reader: Reader, base: Path, record: RunRecord, console: Console
 ) -> None:
     """Train from the newest checkpoint if there is one, then save the result with `record`."""
     print_stage(config, console, 1, "reading and tokenizing the cases")
@@ -145,7 +140,9 @@ def run_training(
     fitted = fitted_classifier(config, examples, maker, record, console)
     classifier = fitted / CLASSIFIER if fitted else None
     rows = make_rows(config, record, maker, examples, fitted)
-    args = trainer_config(config, evaluates=len(rows.held_out) > 0)
+    if not len(rows.held_out):
+        args.eval_strategy = "no"
+        args.load_best_model_at_end = False
     print_stage(config, console, 2, "loading the base model")
     model = make_model(config, base, args)
     if choose_packing(config, model, args, console):
@@ -229,14 +226,12 @@ def choose_packing(config: SftConfig, model: Model, args: Any, console: Console)
     packing = config.trainer.get("packing", False)
     if not packing:
         return False
-    problem = packing_problem(config)
-    if not problem:
-        # Under FSDP only the first process has the weights.
-        found = [leak(model) if PartialState().is_main_process else 0.0]
-        broadcast_object_list(found)
-        if found[0] <= MAX_LEAK:
-            return True
-        problem = f"in this model an example in a pack sees the one before it (by {found[0]:.1e})"
+    # Under FSDP only the first process has the weights.
+    found = [leak(model) if PartialState().is_main_process else 0.0]
+    broadcast_object_list(found)
+    if found[0] <= MAX_LEAK:
+        return True
+    problem = f"in this model an example in a pack sees the one before it (by {found[0]:.1e})"
     if packing is True:
         raise UserError(f"trainer.packing: {problem}; set trainer.packing=auto")
     args.train_sampling_strategy = config.trainer.get("train_sampling_strategy", "group_by_length")
@@ -250,7 +245,7 @@ def make_trainer(
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
     sampler = None  # transformers' order
     if args.train_sampling_strategy == "group_by_length":
-        sampler = length_sampler(rows.train, step_size(args), args.seed)
+        sampler = LengthSampler(rows.train, step_size(args), args.seed)
     with of_library("trainer"):
         trainer = ReplyTrainer(
             model,

@@ -1,6 +1,7 @@
 """What a training writes, says and refuses."""
 
 import json
+import os
 import resource
 import shutil
 from collections.abc import Callable
@@ -94,6 +95,7 @@ def test_the_last_lines_have_the_loss_of_what_was_kept_and_the_next_command(
     assert f"fitting the text classifier on {of_what}" in lines
     checkpoint = newest_complete(run / "checkpoints")
     assert checkpoint
+    assert (run / "checkpoints/checkpoint-1/complete").exists(), "what is evaluated is saved"
     best = read_json(checkpoint / "trainer_state.json")["best_metric"]
     assert lines[-2:] == [
         f"written: {run}/adapter (loss {best:.4f} on 10 held-out cases)",
@@ -181,8 +183,9 @@ def test_what_ends_before_the_first_step_leaves_nothing_in_the_way(
 
 
 def test_dry_run_shows_the_plan_and_trains_nothing(
-    workshop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    workshop: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("panjue.finetune.journal.gpu_memory", lambda: 24 * 2**30)
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true"])
     said = capsys.readouterr().out
     for word in ("examples", "refused", "shortened", "tokens", "weights", "steps", "[loss]"):
@@ -190,6 +193,8 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
     lines = said.splitlines()
     stages = [line for line in lines if line[1:3] == "/2"]
     assert stages == ["1/2 reading and tokenizing the cases", "2/2 loading the base model"]
+    assert "without activations; the GPU has 24.00 GiB" in said
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert "next:" not in said
     assert not (tmp_path / "run/adapter").exists()
     assert not (tmp_path / "run/manifest.json").exists()
@@ -285,7 +290,7 @@ def test_every_shipped_config_loads(path: Path) -> None:
     kind = BaseConfig if path.stem == "base" else SftConfig
     config = load_section(kind, path, "sft", ["train=x.jsonl"])
     check_library_settings(config)
-    args = trainer_config(config, evaluates=True)
+    args = trainer_config(config)
     assert args.train_batch_size * args.gradient_accumulation_steps == config.batch
 
 
