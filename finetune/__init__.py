@@ -6,5 +6,4 @@ classifier.py with calibrate.py and second_stage.py, journal.py, result.py. base
 demo's base model.
 
 make.py says what a target of the Makefile runs.
-gpu.py chooses its config by the memory of the GPUs here.
 """

@@ -5,7 +5,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from datasets import Dataset, Features, List, Value
 from datasets.arrow_writer import ArrowWriter
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
 from trl import pack_dataset
@@ -147,7 +147,8 @@ def cached(
 
 def pack(rows: Dataset, size: int) -> Dataset:
     """Return packs of at most `size` tokens of whole rows, whose lengths are in `seq_lengths`."""
-    return pack_dataset(rows.select_columns(["input_ids", "labels"]), size, "bfd")
+    packs = pack_dataset(rows.select_columns(["input_ids", "labels"]), size, "bfd")
+    return packs.add_column("length", [sum(sizes) for sizes in packs["seq_lengths"]])
 
 
 def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -157,21 +158,17 @@ def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     are fastest without a mask. In packed rows the positions restart at each example; from them
     transformers builds a mask, so that no example sees another.
     """
-    sizes = [len(row["input_ids"]) for row in rows]
-    width = max(sizes)
+    ids = [torch.tensor(row["input_ids"]) for row in rows]
+    labels = [torch.tensor(row["labels"]) for row in rows]
     batch = {
-        "input_ids": padded([row["input_ids"] for row in rows], 0, width),
-        "labels": padded([row["labels"] for row in rows], IGNORED, width),
-        "length": torch.tensor(sizes),
+        "input_ids": pad_sequence(ids, batch_first=True),
+        "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED),
+        "length": torch.tensor([len(row) for row in ids]),
     }
     if "seq_lengths" in rows[0]:
+        width = batch["input_ids"].shape[1]
         batch["position_ids"] = torch.stack([positions(row["seq_lengths"], width) for row in rows])
     return batch
-
-
-def padded(rows: Sequence[Sequence[int]], fill: int, width: int) -> Tensor:
-    """Return rows of numbers as one tensor, [rows, width]."""
-    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
 
 
 def positions(sizes: Sequence[int], width: int) -> Tensor:
@@ -179,33 +176,21 @@ def positions(sizes: Sequence[int], width: int) -> Tensor:
     return torch.cat([torch.arange(size) for size in (*sizes, width - sum(sizes))])
 
 
-Draw = Callable[[torch.Generator], Iterable[int]]
-
-
-class EpochSampler(Sampler[int]):
-    """Samples again in each `epoch`, with a generator seeded by seed and epoch.
+class LengthSampler(Sampler[int]):
+    """Puts rows or packs of similar length into the same `step` rows, in another way each `epoch`.
 
     The samplers of transformers use a random state that is lost when a run resumes.
     """
 
-    def __init__(self, size: int, draw: Draw, seed: int) -> None:
-        self._size = size
-        self._draw = draw
+    def __init__(self, rows: Dataset, step: int, seed: int) -> None:
+        self._sizes = list(rows["length"])
+        self._step = step
         self._seed = seed
         self.epoch = 0
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._sizes)
 
     def __iter__(self) -> Iterator[int]:
-        yield from self._draw(torch.Generator().manual_seed(self._seed * 100_003 + self.epoch))
-
-
-def length_sampler(rows: Dataset, step: int, seed: int) -> EpochSampler:
-    """Return a sampler that puts rows or packs of similar length into the same `step` rows."""
-    if "seq_lengths" in rows.column_names:
-        sizes = [sum(pack) for pack in rows["seq_lengths"]]
-    else:
-        sizes = list(rows["length"])
-    draw = partial(get_length_grouped_indices, sizes, step, None)
-    return EpochSampler(len(sizes), draw, seed)
+        generator = torch.Generator().manual_seed(self._seed * 100_003 + self.epoch)
+        yield from get_length_grouped_indices(self._sizes, self._step, generator=generator)

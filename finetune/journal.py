@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import TrainerCallback, TrainerState
 from trl import SFTTrainer
 
-from panjue.finetune.data import IGNORED, RowReport, TrainingRows
+from panjue.finetune.data import IGNORED, TrainingRows
 from panjue.finetune.examples import Examples
 from panjue.finetune.model import gpu_memory, lacks_kernels
 from panjue.finetune.trainer import ReplyTrainer, step_size
@@ -101,18 +101,12 @@ def data_plan(rows: TrainingRows, examples: Examples) -> Iterator[tuple[str, str
     if report.notes:
         yield "notes", f"{len(report.notes)}; these examples are still used"
         yield from first_lines(report.notes)
-    yield "shortened", f"{shortened(report)}, and {len(held_out.shortened)} held out"
-    yield "tokens", f"{sum(report.tokens):,} in all; {token_percentiles(report.tokens)}"
-
-
-def shortened(report: RowReport) -> str:
     lost = sum(before - after for _, before, after in report.shortened)
-    return f"{len(report.shortened)} ({lost:,} tokens left out)"
-
-
-def token_percentiles(tokens: Sequence[int]) -> str:
-    low, median, high, longest = np.percentile(tokens, [10, 50, 90, 100]).astype(int)
-    return f"10% {low}, 50% {median}, 90% {high}, longest {longest}"
+    counts = f"{len(report.shortened)} ({lost:,} tokens left out)"
+    yield "shortened", f"{counts}, and {len(held_out.shortened)} held out"
+    low, median, high, longest = np.percentile(report.tokens, [10, 50, 90, 100]).astype(int)
+    spread = f"10% {low}, 50% {median}, 90% {high}, longest {longest}"
+    yield "tokens", f"{sum(report.tokens):,} in all; {spread}"
 
 
 def first_lines(lines: Sequence[str]) -> Iterator[tuple[str, str]]:

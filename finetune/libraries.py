@@ -1,16 +1,17 @@
 """The settings for trl, peft and bitsandbytes: those that panjue sets, and checks of the others.
 
-The libraries check names and values themselves. What is checked here would give a wrong result
-without a word.
+What is checked here would give a wrong result without a word, or fail late.
 """
 
 import os
+from collections.abc import Mapping
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
 from peft import LoraConfig
+from pydantic import TypeAdapter, ValidationError
 from transformers import BitsAndBytesConfig
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 from trl import SFTConfig as TrainerConfig
@@ -19,8 +20,10 @@ from panjue.finetune.journal import steps
 from panjue.finetune.model import precision
 from panjue.finetune.settings import SftConfig
 from panjue.finetune.trainer import ReplyTrainer
-from panjue.prompts.plumbing.config import check_known, check_managed
+from panjue.prompts.plumbing.config import Config, check_known, check_managed, first_complaint
 from panjue.prompts.plumbing.errors import UserError, of_library
+
+T = TypeVar("T")
 
 INSTEAD = {
     "output_dir": "run",
@@ -50,6 +53,7 @@ SILENT = (
     "auto_find_batch_size",
     "fsdp",
     "fsdp_config",
+    "accelerator_config",  # decides which rows a step has
     # With these a training would resume from other weights, rows or patience.
     "save_only_model",
     "ignore_data_skip",
@@ -59,18 +63,9 @@ SILENT = (
 )
 """Settings of trl that would change a training without a word."""
 
-POSITIVE = {
-    "max_steps": int,
-    "per_device_train_batch_size": int,
-    "per_device_eval_batch_size": int,
-    "save_total_limit": int,
-    "ddp_timeout": int,
-    "num_train_epochs": int | float,
-    "logging_steps": int | float,
-    "eval_steps": int | float,
-    "save_steps": int | float,
-}
-"""Numbers above 0; transformers takes some of them at 0 or below for `not set`."""
+KEEPS_BASE = (True, False, "gaussian", "orthogonal")
+"""Initializations of LoRA that leave the base as it is. With others the adapter does not fit the
+original base, which vLLM and `merge` use."""
 
 FLASH_ATTENTION = {
     "flash_attention_2": is_flash_attn_2_available,
@@ -84,72 +79,78 @@ def check_library_settings(config: SftConfig) -> None:
     for name, use in INSTEAD.items():
         if name in config.trainer:
             raise UserError(f"trainer.{name}: use {use}")
-    for name, kind in POSITIVE.items():
-        value = config.trainer.get(name)
-        is_number = isinstance(value, kind) and not isinstance(value, bool)
-        if value is not None and not (is_number and value > 0):
-            what = "a whole number" if kind is int else "a number"
-            raise UserError(f"trainer.{name}: must be {what} above 0, got {value}")
     check_managed("trainer", config.trainer, SILENT)
     check_managed("lora", config.lora, ("layer_replication",))  # vLLM ignores it
-    check_known("trainer", config.trainer, signature(TrainerConfig).parameters)
-    check_known("lora", config.lora, signature(LoraConfig).parameters)
-    sampling = config.trainer.get("accelerator_config") or {}
-    managed = ("use_seedable_sampler", "split_batches")  # other rows in a step
-    check_managed("trainer.accelerator_config", sampling, managed)
+    if config.lora.get("init_lora_weights", True) not in KEEPS_BASE:
+        reason = "all others change the base too"
+        raise UserError(f"lora.init_lora_weights: use true, gaussian or orthogonal; {reason}")
+    checked("lora", LoraConfig, config.lora)
     # transformers ignores names that it does not know.
     check_known("quantization", config.quantization, signature(BitsAndBytesConfig).parameters)
     with of_library("quantization"):
         BitsAndBytesConfig(**config.quantization)
     if (config.method == "qlora") != bool(config.quantization):
         raise UserError("quantization: goes with method=qlora; set both or neither")
+    check_attention(config)
+
+
+def checked(section: str, kind: type[T], settings: Mapping[str, Any]) -> T:
+    """Return a library's dataclass with these settings; names and types are checked."""
+    check_known(section, settings, signature(kind).parameters)
+    with of_library(section):
+        try:
+            return TypeAdapter(kind).validate_python(settings)
+        except ValidationError as error:
+            complaint = " ".join(first_complaint(Config, error).split())
+            raise UserError(f"{section}: {complaint}") from None
+
+
+def check_attention(config: SftConfig) -> None:
+    """Refuse FlashAttention that is not installed, or that would let packed examples see others."""
+    packing = config.trainer.get("packing", False)
+    if packing not in (True, False, "auto"):
+        raise UserError(f"trainer.packing: must be true, false or auto, got {packing}")
     name = config.attn_implementation
-    if name in FLASH_ATTENTION and not FLASH_ATTENTION[name]():
+    if name not in FLASH_ATTENTION:
+        return
+    if not FLASH_ATTENTION[name]():
         # Transformers would download a kernel, which is foreign code, from the hub.
         raise UserError(
             f"attn_implementation: {name} needs its package, which is not installed or does not "
             "work here; install it, or set attn_implementation=sdpa"
         )
-    check_packing(config)
-
-
-def check_packing(config: SftConfig) -> None:
-    packing = config.trainer.get("packing", False)
-    if packing not in (True, False, "auto"):
-        raise UserError(f"trainer.packing: must be true, false or auto, got {packing}")
-    if packing is True and (problem := packing_problem(config)):
-        raise UserError(f"trainer.packing: {problem}; set trainer.packing=auto")
-
-
-def packing_problem(config: SftConfig) -> str:
-    """Return why these settings do not allow packing; empty if they do."""
-    batch_size = config.trainer.get("per_device_train_batch_size", 0)
-    if config.attn_implementation in FLASH_ATTENTION and batch_size != 1:
+    if packing and config.trainer.get("per_device_train_batch_size") != 1:
         # In a batch of several rows, transformers' FlashAttention treats each pack as one text.
-        return (
-            "FlashAttention separates the examples of a pack only in batches of one pack "
-            "(trainer.per_device_train_batch_size=1)"
+        raise UserError(
+            "trainer.packing: FlashAttention separates the examples of a pack only in batches of "
+            "one pack; set trainer.per_device_train_batch_size=1"
         )
-    return ""
 
 
-def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
-    """Return trl's settings: the config's, defaults for this machine, and those panjue sets.
-
-    If the config has one of the last kind, Python raises a TypeError.
-    """
+def trainer_config(config: SftConfig) -> TrainerConfig:
+    """Return trl's settings: the config's, defaults for this machine, and those panjue sets."""
     has_accelerator = torch.accelerator.is_available()
-    defaults: dict[str, Any] = {
+    size, steps_of_batch = shares(config, PartialState().num_processes)
+    defaults = {
         "gradient_checkpointing": has_accelerator,
         "per_device_eval_batch_size": 1 if has_accelerator else 8,
         "logging_steps": 10,
         "report_to": ["tensorboard"],
     }
-    settings = defaults | config.trainer
-    if not evaluates:
-        settings["eval_strategy"] = "no"
-    settings |= precision(config.trainer)
-    size, steps_of_batch = shares(config, PartialState().num_processes)
+    own = {
+        "output_dir": str(config.run / "checkpoints"),
+        "gradient_accumulation_steps": steps_of_batch,
+        "restore_callback_states_from_checkpoint": True,  # a resumed run keeps its patience count
+        "max_length": None,  # rows never exceed max_tokens, so trl must not cut
+        "dataset_kwargs": {"skip_prepare_dataset": True},
+        "seed": config.seed,
+        "data_seed": config.seed,  # otherwise the order depends on the number of processes
+        "use_cpu": not has_accelerator,
+        "disable_tqdm": True,  # Journal shows progress
+        "router_aux_loss_coef": 0.0,  # the loss is that of the replies; no router logits
+    }
+    check_managed("trainer", config.trainer, own)
+    settings = {**defaults, **config.trainer, **precision(config.trainer), **own}
     settings["per_device_train_batch_size"] = size
     settings.pop("packing", None)  # `data.pack` packs
     settings.pop("save_total_limit", None)  # ReplyTrainer drops old checkpoints itself
@@ -157,20 +158,7 @@ def trainer_config(config: SftConfig, *, evaluates: bool) -> TrainerConfig:
         best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
         settings = {**best, **settings}
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(config.run / "tensorboard")
-    with of_library("trainer"):
-        args = TrainerConfig(
-            **settings,
-            output_dir=str(config.run / "checkpoints"),
-            gradient_accumulation_steps=steps_of_batch,
-            restore_callback_states_from_checkpoint=True,  # a resumed run keeps its patience count
-            max_length=None,  # rows never exceed max_tokens, so trl must not cut
-            dataset_kwargs={"skip_prepare_dataset": True},
-            seed=config.seed,
-            data_seed=config.seed,  # otherwise the order depends on the number of processes
-            use_cpu=not has_accelerator,
-            disable_tqdm=True,  # Journal shows progress
-            router_aux_loss_coef=0.0,  # the loss is that of the replies; no router logits
-        )
+    args = checked("trainer", TrainerConfig, settings)
     # A single process would use all visible GPUs (transformers/training_args.py:1917), by
     # DataParallel, which trl refuses.
     args._n_gpu = min(args.n_gpu, 1)
@@ -195,5 +183,5 @@ def shares(config: SftConfig, processes: int) -> tuple[int, int]:
         )
     default = 1 if torch.accelerator.is_available() else each
     most = int(config.trainer.get("per_device_train_batch_size") or default)
-    size = max(n for n in range(1, min(most, each) + 1) if each % n == 0)
+    size = max((n for n in range(1, min(most, each) + 1) if each % n == 0), default=1)
     return size, each // size

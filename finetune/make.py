@@ -1,7 +1,7 @@
 """What a target of the Makefile runs: its line, in which words in capitals stand for values.
 
-make starts this for every target, so it imports nothing heavy. Only the variables on make's command
-line count, not those of the environment.
+make starts this for every target, so it imports torch only to see the GPU. Only the variables on
+make's command line count, not those of the environment.
 """
 
 import os
@@ -10,16 +10,18 @@ import shlex
 import sys
 from pathlib import Path
 
-from panjue.finetune.gpu import config_for_gpu
 from panjue.prompts.plumbing.errors import UserError, did_you_mean, in_one_line, of_library
-from panjue.prompts.plumbing.files import read_object
 
 PANJUE = ".venv/bin/panjue"
 CONFIGS = Path("finetune/configs")
 DEMO = CONFIGS / "demo.yaml"
 TRAINING = ("TASK", "MODEL", "TRAIN", "DEV")  # if they differ from those of RUN, `sft` says so
+NEEDED = {"MODEL": "NAME", "TRAIN": "FILE"}
+"""What a new training has to be given."""
 FURTHER = ("SFT", "GENERATE", "SCORE", "SERVE")  # have further words of a command
 VARIABLES = (*TRAINING, "TEST", "RUN", "CONFIG", *FURTHER, "STAGE", "PYTHON", "V")
+LORA_BYTES = 39_000 * 2**20
+"""Memory of a GPU that trains an 8B model in bfloat16; a smaller one needs four bits."""
 
 
 def variables(makeflags: str) -> dict[str, str]:
@@ -52,29 +54,28 @@ def chosen_config(goals: list[str], given: dict[str, str]) -> Path:
     if given["CONFIG"]:
         return CONFIGS / f"{given['CONFIG']}.yaml"
     run = Path(given["RUN"])
-    is_new = given["MODEL"] and ("sft" in goals or not is_trained(run))
+    has_needed = all(given[name] for name in NEEDED)
+    is_new = has_needed and ("sft" in goals or not is_trained(run))
     if given["RUN"] and not is_new and (is_trained(run) or (run / "config.yaml").is_file()):
-        check_record(run, given)
         return run / "config.yaml"
-    if given["MODEL"]:
+    if has_needed:
         return CONFIGS / f"{config_for_gpu()}.yaml"
     for name in ("RUN", *TRAINING, "TEST"):
         if given[name]:
-            way_out = "say MODEL=NAME and TRAIN=FILE, or RUN=FOLDER of a training"
+            missing = " and ".join(f"{key}={NEEDED[key]}" for key in NEEDED if not given[key])
             reason = f"nothing is trained for {name}={given[name]} (CONFIG=demo trains a toy)"
-            raise UserError(f"{way_out}: {reason}")
+            raise UserError(f"say {missing}, or RUN=FOLDER of a training: {reason}")
     return DEMO
 
 
-def check_record(run: Path, given: dict[str, str]) -> None:
-    """Refuse another MODEL than RUN has, before it is downloaded; `sft` compares the others."""
-    record = run / "manifest.json"
-    if not given["MODEL"] or not record.is_file():
-        return
-    recorded = read_object(record).get("base", "")
-    if Path(given["MODEL"]).resolve() != Path(recorded).resolve():
-        way_out = "leave MODEL out, or choose another RUN"
-        raise UserError(f"MODEL={given['MODEL']}: {run} has MODEL={recorded}; {way_out}")
+def config_for_gpu() -> str:
+    """Return the name of the config for the largest GPU that CUDA may use, or for none."""
+    from torch import cuda  # noqa: PLC0415
+
+    if not cuda.is_available():
+        return "qwen2.5-0.5b-cpu"
+    sizes = [cuda.get_device_properties(n).total_memory for n in range(cuda.device_count())]
+    return "qwen3-8b-lora" if max(sizes) >= LORA_BYTES else "qwen3-8b-qlora"
 
 
 def run_folder(config: Path, given: dict[str, str]) -> Path:

@@ -6,12 +6,8 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import (
-    BitsAndBytesConfig,
-    GenerationConfig,
-    PreTrainedModel,
-)
-from transformers.utils import import_utils, is_torch_bf16_gpu_available
+from transformers import BitsAndBytesConfig, GenerationConfig, PreTrainedModel
+from transformers.utils import import_utils
 
 from panjue.prompts.architecture import load_language_model, quantization_of
 from panjue.prompts.plumbing.errors import UserError, of_library
@@ -82,32 +78,23 @@ def resolve_dtype(name: str, args: Any, *, frozen: bool) -> torch.dtype:
     if name != "auto":
         dtype: torch.dtype = getattr(torch, name)
         return dtype
-    if not frozen:
-        return torch.float32
-    if args.bf16:
+    if frozen and args.bf16:
         return torch.bfloat16
-    if args.fp16:
+    if frozen and args.fp16:
         return torch.float16
     return torch.float32
 
 
 def has_bf16() -> bool:
-    """Return whether the accelerator computes in bfloat16; without one, whether the CPU does.
+    """Return whether the GPU computes in bfloat16; without one, whether the CPU does.
 
     A CPU does so with AVX-512 BF16 or AMX. A GPU before Ampere only emulates it, slowly, which
     torch counts as support unless it is asked (torch/cuda/__init__.py, `is_bf16_supported`).
     """
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if torch.accelerator.is_available():
-        return bool(is_torch_bf16_gpu_available())
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-
-
-BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""LoRA initializations that also change the base's weights, some of them in place. vLLM and `merge`
-use the original base; with it, the adapter would be a different model from the trained one."""
 
 
 def gpu_memory() -> int | None:
@@ -138,12 +125,6 @@ def with_lora(model: PreTrainedModel, settings: Mapping[str, Any]) -> PeftModel:
     A four-bit base needs no `prepare_model_for_kbit_training`. That function would convert
     embeddings and norms to float32, which takes 2.5 GB more for an 8B model.
     """
-    init = str(settings.get("init_lora_weights", True)).lower()
-    if init.startswith(BASE_CHANGING_INITS):
-        raise UserError(
-            f"lora.init_lora_weights: {init!r} changes the base too, and the adapter does not fit "
-            "the original base; use true, gaussian or orthogonal"
-        )
     addresses = {weight: weight.data_ptr() for weight in model.parameters()}
     with of_library("lora"):
         adapted = get_peft_model(model, LoraConfig(**settings, task_type="CAUSAL_LM"))

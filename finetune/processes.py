@@ -1,12 +1,10 @@
 """The processes of one training: how they join, wait for each other, and end."""
 
 import os
-import subprocess
 import time
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from shutil import which
 
 import torch
 from accelerate import PartialState
@@ -15,6 +13,9 @@ from trl import SFTConfig as TrainerConfig
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.orphans import end_with_parent
+
+NO_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver")
+"""What torch says where there is no GPU, or where CUDA_VISIBLE_DEVICES hides it."""
 
 
 def join_processes(config: SftConfig) -> PartialState:
@@ -39,19 +40,16 @@ def join_processes(config: SftConfig) -> PartialState:
 
 def check_driver() -> None:
     """Refuse a GPU that torch cannot use; the training would run on the CPU without a word."""
-    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
-    if is_hidden or torch.version.cuda is None or torch.accelerator.is_available():
-        return
-    if not which("nvidia-smi"):
-        return
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
-    if "GPU 0" not in listed.stdout:  # a login node, for example
+    if torch.version.cuda is None or torch.accelerator.is_available():
         return
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-    except Exception as error:
+    except RuntimeError as error:
+        reason = first_line(error)
+        if reason.startswith(NO_GPU):
+            return
         raise UserError(
-            f"GPU: torch cannot use it ({first_line(error)}); install a driver for CUDA "
+            f"GPU: torch cannot use it ({reason}); install a driver for CUDA "
             f"{torch.version.cuda}, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
         ) from None
 
@@ -67,10 +65,7 @@ def check_sharding(environment: Mapping[str, str], config: SftConfig) -> None:
         return
     if not torch.accelerator.is_available():  # accelerate would use DDP
         raise UserError("FSDP: shards on accelerators, and there is none; launch without FSDP")
-    is_fsdp2 = environment.get("FSDP_VERSION", "1") == "2"
-    default = "SHARDED_STATE_DICT" if is_fsdp2 else ""  # accelerate's own
-    saved_as = environment.get("FSDP_STATE_DICT_TYPE", default)
-    if saved_as == "SHARDED_STATE_DICT":
+    if environment.get("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT") == "SHARDED_STATE_DICT":
         raise UserError(
             "fsdp_state_dict_type: SHARDED_STATE_DICT saves no adapter; set FULL_STATE_DICT, as in "
             "finetune/configs/fsdp2.yaml"

@@ -26,9 +26,6 @@ from panjue.prompts.plumbing.run import MANIFEST, RESULTS, Run, RunRecord
 from panjue.prompts.render import names_opinions
 from panjue.prompts.task import Task
 
-MAX_DIFFERENCES = 4
-"""Differences between two runs that a message shows."""
-
 
 def run_record(config: SftConfig, base: Path, task: Task) -> RunRecord:
     """Return the record of a training that begins; `base` is the folder of the base model."""
@@ -72,10 +69,6 @@ def is_finished(run: Run, record: RunRecord) -> bool:
     if (run.folder / MANIFEST).exists():
         old = RunRecord.read(run.folder).model_copy(update={"classifier_sha256": None})
         reason = old.difference(record)
-        parts = reason.split("; ")
-        reason = "; ".join(parts[:MAX_DIFFERENCES])
-        if len(parts) > MAX_DIFFERENCES:
-            reason += f"; {len(parts) - MAX_DIFFERENCES} more"
     if reason:
         raise UserError(
             f"{run.folder}: holds another run ({reason}); it is kept: choose another run=FOLDER "
@@ -92,9 +85,9 @@ def claim_run(config: SftConfig, record: RunRecord, classifier: Path | None) -> 
     run = Run(config.run)
     if classifier and record.opinions:
         record = record.model_copy(update={"classifier_sha256": sha256(classifier)})
-        has_checkpoints = any((config.run / "checkpoints").glob("checkpoint-*"))
-        old = RunRecord.read(run.folder) if (run.folder / MANIFEST).exists() else record
-        if has_checkpoints and old.classifier_sha256 != record.classifier_sha256:
+    if any((config.run / "checkpoints").glob("checkpoint-*")):
+        old = RunRecord.read(run.folder)
+        if old.classifier_sha256 != record.classifier_sha256:
             raise UserError(
                 f"{config.run}: its checkpoints saw the opinions of another text classifier; "
                 "restore rows/, or choose another run=FOLDER"

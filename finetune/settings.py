@@ -139,7 +139,11 @@ def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
         raise UserError("accelerate: is for several processes; say how many, e.g. gpus=8")
     if config.gpus == 1 or "LOCAL_RANK" in os.environ:
         return
-    check_gpus(config.gpus)
+    from torch.cuda import device_count
+
+    gpus = device_count()
+    if 0 < gpus < config.gpus:  # without any, accelerate says so
+        raise UserError(f"gpus: this machine has {gpus} for training; set gpus={gpus}")
     command = [sys.executable, "-m", "accelerate.commands.launch"]
     if config.accelerate:
         command += ["--config_file", str(config.accelerate)]
@@ -151,12 +155,3 @@ def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
     # Without it, a folder of the working directory could hide a package.
     environment["PYTHONSAFEPATH"] = "1"
     os.execve(sys.executable, command, environment)
-
-
-def check_gpus(processes: int) -> None:
-    """Refuse more processes than there are GPUs; without any, accelerate says so."""
-    from torch.cuda import device_count
-
-    gpus = device_count()
-    if 0 < gpus < processes:
-        raise UserError(f"gpus: this machine has {gpus} for training; set gpus={gpus}")

@@ -21,21 +21,16 @@ from panjue.eval.classifier import FILE_VERSION
 from panjue.finetune.checkpoints import newest_complete
 from panjue.finetune.classifier import MAX_EXAMPLES, fit, save_fitted, training_advisor
 from panjue.finetune.data import (
+    LengthSampler,
     RowMaker,
     RowReport,
     TrainingRows,
     cached,
-    length_sampler,
     pack,
 )
 from panjue.finetune.examples import Examples
 from panjue.finetune.journal import MAX_SHOWN_EXAMPLES, Journal, print_example, print_plan
-from panjue.finetune.libraries import (
-    cap_steps,
-    check_library_settings,
-    packing_problem,
-    trainer_config,
-)
+from panjue.finetune.libraries import cap_steps, check_library_settings, trainer_config
 from panjue.finetune.model import (
     MAX_LEAK,
     Model,
@@ -93,7 +88,7 @@ def train(config: SftConfig) -> None:
     check_library_settings(config)
     task = configured(load_task(config.task), config.solve)
     processes = join_processes(config)
-    trainer_config(config, evaluates=True)  # refuses a wrong setting before cases are read
+    args = trainer_config(config)
     console = Console(quiet=not processes.is_main_process, soft_wrap=True, highlight=False)
     disable_progress_bar()  # for loading and saving weights
     reader = Reader(task, on_bad_row=config.on_bad_row)
@@ -109,7 +104,7 @@ def train(config: SftConfig) -> None:
         if writes:
             is_finished(Run(config.run), record)  # another process may have finished another one
         try:
-            run_training(config, reader, base, record, console)
+            run_training(config, args, reader, base, record, console)
         except torch.OutOfMemoryError as error:
             way_out = "set method=qlora, a lower max_tokens or a smaller base"
             raise UserError(f"GPU: {first_line(error)} {way_out}") from None
@@ -134,10 +129,10 @@ def check_trainable(config: SftConfig, console: Console) -> None:
 
 
 def run_training(
-    config: SftConfig, reader: Reader, base: Path, record: RunRecord, console: Console
+    config: SftConfig, args: Any, reader: Reader, base: Path, record: RunRecord, console: Console
 ) -> None:
     """Train from the newest checkpoint if there is one, then save the result with `record`."""
-    print_stage(config, console, 1, "reading and tokenizing the cases")
+    console.print("1/4 reading and tokenizing the cases")
     examples = Examples(config, reader)
     # The labels have to be known before it can be checked that an answer is valid.
     labels = reader.task.ask.labels(examples)
@@ -145,8 +140,10 @@ def run_training(
     fitted = fitted_classifier(config, examples, maker, record, console)
     classifier = fitted / CLASSIFIER if fitted else None
     rows = make_rows(config, record, maker, examples, fitted)
-    args = trainer_config(config, evaluates=len(rows.held_out) > 0)
-    print_stage(config, console, 2, "loading the base model")
+    if not len(rows.held_out):
+        args.eval_strategy = "no"
+        args.load_best_model_at_end = False
+    console.print("2/4 loading the base model")
     model = make_model(config, base, args)
     if choose_packing(config, model, args, console):
         rows = replace(rows, train=pack(rows.train, config.max_tokens))
@@ -165,19 +162,14 @@ def run_training(
         reader.skipped.write(config.run / "skipped-train.jsonl")
     trainer.accelerator.wait_for_everyone()
     result = trained_folder(config)
-    print_stage(config, console, 3, f"training the {result.name}")
+    console.print(f"3/4 training the {result.name}")
     train_or_resume(trainer, config, console)
     trainer.accelerator.wait_for_everyone()
-    print_stage(config, console, 4, "saving")
+    console.print("4/4 saving")
     save(trainer, labels, classifier, record, result, len(rows.report.tokens))
     console.print(f"written: {result}{kept_loss(trainer)}", markup=False)
     if "MAKELEVEL" not in os.environ and not isinstance(config, BaseConfig):  # make goes on
         console.print(f"next: panjue generate {config.run} TEST", markup=False)
-
-
-def print_stage(config: SftConfig, console: Console, number: int, text: str) -> None:
-    """Print the number of a stage and what it does; a dry run ends after the second one."""
-    console.print(f"{number}/{2 if config.dry_run else 4} {text}")
 
 
 def make_rows(
@@ -190,14 +182,12 @@ def make_rows(
         key["classifier_sha256"] = sha256(fitted / CLASSIFIER)
         advisor = training_advisor(fitted, maker.task, maker.labels)
 
-    def shown(of: Iterable[Example]) -> Iterable[Example]:
-        return map(advisor.show, of) if advisor else of
-
     def rows(part: str, of: Iterable[Example]) -> tuple[Dataset, RowReport]:
+        shown = map(advisor.show, of) if advisor else of
         return cached(
             config.run / "rows",
             {**key, "part": part, "rules": RULES},
-            lambda report: maker.rows(shown(of), report),
+            lambda report: maker.rows(shown, report),
             waits=not PartialState().is_main_process,
         )
 
@@ -229,14 +219,12 @@ def choose_packing(config: SftConfig, model: Model, args: Any, console: Console)
     packing = config.trainer.get("packing", False)
     if not packing:
         return False
-    problem = packing_problem(config)
-    if not problem:
-        # Under FSDP only the first process has the weights.
-        found = [leak(model) if PartialState().is_main_process else 0.0]
-        broadcast_object_list(found)
-        if found[0] <= MAX_LEAK:
-            return True
-        problem = f"in this model an example in a pack sees the one before it (by {found[0]:.1e})"
+    # Under FSDP only the first process has the weights.
+    found = [leak(model) if PartialState().is_main_process else 0.0]
+    broadcast_object_list(found)
+    if found[0] <= MAX_LEAK:
+        return True
+    problem = f"in this model an example in a pack sees the one before it (by {found[0]:.1e})"
     if packing is True:
         raise UserError(f"trainer.packing: {problem}; set trainer.packing=auto")
     args.train_sampling_strategy = config.trainer.get("train_sampling_strategy", "group_by_length")
@@ -250,7 +238,7 @@ def make_trainer(
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
     sampler = None  # transformers' order
     if args.train_sampling_strategy == "group_by_length":
-        sampler = length_sampler(rows.train, step_size(args), args.seed)
+        sampler = LengthSampler(rows.train, step_size(args), args.seed)
     with of_library("trainer"):
         trainer = ReplyTrainer(
             model,

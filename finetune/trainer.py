@@ -9,19 +9,13 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
-from transformers import (
-    EarlyStoppingCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import EarlyStoppingCallback, TrainerControl, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
 
 from panjue.finetune.checkpoints import drop, drop_old, full_disk_named, mark_complete
-from panjue.finetune.data import IGNORED, EpochSampler, collate
+from panjue.finetune.data import IGNORED, LengthSampler, collate
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 
@@ -43,14 +37,13 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         self,
         *args: Any,
         keep: int | None = None,
-        sampler: EpochSampler | None = None,
+        sampler: LengthSampler | None = None,
         **kwargs: Any,
     ) -> None:
         """Keep the `keep` newest checkpoints and the best one; `sampler` orders the rows."""
         self._keep = keep
         self._sampler = sampler
         super().__init__(*args, data_collator=collate, **kwargs)
-        self.add_callback(SaveEvaluatedSteps)
         self.args.remove_unused_columns = False  # `collate` needs the length
         self.model_accepts_loss_kwargs = True  # makes transformers count `num_items_in_batch`
         # trl casts the adapter of a quantized base to bfloat16 (trl/trainer/sft_trainer.py:908), in
@@ -97,7 +90,8 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         super().log(logs, start_time)
 
     def evaluation_loop(self, *_: Any, **__: Any) -> EvalLoopOutput:
-        """Compute the held-out loss, which chooses the checkpoint."""
+        """Compute the held-out loss, which chooses the checkpoint: what is evaluated is saved."""
+        self.control.should_save |= self.args.load_best_model_at_end
         self.model.eval()
         metrics = {"eval_loss": self._held_out_loss()}
         # FSDP2 leaves the outermost weights whole, and could not load the best checkpoint so.
@@ -169,18 +163,6 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
                 write_json(path, {**state, "best_model_checkpoint": str(best)})
             self.accelerator.wait_for_everyone()
         self.train(resume_from_checkpoint=str(checkpoint))
-
-
-class SaveEvaluatedSteps(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
-    """Saves each step that is evaluated, so that the best one can be kept."""
-
-    def on_step_end(
-        self, args: TrainingArguments, _: TrainerState, control: TrainerControl, **__: Any
-    ) -> None:
-        if control.should_evaluate and args.load_best_model_at_end:
-            control.should_save = True
-
-    on_epoch_end = on_step_end
 
 
 def step_size(args: TrainingArguments) -> int:

@@ -62,26 +62,18 @@ def test_a_tenth_is_held_out_and_always_the_same() -> None:
     assert (len(held_out), held_out[:4]) == (98, [2, 5, 7, 17])
 
 
-def test_what_is_held_out_is_never_mixed_in(files: tuple[Path, Path]) -> None:
+def test_what_is_held_out_is_neither_trained_on_nor_mixed_in(files: tuple[Path, Path]) -> None:
     train, mix = files
-    chosen = chosen_of(train, mix=mix, mix_ratio=99)
-    held = {e.text for e in chosen.held_out}
-    assert held & {e.text for e in Reader(TASK).read(mix)}, "the file to mix in has some of them"
-    assert not held & {e.text for e in chosen}
-    # A file of one's own choice to hold out.
-    assert not chosen_of(train, dev=mix, mix=mix, mix_ratio=99).mixed_size
-
-
-def test_what_is_held_out_by_name_is_not_trained_on(files: tuple[Path, Path]) -> None:
-    train, dev = files
-    chosen = chosen_of(train, dev=dev)
-    held = {e.text for e in Reader(TASK).read(dev)}
-    both = [e.id for e in Reader(TASK).read(train) if e.text in held]
-    assert len(both) == 30
-    assert chosen.dropped == 30, "each of them, and it is counted"
-    assert not set(both) & {e.id for e in chosen}
-    assert len(chosen.held_out) == len(list(Reader(TASK).read(dev)))
-    assert chosen_of(train).dropped == 0
+    read = {e.text for e in Reader(TASK).read(mix)}
+    tenth = chosen_of(train, mix=mix, mix_ratio=99)
+    file = chosen_of(train, dev=mix, mix=mix, mix_ratio=99)
+    for chosen in (tenth, file):
+        held = {e.text for e in chosen.held_out}
+        assert held & read, "the file to mix in has some of them"
+        assert not held & {e.text for e in chosen}
+    assert (tenth.dropped, file.dropped) == (0, 30), "those in both files are counted"
+    assert len(file.held_out) == len(list(Reader(TASK).read(mix)))
+    assert not file.mixed_size
 
 
 def test_texts_are_held_on_disk_and_not_in_memory(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -97,35 +89,24 @@ def test_texts_are_held_on_disk_and_not_in_memory(files: tuple[Path, Path], tmp_
     assert kept < 10 * 100_000, "a tenth of them"
 
 
-def with_other_outcomes(path: Path, folder: Path) -> Path:
-    """Return a file with the cases of `path`, judged differently."""
-    cases = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    for outcome in (outcome for case in cases for outcome in case["outcomes"]):
-        outcome |= {"charges": ["诈骗罪"], "articles": ["266"]}
-        outcome["penalty"]["imprisonment"] += 60
-    other = folder / "other.jsonl"
-    other.write_text("\n".join(map(dump, cases)), "utf-8")
-    return other
-
-
-def test_no_outcome_decides_what_is_asked_held_out_or_left_out(
+def test_no_outcome_decides_what_is_asked_held_out_shortened_or_mixed_in(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    others = Reader(TASK).read(with_other_outcomes(files[0], tmp_path))
-    for example, judged in zip(Reader(TASK).read(files[0]), others, strict=True):
+    train, mix = files
+    cases = [json.loads(line) for line in mix.read_text("utf-8").splitlines()]
+    for case in cases:
+        for outcome in case["outcomes"]:
+            outcome |= {"charges": ["诈骗罪"], "articles": ["266"]}
+            outcome["penalty"]["imprisonment"] += 60
+    (tmp_path / "other.jsonl").write_text("\n".join(map(dump, cases)), "utf-8")
+    others = list(Reader(TASK).read(tmp_path / "other.jsonl"))
+    for example, judged in zip(Reader(TASK).read(mix), others, strict=True):
         assert judged.answer != example.answer
         for other in (judged, replace(example, answer=None)):
             assert TASK.ask.prompt(other) == TASK.ask.prompt(example)
             assert is_held_out(other) == is_held_out(example)
-            shorter = [shorten(e, 60, lambda e: len(e.text)) for e in (example, other)]
-            assert replace(shorter[0], example=example) == replace(shorter[1], example=example)
-            assert shorter[0].example.text == shorter[1].example.text
-
-
-def test_mixing_goes_by_the_texts_and_by_no_outcome(
-    files: tuple[Path, Path], tmp_path: Path
-) -> None:
-    train, mix = files
-    other = with_other_outcomes(mix, tmp_path)
-    one, two = (chosen_of(train, mix=path, mix_ratio=0.3) for path in (mix, other))
+            shorter = [shorten(e, 60, lambda e: len(e.text)).example for e in (example, other)]
+            assert shorter[0].text == shorter[1].text
+    one = chosen_of(train, mix=mix, mix_ratio=0.3)
+    two = chosen_of(train, mix=tmp_path / "other.jsonl", mix_ratio=0.3)
     assert [e.id for e in one] == [e.id for e in two]

@@ -1,6 +1,5 @@
 """What depends on GPUs, tried on a machine without one."""
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +11,9 @@ from safetensors.torch import load_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import SFTConfig
 
-from panjue.finetune import journal
-from panjue.finetune.libraries import shares
+from panjue.finetune.libraries import shares, trainer_config
 from panjue.finetune.model import load_base, precision, resolve_dtype
-from panjue.finetune.trainer import ReplyTrainer
+from panjue.finetune.trainer import ReplyTrainer, step_size
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
 
@@ -49,9 +47,7 @@ def test_the_gpu_decides_the_precision(
     assert resolve_dtype("auto", args, frozen=False) == torch.float32
 
 
-def test_without_gpus_one_gpu_of_two_is_used(
-    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_one_process_uses_one_gpu_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare = SFTConfig.__post_init__
 
     def seeing_two(self: Any) -> None:  # as transformers/training_args.py:1917 does
@@ -59,11 +55,8 @@ def test_without_gpus_one_gpu_of_two_is_used(
         self._n_gpu = 2
 
     monkeypatch.setattr(SFTConfig, "__post_init__", seeing_two)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNEVALUATED])
-    said = capsys.readouterr().out
-    assert "steps        1, each of 8 examples" in said
-    assert (tmp_path / "run/adapter/adapter_model.safetensors").is_file()
+    args = trainer_config(a_config(batch=8))
+    assert (args.n_gpu, step_size(args)) == (1, 8)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4, 8])
@@ -81,16 +74,6 @@ def test_a_batch_that_cannot_be_divided_is_refused() -> None:
     for batch, other in ((16, 15), (2, 3)):
         with pytest.raises(UserError, match=f"^batch: {batch} .* 3 processes; set batch={other}$"):
             shares(a_config(batch=batch), 3)
-
-
-def test_the_plan_compares_its_memory_with_the_gpus(
-    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr(journal, "gpu_memory", Mock(return_value=24 * 2**30))
-    main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true"])
-    said = capsys.readouterr().out
-    assert "without activations; the GPU has 24.00 GiB" in said
-    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
 
 
 def test_a_base_is_loaded_straight_to_its_device(workshop: Path) -> None:
@@ -122,19 +105,10 @@ def test_a_full_gpu_is_one_line_and_no_other_error_of_cuda_is_a_setting(
 )  # peft names experts so
 def test_a_mixture_of_experts_is_trained_and_evaluated(workshop: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(workshop / "base/model")
-    shape = Qwen3MoeConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=32,
-        moe_intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_experts=4,
-        num_experts_per_tok=2,
-        output_router_logits=True,
-    )
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, **heads}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    shape = Qwen3MoeConfig(vocab_size=len(tokenizer), output_router_logits=True, **sizes, **experts)
     Qwen3MoeForCausalLM(shape).save_pretrained(tmp_path / "moe")
     tokenizer.save_pretrained(tmp_path / "moe")
     words = [f"run={tmp_path}/run", f"model={tmp_path}/moe", *ONE_STEP]

@@ -1,12 +1,12 @@
-"""A training that is stopped, killed or fails goes on as if nobody had disturbed it."""
+"""A training that is stopped or killed goes on as if nobody had disturbed it."""
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGINT, SIGKILL, SIGTERM, Signals
+from typing import NamedTuple
 
 import pytest
 
@@ -15,58 +15,57 @@ from panjue.finetune.checkpoints import newest_complete
 from .conftest import adapter_bytes, lend_classifier, logged, main
 
 AT_THE_END = ["trainer.max_steps=8", "trainer.eval_strategy='no'", "trainer.save_steps=8"]
+BY_LENGTH = [*AT_THE_END, "trainer.train_sampling_strategy=group_by_length"]
 BY_EPOCH = ["trainer.max_steps=20", "trainer.eval_strategy=epoch", "trainer.save_strategy=epoch"]
-STOPS: list[tuple[signal.Signals, list[str]]] = [
-    (signal.SIGTERM, AT_THE_END),
-    (signal.SIGINT, [*AT_THE_END, "trainer.train_sampling_strategy=group_by_length"]),
-]
 DROPOUT = "lora.lora_dropout=0.2"
 """Without the random state of the checkpoint, the steps after it would differ."""
-OFTEN = ["trainer.eval_steps=3", "trainer.save_steps=3"]
+OFTEN = [DROPOUT, "trainer.eval_steps=3", "trainer.save_steps=3"]
 
-EVALUATIONS: list[tuple[str, int, int, list[str]]] = [
-    ("signal", 6, 7, [DROPOUT]),
-    ("kill", 6, 3, [DROPOUT, *OFTEN]),
-    ("kill", 20, 14, BY_EPOCH),
-]
-"""What comes during an evaluation, at which step, the newest checkpoint, and the words."""
+
+class Disturbance(NamedTuple):
+    """A signal in a method of the training at a step, and what is left: the newest checkpoint."""
+
+    method: str
+    step: int
+    signal: Signals
+    checkpoint: int
+    words: list[str]
+
+
+DISTURBANCES = {
+    "stopped": Disturbance("on_log", 2, SIGTERM, 3, AT_THE_END),
+    "interrupted": Disturbance("on_log", 2, SIGINT, 3, BY_LENGTH),
+    "stopped-in-evaluation": Disturbance("evaluation_loop", 6, SIGTERM, 7, [DROPOUT]),
+    "killed-in-evaluation": Disturbance("evaluation_loop", 6, SIGKILL, 3, OFTEN),
+    "killed-in-the-last": Disturbance("evaluation_loop", 20, SIGKILL, 14, BY_EPOCH),
+}
 
 FORKS = """
-import json, os, signal, sys
+import json, os, sys
 from panjue.finetune.journal import Journal
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.cli import main
 
-def told_to_stop(number, *words):
-    logged = Journal.on_log
-
-    def on_log(self, args, state, control, **more):
-        logged(self, args, state, control, **more)
-        if state.global_step == 2:  # twice: `make` and launchers pass on what all got
-            os.kill(os.getpid(), int(number))
-            os.kill(os.getpid(), int(number))
-
-    Journal.on_log = on_log
-    sys.argv[1:] = ["sft", *words]
-    main()
-
-def while_evaluating(what, step, *words):
-    evaluate = ReplyTrainer.evaluation_loop
+def train(method, step, number, words):
+    place = Journal if method == "on_log" else ReplyTrainer
+    plain = getattr(place, method)
 
     def disturbed(self, *args, **kwargs):
-        if self.state.global_step == int(step):
-            os.kill(os.getpid(), signal.SIGKILL if what == "kill" else signal.SIGTERM)
-        return evaluate(self, *args, **kwargs)
+        state = args[1] if method == "on_log" else self.state
+        if state.global_step == step:  # twice: `make` and launchers pass on what all got
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+        return plain(self, *args, **kwargs)
 
-    ReplyTrainer.evaluation_loop = disturbed
+    setattr(place, method, disturbed)
     sys.argv[1:] = ["sft", *words]
     main()
 
 ends = []
-for name, words, errors in json.loads(sys.argv[1]):
+for errors, *disturbance in json.loads(sys.argv[1]):
     if not (child := os.fork()):
         os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
-        globals()[name](*words)
+        train(*disturbance)
         sys.exit(0)
     ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 print(json.dumps(ends))
@@ -74,8 +73,7 @@ print(json.dumps(ends))
 """Each training is a process of its own, forked from one that has imported torch for all."""
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """How the process of a training ended."""
 
     run: Path
@@ -87,26 +85,21 @@ class Ended:
 def ended(
     trained: Path, workshop: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Ended]:
-    """Return how trainings ended: `stop-0` got a signal, `evaluation-0` was disturbed in one."""
-    folder, config = tmp_path_factory.mktemp("ended"), str(workshop / "sft.yaml")
-    tries = {
-        f"stop-{n}": ("told_to_stop", [str(int(number)), config, f"run={folder}/stop-{n}", *saves])
-        for n, (number, saves) in enumerate(STOPS)
-    }
-    for n, (name, step, _, words) in enumerate(EVALUATIONS):
-        run = f"run={folder}/evaluation-{n}"
-        tries[f"evaluation-{n}"] = ("while_evaluating", [name, str(step), config, run, *words])
-    for key in tries:
-        lend_classifier(workshop, folder / key)
-    given = [(name, words, f"{folder}/{key}.err") for key, (name, words) in tries.items()]
-    words = [sys.executable, "-c", FORKS, json.dumps(given)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    """Return how the disturbed trainings ended, by name."""
+    folder = tmp_path_factory.mktemp("ended")
+    tries = []
+    for name, (method, step, number, _, words) in DISTURBANCES.items():
+        lend_classifier(workshop, folder / name)
+        command = [f"{workshop}/sft.yaml", f"run={folder}/{name}", *words]
+        tries.append((f"{folder}/{name}.err", method, step, number, command))
+    command = [sys.executable, "-c", FORKS, json.dumps(tries)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout.splitlines()[-1])
-    return {
-        key: Ended(folder / key, code, (folder / f"{key}.err").read_text("utf-8"))
-        for key, code in zip(tries, codes, strict=True)
-    }
+    ends = {}
+    for name, code in zip(DISTURBANCES, codes, strict=True):
+        ends[name] = Ended(folder / name, code, (folder / f"{name}.err").read_text("utf-8"))
+    return ends
 
 
 Undisturbed = Callable[[list[str]], Path]
@@ -125,39 +118,28 @@ def undisturbed(workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> Und
     return once
 
 
-@pytest.mark.parametrize("stop", range(len(STOPS)))
-def test_a_training_that_is_told_to_stop_saves_first_and_goes_on(
-    stop: int, ended: dict[str, Ended], undisturbed: Undisturbed, workshop: Path
-) -> None:
-    (number, words), training = STOPS[stop], ended[f"stop-{stop}"]
-    told = training.errors
-    assert training.code == 128 + number, told
-    assert told.count("stopping after this step is saved") == 1
-    assert "which is saved; run the same command to resume" in told.splitlines()[-1]
-    assert "Traceback" not in told
-    assert not (training.run / "adapter").exists()
-    stopped_at = newest_complete(training.run / "checkpoints")
-    assert stopped_at is not None
-    assert 2 <= int(stopped_at.name.split("-")[1]) < 8
-    main(workshop / "sft.yaml", [f"run={training.run}", *words])
-    assert adapter_bytes(training.run) == adapter_bytes(undisturbed(words))
-
-
 def losses(run: Path) -> list[tuple[int, float]]:
     return [(row["step"], row["eval_loss"]) for row in logged(run, "eval_loss")]
 
 
-@pytest.mark.parametrize("number", range(len(EVALUATIONS)))
-def test_a_training_that_ends_during_an_evaluation_goes_on_from_the_checkpoint_before(
-    number: int, ended: dict[str, Ended], undisturbed: Undisturbed, workshop: Path
+@pytest.mark.parametrize("name", DISTURBANCES)
+def test_a_disturbed_training_goes_on_from_its_newest_checkpoint(
+    name: str, ended: dict[str, Ended], undisturbed: Undisturbed, workshop: Path
 ) -> None:
-    (what, _, saved, words), cut = EVALUATIONS[number], ended[f"evaluation-{number}"]
-    codes = {"signal": 128 + signal.SIGTERM, "kill": -signal.SIGKILL}
-    assert cut.code == codes[what], cut.errors
-    newest = newest_complete(cut.run / "checkpoints")
+    _, _, number, checkpoint, words = DISTURBANCES[name]
+    run, code, errors = ended[name]
+    if number == SIGKILL:
+        assert code == -SIGKILL, errors
+    else:
+        assert code == 128 + number, errors
+        assert errors.count("stopping after this step is saved") == 1
+        assert "which is saved; run the same command to resume" in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+    assert not (run / "adapter").exists()
+    newest = newest_complete(run / "checkpoints")
     assert newest is not None
-    assert newest.name == f"checkpoint-{saved}"
-    main(workshop / "sft.yaml", [f"run={cut.run}", *words])
+    assert newest.name == f"checkpoint-{checkpoint}"
+    main(workshop / "sft.yaml", [f"run={run}", *words])
     once = undisturbed(words)
-    assert adapter_bytes(cut.run) == adapter_bytes(once)
-    assert losses(cut.run) == losses(once)
+    assert adapter_bytes(run) == adapter_bytes(once)
+    assert losses(run) == losses(once)

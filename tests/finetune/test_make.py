@@ -3,11 +3,11 @@
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from panjue.finetune.gpu import config_for_gpu
-from panjue.finetune.make import VARIABLES, command
+from panjue.finetune.make import VARIABLES, command, config_for_gpu
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
 
@@ -20,7 +20,7 @@ LINES = dict(re.findall(r"^([a-z-]+):[^$]*\$\(PANJUE\) (.*?)(?:  #.*)?$", MAKEFI
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Go to a folder with the demo, a run that is trained and one that was killed; no GPU."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("panjue.finetune.make.config_for_gpu", lambda: "for-gpu")
     (tmp_path / "finetune").mkdir()
     (tmp_path / "finetune/configs").symlink_to(ROOT / "finetune/configs")
     for run in (Path("done"), Path("killed")):
@@ -50,8 +50,8 @@ def planned(words: str) -> str:
         "sft: -> sft C/demo.yaml run=runs/demo",
         "score: CONFIG=demo RUN=b -> sft C/demo.yaml run=b; score data/demo/test.jsonl b "
         "--json b/answers/test/scores.json",
-        "sft: MODEL='q/m 3/' TRAIN='x/a b.c.jsonl' TASK=judgment -> sft C/qwen2.5-0.5b-cpu.yaml "
-        "run=runs/qwen2.5-0.5b-cpu-m_3-a_b.c task=judgment 'model=q/m 3/' 'train=x/a b.c.jsonl'",
+        "sft: MODEL='q/m 3/' TRAIN='x/a b.c.jsonl' TASK=judgment -> sft C/for-gpu.yaml "
+        "run=runs/for-gpu-m_3-a_b.c task=judgment 'model=q/m 3/' 'train=x/a b.c.jsonl'",
         "sft: CONFIG=mine TASK=reading DEV=d SFT='seed=2 batch=4' -> sft C/mine.yaml "
         "run=runs/mine-reading task=reading dev=d seed=2 batch=4",
         "serve: RUN=done/ SERVE=port=80 -> serve done port=80",
@@ -62,7 +62,7 @@ def planned(words: str) -> str:
         "serve: RUN=done MODEL=m -> sft done/config.yaml run=done model=m; serve done",
         "serve: RUN=done SFT=seed=2 -> sft done/config.yaml run=done seed=2; serve done",
         "sft: RUN=done TRAIN=t.jsonl -> sft done/config.yaml run=done train=t.jsonl",
-        "sft: RUN=done MODEL=m TRAIN=t -> sft C/qwen2.5-0.5b-cpu.yaml run=done model=m train=t",
+        "sft: RUN=done MODEL=m TRAIN=t -> sft C/for-gpu.yaml run=done model=m train=t",
         "serve: RUN=killed -> sft killed/config.yaml run=killed; serve killed",
     ],
 )
@@ -74,10 +74,10 @@ def test_what_is_run(example: str) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("sft: TRAIN=t", "nothing is trained for TRAIN=t (CONFIG=demo trains a toy)"),
-        ("score: TEST=b.jsonl", "nothing is trained for TEST=b.jsonl (CONFIG=demo trains a toy)"),
+        ("sft: TRAIN=t", "say MODEL=NAME, or RUN=FOLDER of a training: nothing is trained for TR"),
+        ("sft: MODEL=m", "say TRAIN=FILE, or RUN=FOLDER of a training: nothing is trained for MO"),
+        ("score: TEST=b.jsonl", "say MODEL=NAME and TRAIN=FILE, or RUN=FOLDER of a training: "),
         ("serve: RUN=mien", "nothing is trained for RUN=mien (CONFIG=demo trains a toy)"),
-        ("serve: RUN=done MODEL=x", "MODEL=x: done has MODEL=m; leave MODEL out"),
         ("sft generate: MODEL=m TRAIN=t", "say TEST=FILE: the invented cases are for the demo"),
         ("score: CONFIG=demo TASK=reading", "say TEST=FILE: the invented cases are for the demo"),
         ("sft generate: MODEL=m TRAIN=t TEST=tset.jsonl", "TEST: no file tset.jsonl"),
@@ -91,27 +91,18 @@ def test_what_is_refused_before_anything_runs(words: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "visible", "config"),
+    ("sizes", "config"),
     [
-        ("24564 40536", None, "qwen3-8b-lora"),
-        ("24564 40536", "0", "qwen3-8b-qlora"),
-        ("24564 40536", "0,GPU-1", "qwen3-8b-lora"),
-        ("24564 40536", "", "qwen2.5-0.5b-cpu"),
-        ("81559", "MIG-7f2a", "qwen3-8b-qlora"),
-        ("[N/A]", None, "qwen3-8b-lora"),  # it has the machine's
-        ("", None, "qwen2.5-0.5b-cpu"),
+        ([], "qwen2.5-0.5b-cpu"),
+        ([24_564], "qwen3-8b-qlora"),
+        ([24_564, 40_536], "qwen3-8b-lora"),
     ],
 )
-def test_the_gpu_that_is_used_chooses_the_config(
-    sizes: str, visible: str | None, config: str, monkeypatch: pytest.MonkeyPatch
+def test_the_largest_gpu_chooses_the_config(
+    sizes: list[int], config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [f"{number}, GPU-{number}f0, {size}" for number, size in enumerate(sizes.split())]
-    listed = "\n".join(rows) or "No devices were found"
-    Path("nvidia-smi").write_text(f"#!/bin/sh\necho '{listed}'\n", "utf-8")
-    Path("nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(Path.cwd()), prepend=":")
-    monkeypatch.setattr("panjue.finetune.gpu.machine_size", lambda: 120_000)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    gpus = [SimpleNamespace(total_memory=size * 2**20) for size in sizes]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: bool(gpus))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: len(gpus))
+    monkeypatch.setattr("torch.cuda.get_device_properties", gpus.__getitem__)
     assert config_for_gpu() == config

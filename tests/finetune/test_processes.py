@@ -86,11 +86,9 @@ for name, words in json.loads(sys.argv[2]):
     options = _get_default_group()._get_backend(torch.device("cpu")).options
     say(f"waits at most {options._timeout.total_seconds()} seconds")
 """
-PLAIN = ("trainer.max_steps=2", "trainer.logging_steps=1", *EXACT, "trainer.ddp_timeout=4321")
-UNEVALUATED = (*PLAIN, "trainer.eval_strategy='no'", "trainer.save_strategy='no'")
-EVALUATED = (*PLAIN, "trainer.eval_steps=1", "trainer.save_steps=1")
+OFTEN = ("trainer.logging_steps=1", "trainer.eval_steps=1", "trainer.save_steps=1")
+EVALUATED = ("trainer.max_steps=2", "trainer.ddp_timeout=4321", *OFTEN, *EXACT)
 TRAININGS = {
-    "plain": UNEVALUATED,
     "stopped": EVALUATED,
     "stopped-again": EVALUATED,
     "ddp": EVALUATED,
@@ -153,17 +151,17 @@ def numbers(run: Path) -> list[dict[str, float]]:
     return [row for row in rows if "loss" in row or "eval_loss" in row]
 
 
-def test_two_processes_give_the_loss_of_one_at_the_same_batch(
+def test_two_processes_give_the_losses_of_one_at_the_same_batch(
     workshop: Path, tmp_path: Path, launched: Launched
 ) -> None:
-    main(workshop / "sft.yaml", [f"run={tmp_path}/one", *UNEVALUATED])
+    """Of the held-out cases too: no case counts twice, and no mean of batches is taken."""
+    words = [f"run={tmp_path}/one", *EVALUATED, "trainer.per_device_eval_batch_size=4"]
+    main(workshop / "sft.yaml", words)
     assert "processes    2, DDP; each has 4 × 1 examples of each step" in launched.said
     assert launched.said.count(" 2, each of 8 examples or packs") == len(TRAININGS)
-    one, two = (
-        [row["loss"] for row in numbers(run)]
-        for run in (tmp_path / "one", launched.folder / "plain")
-    )
-    assert one == pytest.approx(two, rel=1e-3)
+    for one, two in zip(numbers(tmp_path / "one"), numbers(launched.folder / "ddp"), strict=True):
+        assert one.get("loss", 0) == pytest.approx(two.get("loss", 0), rel=1e-3)
+        assert one.get("eval_loss", 0) == pytest.approx(two.get("eval_loss", 0), abs=1e-4)
     assert launched.said.count("waits at most 4321.0 seconds") >= len(TRAININGS), "as is said"
 
 
@@ -174,25 +172,8 @@ def test_a_signal_to_one_process_stops_both_and_the_weights_are_the_same(
         assert f"process {process} stopped at step 1 of 2, which is saved; " in launched.said
     stopped, once = (launched.folder / name for name in ("stopped", "ddp"))
     assert adapter_bytes(stopped) == adapter_bytes(once)
-    assert evaluations(stopped) == evaluations(once)
-
-
-def evaluations(run: Path) -> list[dict[str, float]]:
-    rows = [row for row in numbers(run) if "eval_loss" in row]
-    assert [row["step"] for row in rows] == [1, 2]
-    return rows
-
-
-def test_the_held_out_loss_is_that_of_one_process_with_any_batch(
-    workshop: Path, tmp_path: Path, launched: Launched
-) -> None:
-    """Two processes got padded duplicates, and the mean of batches depends on their size."""
-    found = {row["eval_loss"] for row in evaluations(launched.folder / "ddp")[:1]}
-    for size in (1, 4, 8):
-        words = [f"run={tmp_path}/{size}", *EVALUATED, "trainer.max_steps=1"]
-        main(workshop / "sft.yaml", [*words, f"trainer.per_device_eval_batch_size={size}"])
-        found |= {row["eval_loss"] for row in numbers(tmp_path / str(size)) if "eval_loss" in row}
-    assert max(found) - min(found) < 1e-4, found
+    assert [row["step"] for row in numbers(stopped) if "eval_loss" in row] == [1, 2]
+    assert numbers(stopped) == numbers(once)
 
 
 def test_fsdp2_equals_ddp_in_losses_norms_and_weights(launched: Launched) -> None:
@@ -227,8 +208,9 @@ def test_processes_end_with_a_launcher_that_is_killed_and_the_training_resumes(
 def test_fsdp_that_would_not_shard_or_not_save_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
-    full, lora = {**settings, "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}, a_config()
+    settings = {"ACCELERATE_USE_FSDP": "true"}
+    full = {**settings, "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
+    lora = a_config()
     check_sharding({}, lora)
     check_sharding({"ACCELERATE_USE_FSDP": "false"}, lora)
     with pytest.raises(UserError, match="FSDP: shards on accelerators, and there is none"):
@@ -238,32 +220,22 @@ def test_fsdp_that_would_not_shard_or_not_save_is_refused(
     for sharded in ({}, {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}):
         with pytest.raises(UserError, match="SHARDED_STATE_DICT saves no adapter; set FULL_STATE"):
             check_sharding({**settings, **sharded}, lora)
-    for unshardable in ({}, *({"bnb_4bit_quant_storage": name} for name in ("uint8", "float32"))):
+    for unshardable in ({}, {"bnb_4bit_quant_storage": "uint8"}):
         with pytest.raises(UserError, match=r"set quantization\.bnb_4bit_quant_storage=bfloat16$"):
             check_sharding(full, a_config(method="qlora", quantization=unshardable))
     stored = {"bnb_4bit_quant_storage": "bfloat16"}
     check_sharding(full, a_config(method="qlora", quantization=stored))
 
 
-def test_a_gpu_that_torch_cannot_use_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_torch_cannot_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     error = RuntimeError("The NVIDIA driver on your system is too old (found version 12020).")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=error))
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    check_driver()
-    program = tmp_path / "nvidia-smi"
-    for listed in ("No devices found.", "GPU 0: NVIDIA A100 (UUID: GPU-1)"):
+    with pytest.raises(UserError, match=r"is too old \(found .*\); install a driver for CUDA 13.0"):
         check_driver()
-        program.write_text(f"#!/bin/sh\necho '{listed}'\n", "utf-8")
-        program.chmod(0o755)
-    with pytest.raises(
-        UserError, match=r"is too old \(found version 12020\).*driver for CUDA 13.0"
-    ):
+    for without in ("No CUDA GPUs are available", "Found no NVIDIA driver on your system."):
+        monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=RuntimeError(without)))
         check_driver()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    check_driver()
 
 
 def test_the_rows_of_another_process_are_waited_for(tmp_path: Path) -> None:

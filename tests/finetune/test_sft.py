@@ -1,6 +1,7 @@
 """What a training writes, says and refuses."""
 
 import json
+import os
 import resource
 import shutil
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.plumbing.run import Run, RunRecord
-from panjue.prompts.reader import Reader
+from panjue.prompts.reader import Reader, is_held_out
 from panjue.prompts.task import load_task
 
 from .conftest import UNEVALUATED, adapter_bytes, logged, main
@@ -94,6 +95,7 @@ def test_the_last_lines_have_the_loss_of_what_was_kept_and_the_next_command(
     assert f"fitting the text classifier on {of_what}" in lines
     checkpoint = newest_complete(run / "checkpoints")
     assert checkpoint
+    assert (run / "checkpoints/checkpoint-1/complete").exists(), "what is evaluated is saved"
     best = read_json(checkpoint / "trainer_state.json")["best_metric"]
     assert lines[-2:] == [
         f"written: {run}/adapter (loss {best:.4f} on 10 held-out cases)",
@@ -181,15 +183,16 @@ def test_what_ends_before_the_first_step_leaves_nothing_in_the_way(
 
 
 def test_dry_run_shows_the_plan_and_trains_nothing(
-    workshop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    workshop: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("panjue.finetune.journal.gpu_memory", lambda: 24 * 2**30)
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true"])
     said = capsys.readouterr().out
     for word in ("examples", "refused", "shortened", "tokens", "weights", "steps", "[loss]"):
         assert word in said
-    lines = said.splitlines()
-    stages = [line for line in lines if line[1:3] == "/2"]
-    assert stages == ["1/2 reading and tokenizing the cases", "2/2 loading the base model"]
+    assert "3/4" not in said
+    assert "without activations; the GPU has 24.00 GiB" in said
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert "next:" not in said
     assert not (tmp_path / "run/adapter").exists()
     assert not (tmp_path / "run/manifest.json").exists()
@@ -269,6 +272,18 @@ def test_an_empty_or_torn_file_is_called_so(
         sft_settings(workshop / "sft.yaml", [f"train={tmp_path}/cases.jsonl"])
 
 
+def test_without_held_out_cases_nothing_is_evaluated(workshop: Path, tmp_path: Path) -> None:
+    lines = (workshop / "demo/train.jsonl").read_text("utf-8").splitlines()
+    examples = Reader(load_task("judgment")).read(workshop / "demo/train.jsonl")
+    pairs = zip(lines, examples, strict=True)
+    kept = [line for line, example in pairs if not is_held_out(example)]
+    (tmp_path / "few.jsonl").write_text("\n".join(kept[:5]), "utf-8")
+    words = [f"run={tmp_path}/run", f"train={tmp_path}/few.jsonl", "trainer.max_steps=1"]
+    main(workshop / "sft.yaml", [*words, "trainer.eval_steps=1", "trainer.save_steps=1"])
+    assert adapter_bytes(tmp_path / "run")
+    assert not logged(tmp_path / "run", "eval_loss")
+
+
 def test_a_test_file_is_nothing_to_learn_from(workshop: Path, tmp_path: Path) -> None:
     case = json.loads((workshop / "demo/train.jsonl").read_text("utf-8").splitlines()[0])
     del case["outcomes"]
@@ -285,7 +300,7 @@ def test_every_shipped_config_loads(path: Path) -> None:
     kind = BaseConfig if path.stem == "base" else SftConfig
     config = load_section(kind, path, "sft", ["train=x.jsonl"])
     check_library_settings(config)
-    args = trainer_config(config, evaluates=True)
+    args = trainer_config(config)
     assert args.train_batch_size * args.gradient_accumulation_steps == config.batch
 
 

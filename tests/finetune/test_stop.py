@@ -4,14 +4,12 @@ import os
 import signal
 from collections.abc import Iterator
 from io import StringIO
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerControl, TrainerState
 
 from panjue.finetune import stop
 from panjue.finetune.stop import StopOnSignal
@@ -21,68 +19,62 @@ STATE = TrainerState(global_step=3, max_steps=9, epoch=0.5)
 
 
 @pytest.fixture
-def arguments(tmp_path: Any) -> TrainingArguments:
-    return TrainingArguments(output_dir=tmp_path, report_to=[])
-
-
-@pytest.fixture
-def one_of_two(monkeypatch: pytest.MonkeyPatch, arguments: Any) -> Iterator[StopOnSignal]:
+def one_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[StopOnSignal]:
     """Return what the first of two processes listens with."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # `make test &` ignores it
     state = SimpleNamespace(num_processes=2, is_local_main_process=True)
     monkeypatch.setattr(stop, "PartialState", lambda: state)
     listening = StopOnSignal(Console(file=StringIO()))
-    listening.on_train_begin(arguments, STATE, TrainerControl())
+    listening.on_train_begin()
     yield listening
     listening._release()
     signal.signal(signal.SIGINT, before)
 
 
-def end_of_step(listening: StopOnSignal, arguments: TrainingArguments) -> bool:
+def end_of_step(listening: StopOnSignal) -> bool:
     control = TrainerControl()
-    listening.on_step_end(arguments, STATE, control)
+    listening.on_step_end(None, STATE, control)
     assert control.should_training_stop == control.should_save
     return bool(control.should_training_stop)
 
 
 def test_a_signal_at_the_last_step_leaves_the_evaluation_of_a_partial_epoch(
-    one_of_two: StopOnSignal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one_of_two: StopOnSignal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stop, "gather_object", lambda mine: [*mine, signal.SIGTERM])
-    arguments = TrainingArguments(output_dir=str(tmp_path), save_strategy="epoch", report_to=[])
     last, control = TrainerState(global_step=9, max_steps=9, epoch=1.5), TrainerControl()
-    one_of_two.on_step_end(arguments, last, control)
+    one_of_two.on_step_end(None, last, control)
     assert not control.should_save, "the checkpoint would be without the evaluation"
     control.should_evaluate = control.should_save = True
-    one_of_two.on_epoch_end(arguments, last, control)
+    one_of_two.on_epoch_end(None, last, control)
     assert control.should_evaluate
     assert control.should_save
-    one_of_two.on_train_end(arguments, last, control)
+    one_of_two.on_train_end(None, last)
 
 
 def test_a_signal_while_the_processes_agree_is_for_the_next_step(
-    one_of_two: StopOnSignal, arguments: Any, monkeypatch: pytest.MonkeyPatch
+    one_of_two: StopOnSignal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gather(mine: list[int]) -> list[int]:
         os.kill(os.getpid(), signal.SIGTERM)
         return [*mine, 0]
 
     monkeypatch.setattr(stop, "gather_object", gather)
-    assert not end_of_step(one_of_two, arguments)  # as the other process, which knows of none
+    assert not end_of_step(one_of_two)  # as the other process, which knows of none
     monkeypatch.setattr(stop, "gather_object", lambda mine: [*mine, 0])
-    assert end_of_step(one_of_two, arguments)
+    assert end_of_step(one_of_two)
     with pytest.raises(Stopped, match="stopped at step 3 of 9"):
-        one_of_two.on_train_end(arguments, STATE, TrainerControl())
+        one_of_two.on_train_end(None, STATE)
 
 
 def test_a_signal_of_our_own_after_the_others_is_no_second_one(
-    one_of_two: StopOnSignal, arguments: Any, monkeypatch: pytest.MonkeyPatch
+    one_of_two: StopOnSignal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stop, "gather_object", lambda mine: [*mine, signal.SIGINT])
-    assert end_of_step(one_of_two, arguments)
+    assert end_of_step(one_of_two)
     os.kill(os.getpid(), signal.SIGINT)  # raises KeyboardInterrupt where nobody listens any more
     with pytest.raises(Stopped) as stopped:
-        one_of_two.on_train_end(arguments, STATE, TrainerControl())
+        one_of_two.on_train_end(None, STATE)
     assert stopped.value.exit_code == 130
 
 
@@ -98,10 +90,10 @@ def test_a_second_signal_ends_it_at_once(
 
 
 def test_nobody_reads_the_word_any_more(
-    one_of_two: StopOnSignal, arguments: Any, monkeypatch: pytest.MonkeyPatch
+    one_of_two: StopOnSignal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "write", Mock(side_effect=BrokenPipeError))
     monkeypatch.setattr(stop, "gather_object", lambda mine: [*mine, 0])
     os.kill(os.getpid(), signal.SIGINT)
     assert one_of_two._console.quiet
-    assert end_of_step(one_of_two, arguments)
+    assert end_of_step(one_of_two)

@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, Trainer
 from trl import SFTConfig
 
-from panjue.finetune.data import IGNORED, RowMaker, RowReport, collate, length_sampler, pack
+from panjue.finetune.data import IGNORED, LengthSampler, RowMaker, RowReport, collate, pack
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.reader import Reader
@@ -108,10 +108,10 @@ def test_the_lowest_held_out_loss_chooses_the_best(trained: Path) -> None:
 def test_an_order_by_length_is_that_of_its_seed_and_epoch() -> None:
     lengths = [n % 40 + 1 for n in range(200)]
     rows = Dataset.from_dict({"length": lengths})
-    order, later = length_sampler(rows, 4, seed=0), length_sampler(rows, 4, seed=0)
+    order, later = LengthSampler(rows, 4, seed=0), LengthSampler(rows, 4, seed=0)
     later.epoch = 1
     torch.rand(7)  # whatever else has drawn meanwhile
-    assert list(order) == list(order) == list(length_sampler(rows, 4, seed=0))
+    assert list(order) == list(order) == list(LengthSampler(rows, 4, seed=0))
     assert sorted(order) == sorted(later) == list(range(200))
     assert list(order) != list(later)
     places = list(order)
