@@ -20,7 +20,7 @@ from panjue.finetune.journal import steps
 from panjue.finetune.model import precision
 from panjue.finetune.settings import SftConfig
 from panjue.finetune.trainer import ReplyTrainer
-from panjue.prompts.plumbing.config import Config, check_known, check_managed, first_complaint
+from panjue.prompts.plumbing.config import check_known, check_managed, first_complaint
 from panjue.prompts.plumbing.errors import UserError, of_library
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ def checked(section: str, kind: type[T], settings: Mapping[str, Any]) -> T:
         try:
             return TypeAdapter(kind).validate_python(settings)
         except ValidationError as error:
-            complaint = " ".join(first_complaint(Config, error).split())
+            complaint = " ".join(first_complaint(error).split())
             raise UserError(f"{section}: {complaint}") from None
 
 
