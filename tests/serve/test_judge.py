@@ -95,10 +95,11 @@ def test_the_classifier_thinks_beside_the_event_loop(
 
         return noted
 
-    for name in ("_prepare", "_judgments"):
+    for name in ("_question", "_judgments"):
         monkeypatch.setattr(ServedRun, name, noting(getattr(ServedRun, name)))
     run = ServedRun(Run(trained), ServeConfig.model_validate({"max_tokens": 3072}))
-    llm.runner.run(run.answer(llm, case_request(CASE)))
+    asked = llm.runner.run(run.question(case_request(CASE)))
+    llm.runner.run(run.answer(llm, *asked))
     assert len(threads) == 2
     assert threading.main_thread() not in threads
 

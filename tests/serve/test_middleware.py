@@ -210,18 +210,19 @@ def test_a_request_counts_for_all_its_replies(
 
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_an_engine_that_fails_is_an_error_of_the_server(asker: Any, is_streamed: bool) -> None:
-    async def answer(engine: Any, case: Any, on_event: Any = None) -> Any:
-        if on_event:
-            on_event("start", {})
+    async def question(_: Any) -> Any:
+        return SimpleNamespace(names=("甲",)), None
+
+    async def answer(*_: Any) -> Any:
         raise UserError("it has ended")
 
     app = around(asker, echo)
-    app.setup.runs["panjue"].answer = answer  # type: ignore[method-assign]
+    vars(app.setup.runs["panjue"]).update(question=question, answer=answer)
     body = {**CASE, "stream": is_streamed}
     told = inside(app, "POST", "/v1/judgments", json=body)
     assert told.status_code == (200 if is_streamed else 503)
     assert "the engine failed on this case" in told.text
-    assert told.text.startswith("event: start") == is_streamed
+    assert told.text.startswith('event: start\ndata: {"defendants": ["甲"]}') == is_streamed
     assert app.panjue._running == 0
 
 
