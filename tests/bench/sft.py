@@ -66,7 +66,8 @@ def tokens_per_second(given: argparse.Namespace) -> float:
         trainer = trainer_of(given, data, folder)
         began = time.perf_counter()
         trainer.train()
-        return sum(data["length"]) / (time.perf_counter() - began)
+        rate: float = sum(data["length"]) / (time.perf_counter() - began)
+    return rate
 
 
 def token_rows(given: argparse.Namespace) -> Dataset:
