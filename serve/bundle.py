@@ -36,7 +36,6 @@ from panjue.serve.settings import GenerateConfig
 
 FOLDERS = ("prompts", "finetune", "serve", "eval")
 HERE = Path(__file__).parent / "bundled"
-SUMS = "SHA256SUMS"  # the hash of every other file, as `sha256sum --check` reads it
 EXPECTED = "expected.json"  # hashes of the test file and of the submission
 
 TORCH = "https://download.pytorch.org/whl"
@@ -44,7 +43,7 @@ TORCH = "https://download.pytorch.org/whl"
 
 
 def bundle(run: Path, out: Path, base: str | None = None) -> None:
-    """Pack a finished run: code, settings, prompts, labels, weights, versions, manual, hashes.
+    """Pack a finished run: code, settings, prompts, labels, weights, versions, manual.
 
     `run` may also be one folder of answers; of these and the test file only hashes are packed.
     `base` is the base model, if it was moved.
@@ -58,20 +57,19 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
     submission = load_task(answers.record.task).data.submission.find(answers.folder)
     if decoding_of(submission) is None:
         raise UserError(f"{submission}: was changed since; `panjue decode {run}` makes it again")
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        packed = _pack_model(folder, trained, base)
-        _pack_code(folder / "code" / "panjue")
+    expected = {
+        "submission": submission.name,
+        "test_sha256": answers.record.test_sha256,
+        "sha256": sha256(submission),
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".bundle-", dir=out.parent) as place:
+        folder = Path(place, "bundle")
+        _pack_model(folder, trained, base)
+        _pack_code(folder, submission.name, answers.record)
         _pack_settings(folder, answers.record, Run(trained.parent).config)
-        _write_manual(folder, packed, submission.name)
-        expected = {
-            "submission": submission.name,
-            "test_sha256": answers.record.test_sha256,
-            "sha256": sha256(submission),
-        }
         write_json(folder / EXPECTED, expected)
-        _write_sums(folder)
-        _zip(folder, out)
+        Path(shutil.make_archive(str(folder), "zip", folder)).replace(out)
     print(f"written: {out}, {out.stat().st_size / 2**20:.1f} MiB, SHA-256 {sha256(out)}")
 
 
@@ -88,8 +86,8 @@ def _trained(answers: Answers) -> Path:
     return trained
 
 
-def _pack_model(folder: Path, trained: Path, base: str | None) -> RunRecord:
-    """Copy the model, or the adapter and its base; return the record without paths."""
+def _pack_model(folder: Path, trained: Path, base: str | None) -> None:
+    """Copy the model, or the adapter and its base, and the record without paths."""
     record = RunRecord.read(trained)
     packed = folder / trained.name
     _copy(model_files(trained), packed)
@@ -102,26 +100,32 @@ def _pack_model(folder: Path, trained: Path, base: str | None) -> RunRecord:
         _copy(unnamed, folder / "base")
         values["base_sha256"] = model_sha256(folder / "base")
         write_json(config, {**scrubbed(read_json(config)), "base_model_name_or_path": "../base"})
-    record = RunRecord.model_validate(values)
-    record.write(packed)
-    return record
+    RunRecord.model_validate(values).write(packed)
 
 
 def _copy(files: Iterable[Path], folder: Path) -> None:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for path in files:
         shutil.copy(path, folder)
 
 
-def _pack_code(folder: Path) -> None:
-    """Copy the installed code, without samples, and without settings that may be the user's own."""
+def _pack_code(folder: Path, submission: str, record: AnswersRecord) -> None:
+    """Copy the installed code and the command, and write the manual.
+
+    Samples stay out, and configs, which may be the user's own.
+    """
     ignore = shutil.ignore_patterns("__pycache__", "configs", "sample*")
     for name in FOLDERS:
-        shutil.copytree(HERE.parents[1] / name, folder / name, ignore=ignore)
+        shutil.copytree(HERE.parents[1] / name, folder / "code/panjue" / name, ignore=ignore)
+    shutil.copy(HERE / "answer.py", folder)
+    manual = (HERE / "MANUAL.md").read_text("utf-8")
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    text = manual.format(task=record.task, name=submission, python=python)
+    (folder / "MANUAL.md").write_text(text, "utf-8")
 
 
 def _pack_settings(folder: Path, record: AnswersRecord, config: Path) -> None:
-    """Write the settings of training and answers, the versions, and the command."""
+    """Write the settings of training and answers, and the versions of all packages."""
     sections = scrubbed(load_values(config))
     names = set(GenerateConfig.model_fields) - {"task", "endpoint"}
     sections["generate"] = record.model_dump(include=names)
@@ -129,7 +133,6 @@ def _pack_settings(folder: Path, record: AnswersRecord, config: Path) -> None:
     sections["generate"]["answer"] = record.answered_by
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(sections), "utf-8")
     (folder / "requirements.txt").write_text("\n".join(requirements()) + "\n", "utf-8")
-    shutil.copy(HERE / "answer.py", folder)
 
 
 def requirements() -> list[str]:
@@ -145,31 +148,6 @@ def requirements() -> list[str]:
     return pins
 
 
-def _write_manual(folder: Path, record: RunRecord, submission: str) -> None:
-    python = ".".join(map(str, sys.version_info[:2]))
-    manual = (HERE / "MANUAL.md").read_text("utf-8")
-    text = manual.format(task=record.task, name=submission, python=python)
-    (folder / "MANUAL.md").write_text(text, "utf-8")
-
-
-def _write_sums(folder: Path) -> None:
-    lines = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            lines.append(f"{sha256(path)}  {path.relative_to(folder)}\n")
-    (folder / SUMS).write_text("".join(lines), "utf-8")
-
-
-def _zip(folder: Path, out: Path) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.zip")
-    try:
-        shutil.make_archive(str(temporary.with_suffix("")), "zip", folder)
-        temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)  # where the disk is full, say
-
-
 def verify(packed: Path, cases: Path) -> None:
     """Unpack into an empty folder, answer `cases` there, and compare the submission."""
     with tempfile.TemporaryDirectory() as place:
@@ -177,7 +155,7 @@ def verify(packed: Path, cases: Path) -> None:
         try:
             with zipfile.ZipFile(packed) as archive:
                 archive.extractall(folder)  # checks the sum of each file
-        except (ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        except (zipfile.BadZipFile, zlib.error) as error:
             raise UserError(f"{packed}: {error}; pack it again") from None
         if not (folder / EXPECTED).exists():
             raise UserError(f"{packed}: is no bundle; `panjue bundle RUN OUT.zip` makes one")
@@ -193,10 +171,9 @@ def verify(packed: Path, cases: Path) -> None:
 
 def _answer(packed: Path, folder: Path, cases: Path) -> None:
     """Run the bundle's command, which may not ask the hub for anything."""
-    env = {"HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1"}
-    for name, value in os.environ.items():
-        if not name.startswith(("PYTHON", "HF_")):
-            env[name] = value
+    kept = [name for name in os.environ if not name.startswith(("PYTHON", "HF_"))]
+    env = {name: os.environ[name] for name in kept}
+    env |= {"HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1"}
     command = [sys.executable, "-P", "answer.py", str(cases.resolve())]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from panjue.prompts.model import is_demo, model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import load_task
-from panjue.serve.ask import Budget, CompletionRow, Question, Refusal, ask
+from panjue.serve.ask import Budget, CompletionRow, OnText, Question, Refusal, ask
 from panjue.serve.engine import Engine, check_engine, running_engine
 from panjue.serve.job import trained_asker
 from panjue.serve.merge import served_model
@@ -30,9 +30,6 @@ from panjue.serve.settings import NAME, ServeConfig, serve_settings
 NUMBERS = count()  # a number for each case: vLLM wants every request under a name of its own
 
 MAX_DEFENDANTS = 200  # more than any case has
-
-OnEvent = Callable[[str, dict[str, Any]], None]
-"""Callback that receives the name and the data of a server-sent event."""
 
 
 class CaseRequest(BaseModel):
@@ -69,8 +66,8 @@ class ServedRun:
 
     def __init__(self, run: Run, config: ServeConfig) -> None:
         record = run.record
-        self.task = load_task(record.task)
         self.task_name = record.task
+        self.task = load_task(record.task)
         if self.task.data.by_hand is None:
             raise UserError(
                 f"{run.folder}: task {record.task!r} cannot be served: it does not define 'by_hand'"
@@ -85,8 +82,11 @@ class ServedRun:
             self.advisor = replace(self.advisor, scaling=scaling)
         self.demo = is_demo(self.folders.model)
 
-    def _prepare(self, case: CaseRequest) -> tuple[Example, Question]:
-        """Return what is asked about a case; a long case takes tens of milliseconds."""
+    async def question(self, case: CaseRequest) -> tuple[Example, Question]:
+        """Return what is asked about a case; raise BadCase if it cannot be asked."""
+        return await asyncio.to_thread(self._question, case)  # takes tens of milliseconds
+
+    def _question(self, case: CaseRequest) -> tuple[Example, Question]:
         assert self.task.data.by_hand is not None, "checked at start"
         try:
             example = self.task.data.by_hand(case.fact, case.defendants)
@@ -97,31 +97,21 @@ class ServedRun:
             raise BadCase(f"this case cannot be asked: {refusal}") from None
 
     async def answer(
-        self, engine: Engine, case: CaseRequest, on_event: OnEvent | None = None
+        self, engine: Engine, example: Example, question: Question, on_text: OnText | None = None
     ) -> dict[str, Any]:
-        """Return the body of `POST /v1/judgments`.
-
-        `on_event` receives `start` when the engine is asked, and `delta` with each new piece of the
-        reply. A case that cannot be asked raises BadCase, an engine that failed UserError.
-        """
-        example, question = await asyncio.to_thread(self._prepare, case)
-
-        def on_text(text: str) -> None:
-            if on_event:
-                on_event("delta", {"text": text})
-
-        if on_event:
-            on_event("start", {"defendants": list(example.names)})
-        row = await ask(engine, question, next(NUMBERS), on_text=on_event and on_text)
+        """Return the body of `POST /v1/judgments`; raise UserError if the engine has failed."""
+        row = await ask(engine, question, next(NUMBERS), on_text=on_text)
         if "refused" in row:
             raise UserError(row["refused"])
+        judgments = await asyncio.to_thread(self._judgments, example, row)
+        unnamed = (name for name in example.names if name not in example.text)
         usage = {name: row[name] for name in ("prompt_tokens", "completion_tokens")}
         return {
             "defendants": list(example.names),
-            **await asyncio.to_thread(self._judgments, example, row),
+            **judgments,
             "finish": row["finish"][0],
             "dropped_sentences": row["dropped_sentences"],
-            "notes": unnamed(example),
+            "notes": [f"the facts do not name {name}" for name in unnamed],
             "usage": {**usage, "total_tokens": sum(usage.values())},
         }
 
@@ -142,12 +132,6 @@ class ServedRun:
         del submission["id"]
         repairs = list(read.decoded.repairs)
         return {**submission, "answer": read.answer, **beside, "repairs": repairs}
-
-
-def unnamed(example: Example) -> list[str]:
-    """Return a note on each person whom the facts do not name."""
-    names = (name for name in example.names if name not in example.text)
-    return [f"the facts do not name {name}" for name in names]
 
 
 @dataclass
@@ -183,8 +167,11 @@ class Judge:
     def _submit(self, fields: Mapping[str, Any]) -> Future[dict[str, Any]]:
         if self.engine is None:
             raise UserError("the engine has stopped; call judge within the `with` block")
-        case = case_request(fields)
-        return self.portal.start_task_soon(self.run.answer, self.engine, case)
+        return self.portal.start_task_soon(self._answer, self.engine, case_request(fields))
+
+    async def _answer(self, engine: Engine, case: CaseRequest) -> dict[str, Any]:
+        example, question = await self.run.question(case)
+        return await self.run.answer(engine, example, question)
 
 
 @contextmanager

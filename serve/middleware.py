@@ -2,9 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,9 +16,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from panjue.prompts.plumbing.errors import UserError
+from panjue.serve.ask import OnText
 from panjue.serve.checks import Problem, check_key, for_vllm, read_body, replies
 from panjue.serve.engine import Engine, VLLMError, check_adapter, on_cpu
-from panjue.serve.judge import BadCase, CaseRequest, ServedRun, case_request
+from panjue.serve.judge import BadCase, ServedRun, case_request
 from panjue.serve.settings import BASE, ServeConfig
 
 T = TypeVar("T")
@@ -47,7 +49,12 @@ SECURITY = {
 """Headers of every response: the page loads nothing from other sites and fits in no frame."""
 
 FAILED = "the engine failed on this case, or it is stopping; try again"
-EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"}
+EVENT_STREAM = Headers(
+    {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"}
+)
+
+Answer = Callable[[OnText], Coroutine[Any, Any, dict[str, Any]]]
+"""Function that answers a case, and passes on each new piece of the reply."""
 
 
 @dataclass(frozen=True)
@@ -159,10 +166,12 @@ class Panjue:
             lora = state.openai_serving_models.lora_requests.get(case.model)
             engine = Engine(state.engine_client, lora)
             with self._slots(setup.config.slots):
+                example, question = await run.question(case)
+                answer = partial(run.answer, engine, example, question)
                 if case.stream:
-                    await while_connected(receive, send_events(run, engine, case, send))
-                elif answer := await while_connected(receive, run.answer(engine, case)):
-                    await JSONResponse(answer)(scope, receive, send)
+                    await while_connected(receive, send_events(example.names, answer, send))
+                elif judged := await while_connected(receive, answer()):
+                    await JSONResponse(judged)(scope, receive, send)
         except BadCase as error:
             raise Problem(400, str(error)) from None
         except (UserError, VLLMError):
@@ -199,31 +208,18 @@ OWN = {"/v1/models": models, "/v1/labels": labels, "/readyz": ready}
 """Path -> function that returns the body of the response."""
 
 
-async def send_events(run: ServedRun, engine: Engine, case: CaseRequest, send: Send) -> None:
-    """Send the answer to a case as server-sent events.
-
-    An error before the first event is raised; a later one is sent as the last event.
-    """
-    events: asyncio.Queue[tuple[str, dict[str, Any]] | None] = asyncio.Queue()  # None: the end
-
-    def on_event(name: str, data: dict[str, Any]) -> None:
-        events.put_nowait((name, data))
-
-    answering = asyncio.create_task(run.answer(engine, case, on_event))
-    answering.add_done_callback(lambda _: events.put_nowait(None))
-    has_started = False
+async def send_events(names: Sequence[str], answer: Answer, send: Send) -> None:
+    """Send the answer to a case as server-sent events; if the engine fails, this is the last."""
+    await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM.raw})
+    await send(event("start", {"defendants": list(names)}))
+    pieces: asyncio.Queue[str | None] = asyncio.Queue()  # None: the end
+    answering = asyncio.create_task(answer(pieces.put_nowait))
+    answering.add_done_callback(lambda _: pieces.put_nowait(None))
     try:
-        while found := await events.get():
-            name, data = found
-            if not has_started:
-                headers = Headers(EVENT_STREAM).raw
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
-                has_started = True
-            await send(event(name, data))
+        while (piece := await pieces.get()) is not None:
+            await send(event("delta", {"text": piece}))
         last = event("result", answering.result())
     except (UserError, VLLMError):
-        if not has_started:
-            raise
         last = event("error", Problem(503, FAILED).body)
     finally:
         answering.cancel()

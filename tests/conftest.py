@@ -4,21 +4,19 @@ import asyncio
 import os
 import shutil
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from http.server import HTTPServer
 from pathlib import Path
-from subprocess import PIPE, CompletedProcess, Popen
+from subprocess import CompletedProcess
 from typing import Any
 
-import psutil
 import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from panjue.prompts.cli import main as command_line
+from tests.served import PanjueServe
 
 # Tests use the machine's processor also where there is a GPU, unless they are marked `gpu`.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -209,7 +207,8 @@ def answered(trained: Path, workshop: Path, together: Path, request: pytest.Fixt
     with FileLock(f"{together}/answered.lock"):
         if not submission.exists():
             shutil.copytree(trained, folder, dirs_exist_ok=True)
-            run, test = Run(folder), workshop / "demo/test.jsonl"
+            run = Run(folder)
+            test = workshop / "demo/test.jsonl"
             with answering(request.getfixturevalue("llm")):
                 generate(run, test, generate_settings(run, test, ["answer=model"]), decode_answers)
     return folder
@@ -240,7 +239,8 @@ def asker(trained: Path, merged: Path, small: dict[str, Any]) -> Any:
     from panjue.prompts.task import load_task
     from panjue.serve.ask import Asker, Budget
 
-    task, labels = load_task("judgment"), load_labels(trained / "adapter/labels.json")
+    task = load_task("judgment")
+    labels = load_labels(trained / "adapter/labels.json")
     advisor = load_advisor(trained / "adapter", task, labels)
     budget = Budget(small["max_tokens"], small["max_tokens"])
     return Asker(task, labels, merged, budget, advisor=advisor)
@@ -284,68 +284,14 @@ def shared() -> Path:
     return SHARED / "data"
 
 
-class PanjueServe:
-    """`panjue serve` in a process of its own."""
-
-    def __init__(self, words: Sequence[object]) -> None:
-        self.process = Popen(list(map(str, words)), stdout=PIPE, text=True, bufsize=1)
-        self.tree = psutil.Process(self.process.pid)
-
-    def ready(self) -> str:
-        """Wait until it can answer; return its address."""
-        assert self.process.stdout
-        for line in self.process.stdout:
-            if line.startswith("ready: "):
-                return line.split()[1].rstrip("/")
-            assert line.startswith(("preparing the model", "starting the engine"))
-        raise AssertionError("it ended")
-
-    @property
-    def engine(self) -> psutil.Process:
-        """Return the process of the engine that answers."""
-        return max(self.tree.children(recursive=True), key=lambda one: one.memory_info().rss)
-
-    def left_after_kill(self, timeout: float) -> list[psutil.Process]:
-        """Kill the server; return the processes below it that have not ended after a while."""
-        children = self.tree.children(recursive=True)
-        self.process.kill()
-        _gone, left = psutil.wait_procs(children, timeout=timeout)
-        # One that has ended may wait for the machine's first process to take note.
-        return [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
-
-    def end(self) -> None:
-        """Kill it, if it still runs."""
-        self.process.kill()
-        self.process.communicate()
-
-
-SERVE_WORDS = ("port=0", "max_tokens=3072", "engine.dtype=float32", "engine.enforce_eager=true")
-
-
 @pytest.fixture
 def panjue_serve(trained: Path) -> Iterator[Callable[..., PanjueServe]]:
     """Return what starts a server of the tiny trained model, as long as the test runs."""
-
-    def start(*words: object) -> PanjueServe:
-        command = (Path(sys.executable).with_name("panjue"), "serve", trained)
-        started = PanjueServe([*command, *SERVE_WORDS, "engine.max_num_seqs=8", *words])
-        running.callback(started.end)
-        return started
-
     with ExitStack() as running:
-        yield start
 
+        def start(*words: str) -> PanjueServe:
+            started = PanjueServe(trained, *words)
+            running.callback(started.end)
+            return started
 
-@pytest.fixture
-def serving() -> Iterator[Callable[[HTTPServer], None]]:
-    """Return what lets a server answer, in a thread, as long as the test runs."""
-
-    def start(server: HTTPServer) -> None:
-        running.enter_context(server)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        running.callback(thread.join)
-        running.callback(server.shutdown)
-
-    with ExitStack() as running:
         yield start

@@ -1,8 +1,7 @@
 """What the scripts of this folder share."""
 
 import argparse
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
@@ -14,35 +13,32 @@ from panjue.prompts.example import Example
 from panjue.prompts.reader import Reader
 from panjue.serve.ask import Asker, Question, Refusal
 
-PANJUE = str(Path(sys.executable).with_name("panjue"))
-ROUNDS = 3
+
+def parser(description: str | None, *arguments: str) -> argparse.ArgumentParser:
+    """Return a parser of paths; it prints the first lines of a script as they are."""
+    options = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawTextHelpFormatter
+    )
+    for name in arguments:
+        options.add_argument(name, type=Path)
+    options.add_argument("--rounds", type=int, default=3)
+    return options
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return a parser that prints the first lines of a script as they are."""
-    form = argparse.RawTextHelpFormatter
-    return argparse.ArgumentParser(description=description, formatter_class=form)
+def compare(ways: Mapping[str, Callable[[], float]], unit: str, peer: str, rounds: int) -> None:
+    """Print the figure of each way, the median of all rounds, and its ratio to that of `peer`.
 
-
-def spread(figures: Sequence[float]) -> str:
-    """Return the median, the least and the most."""
-    return f"{median(figures):.1f} ({min(figures):.1f} - {max(figures):.1f})"
-
-
-def in_turns(ways: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Measure each way ROUNDS times, in turns, so that a drift of the machine hits all alike."""
-    rates: dict[str, list[float]] = {way: [] for way in ways}
-    for _ in range(ROUNDS):
+    The ways are measured in turns, so that a drift of the machine hits all alike.
+    """
+    figures: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(rounds):
         for way, measured in ways.items():
-            rates[way].append(measured())
-    return rates
-
-
-def print_rates(rates: Mapping[str, Sequence[float]], unit: str, peer: str) -> None:
-    """Print the rate of each way, and its ratio to that of `peer`."""
+            figures[way].append(measured())
     table = Table("way", f"{unit}, median (least - most)", f"against {peer}", box=None)
-    for way, each in rates.items():
-        table.add_row(way, spread(each), f"{median(each) / median(rates[peer]):.3f}")
+    for way, each in figures.items():
+        middle = median(each)
+        ratio = middle / median(figures[peer])
+        table.add_row(way, f"{middle:.1f} ({min(each):.1f} - {max(each):.1f})", f"{ratio:.3f}")
     Console(width=100).print(table)
 
 

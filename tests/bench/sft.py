@@ -1,22 +1,20 @@
-"""How fast training reads real tokens: panjue's trainer, trl's defaults, trl with packing.
+"""How many real tokens a second training reads: panjue's trainer, and trl's with and without packs.
 
     python -m tests.bench.sft MODEL CASES.jsonl [--limit 64] [--max-tokens 2048] [--rows 8]
 
 Every way trains LoRA for one epoch on the same token rows, with the same precision, length limit
-and examples per step (packs: as many as hold that many examples), in a process of its own, so that
-peak memory is its own. What is counted are real tokens: padding is work, not progress.
+and examples per step (packs: as many as hold that many examples), in a process of its own. What is
+counted are real tokens: padding is work, not progress.
 """
 
 import argparse
-import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,59 +27,47 @@ from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from tests.bench.common import parser, print_rates
+from tests.bench.common import compare, parser
 
-WAYS = ("panjue", "panjue, packed", "trl, default", "trl, packing=true")
+OURS = "panjue"
+TRL = "trl, default"
+TRL_PACKED = "trl, packing=true"
 LORA = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
-IS_GPU = torch.cuda.is_available()
 
 
 def main() -> None:
     """Run every way, or the one that a parent process asks for."""
-    options = parser(__doc__)
-    options.add_argument("model", type=Path)
-    options.add_argument("cases", type=Path)
+    options = parser(__doc__, "model", "cases")
     options.add_argument("--limit", type=int, default=64, help="examples")
     options.add_argument("--max-tokens", type=int, default=2048)
     options.add_argument("--rows", type=int, default=8, help="examples per step")
-    options.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    options.add_argument("--way", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.way:
-        print(json.dumps(train(given)))
+        print(tokens_per_second(given))
         return
-    results = {way: in_process(way) for way in WAYS}
-    print_rates({way: [found["rate"]] for way, found in results.items()}, "tokens/s", WAYS[2])
-    print(f"{results['panjue']['tokens']} tokens, bfloat16 {'on' if has_bf16() else 'off'}")
+    ways = {way: partial(in_process, way) for way in (OURS, TRL, TRL_PACKED)}
+    compare(ways, "tokens/s", TRL, given.rounds)
 
 
-def in_process(way: str) -> dict[str, float]:
+def in_process(way: str) -> float:
     """Return what one way measured in a process of its own."""
     command = [sys.executable, "-m", "tests.bench.sft", *sys.argv[1:], "--way", way]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    print(f"{way}: {found}", flush=True)
-    return found
+    return float(done.stdout.splitlines()[-1])
 
 
-def train(given: argparse.Namespace) -> dict[str, float]:
-    """Train one epoch the way that `given.way` says and measure it."""
-    if not IS_GPU:
+def tokens_per_second(given: argparse.Namespace) -> float:
+    """Train one epoch the way that `given.way` says."""
+    if not torch.cuda.is_available():
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as panjue does
     data = token_rows(given)
-    tokens = sum(data["length"])
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(given, data, folder)
-        start = time.perf_counter()
+        began = time.perf_counter()
         trainer.train()
-        seconds = time.perf_counter() - start
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {
-        "rate": tokens / seconds,
-        "seconds": seconds,
-        "steps": trainer.state.global_step,
-        "memory": (torch.cuda.max_memory_allocated() if IS_GPU else used) / 2**30,
-        "tokens": tokens,
-    }
+        rate: float = sum(data["length"]) / (time.perf_counter() - began)
+    return rate
 
 
 def token_rows(given: argparse.Namespace) -> Dataset:
@@ -95,31 +81,34 @@ def token_rows(given: argparse.Namespace) -> Dataset:
 
 def trainer_of(given: argparse.Namespace, data: Dataset, folder: str) -> SFTTrainer:
     """Return the trainer of one way, as panjue or as a user of trl would make it."""
-    is_ours, is_packed = given.way.startswith("panjue"), "pack" in given.way
-    per_step = given.rows
-    if is_packed:  # as many packs a step as hold the tokens of that many examples
-        mean = sum(data["length"]) / len(data)
-        per_step = max(1, round(given.rows * mean / given.max_tokens))
     settings: dict[str, Any] = {
         "output_dir": folder,
         "num_train_epochs": 1,
-        "per_device_train_batch_size": per_step,
+        "per_device_train_batch_size": given.rows,
         "bf16": has_bf16(),
         "gradient_checkpointing": False,
-        "use_cpu": not IS_GPU,
+        "use_cpu": not torch.cuda.is_available(),
         "report_to": [],
         "save_strategy": "no",
         "disable_tqdm": True,
+        "max_length": given.max_tokens,
     }
-    if is_ours:
-        data = pack(data, given.max_tokens) if is_packed else data
-        settings["train_sampling_strategy"] = "random" if is_packed else "group_by_length"
-        settings |= {"dataset_kwargs": {"skip_prepare_dataset": True}, "max_length": None}
+    if given.way != TRL:  # as many packs a step as hold the tokens of that many examples
+        mean = sum(data["length"]) / len(data)
+        packs = max(1, round(given.rows * mean / given.max_tokens))
+        settings["per_device_train_batch_size"] = packs
+    trainer = SFTTrainer
+    if given.way == OURS:
+        trainer = ReplyTrainer
+        data = pack(data, given.max_tokens)
+        settings["train_sampling_strategy"] = "random"
+        settings["dataset_kwargs"] = {"skip_prepare_dataset": True}
+        settings["max_length"] = None
     else:
         data = data.select_columns(["input_ids", "labels"])
-        settings |= {"packing": is_packed, "max_length": given.max_tokens}
+        settings["packing"] = given.way == TRL_PACKED
     torch.manual_seed(0)
-    return (ReplyTrainer if is_ours else SFTTrainer)(
+    return trainer(
         with_lora(load_base(given.model, torch.bfloat16), LORA),
         args=SFTConfig(**settings),
         train_dataset=data,

@@ -11,21 +11,16 @@ import pytest
 
 from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.reader import Reader
-from panjue.prompts.task import load_task
+from panjue.prompts.task import closed_object, load_task
 from panjue.prompts.tasks.judgment.demo import write_demo
 from panjue.serve.middleware import PAGE
+from tests.served import KEY
 
-KEY = "a-key-of-the-tests"
 HERE = Path(__file__).parent
 
 SAY = [{"role": "user", "content": "你好"}]
-VERDICT = {
-    "type": "object",
-    "properties": {"guilty": {"enum": ["yes", "no"]}},
-    "required": ["guilty"],
-    "additionalProperties": False,
-}
-FORMAT: dict[str, Any] = {
+VERDICT = closed_object({"guilty": {"enum": ["yes", "no"]}})
+FORMAT: Any = {
     "type": "json_schema",
     "json_schema": {"name": "v", "schema": VERDICT, "strict": True},
 }
@@ -43,16 +38,14 @@ def test_openais_client(client: openai.OpenAI) -> None:
     pieces = client.chat.completions.create(**asked, max_tokens=8, stream=True)
     text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
     assert text == whole.choices[0].message.content
-    formatted: Any = FORMAT
-    judged = client.chat.completions.create(**asked, response_format=formatted)
+    judged = client.chat.completions.create(**asked, response_format=FORMAT)
     assert json.loads(judged.choices[0].message.content or "").keys() == {"guilty"}
     told = client.completions.create(model="panjue", prompt="你好", max_tokens=8, temperature=0)
     assert told.choices[0].text
     response = client.responses.create(model="panjue", input="你好", temperature=0)
     assert response.output_text
-    kinds = [
-        event.type for event in client.responses.create(model="panjue", input="你好", stream=True)
-    ]
+    events = client.responses.create(model="panjue", input="你好", stream=True)
+    kinds = [event.type for event in events]
     assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="another").models.list()

@@ -31,12 +31,7 @@ def row(**changes: Any) -> bytes:
 
 BAD: dict[str, tuple[bytes, str]] = {
     "an id that came before": (row(id=0), "id 0 is already used at 1"),
-    "empty facts": (row(fact=" \n"), "'fact' must be a text that is not empty"),
     "no facts": (b'{"id": 1, "defendants": ["\xe7\x94\xb2"]}', "'fact' must be"),
-    "no defendants": (row(defendants=[]), "'defendants' must list"),
-    "a defendant twice": (row(defendants=["甲", "甲"]), "'defendants' must list"),
-    "outcomes of others": (row(defendants=["乙"]), "not in both 'defendants' and 'outcomes'"),
-    "no outcome for one": (row(defendants=["甲", "乙"]), "not in both 'defendants' and 'outcomes'"),
     "a NUL byte": (row().replace(b"\xe7", b"\x00", 1), "not"),
     "half a character": (row()[:30], "not"),
     "a lone surrogate": (row(fact="x").replace(b'"x"', rb'"\ud800"'), "a lone"),
@@ -92,14 +87,15 @@ ANSWERED = AnswersRecord(
 def test_every_stage_stops_or_skips(
     workshop: Path, tmp_path: Path, panjue: Callable[..., CompletedProcess[str]]
 ) -> None:
-    train, gold = tmp_path / "train.jsonl", tmp_path / "gold.jsonl"
-    for name, path in (("train", train), ("test", gold)):
-        good = (workshop / f"demo/{name}.jsonl").read_bytes()
-        path.write_bytes(good + b'{"id": "torn", "fact": "\xe7\x94')
+    torn = b'{"id": "torn", "fact": "\xe7\x94'
+    train = tmp_path / "train.jsonl"
+    train.write_bytes((workshop / "demo/train.jsonl").read_bytes() + torn)
+    gold = tmp_path / "gold.jsonl"
+    gold.write_bytes((workshop / "demo/test.jsonl").read_bytes() + torn)
     submission = tmp_path / "submission.jsonl"
-    examples = Reader(TASK).read(workshop / "demo/test.jsonl")
-    answers = [dump(TASK.data.write(e, e.answer)) for e in examples if e.answer]
-    submission.write_text("".join(f"{line}\n" for line in answers), "utf-8")
+    with submission.open("w", encoding="utf-8") as out:
+        for example in Reader(TASK).read(workshop / "demo/test.jsonl"):
+            out.write(f"{dump(TASK.gold(example))}\n")
     short = ["trainer.max_steps=1", "trainer.save_strategy='no'", "trainer.eval_strategy='no'"]
     sft = ["sft", workshop / "sft.yaml", f"run={tmp_path}/run", f"train={train}", *short]
     for words, skip, place in (
