@@ -70,7 +70,6 @@ def answer(llm: Engine, requests: list[Request]) -> list[int]:
     async def ask() -> list[RequestOutput]:
         return await asyncio.gather(*map(llm.ask, requests))
 
-    assert llm.runner
     outputs = llm.runner.run(ask())
     for request, output in zip(requests, outputs, strict=True):
         row(request.question, [output])

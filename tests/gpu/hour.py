@@ -281,7 +281,6 @@ def asked(
         async def answer(some: list[Request]) -> list[RequestOutput]:
             return await asyncio.gather(*map(llm.ask, some))
 
-        assert llm.runner
         llm.runner.run(answer(requests[:2]))  # warms up
         began = time.perf_counter()
         return llm.runner.run(answer(requests)), time.perf_counter() - began

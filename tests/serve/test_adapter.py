@@ -42,7 +42,6 @@ def unmerged(trained: Path, small: dict[str, Any]) -> Any:
 
 
 def test_unmerged_is_merged(unmerged: Engine, trained: Path, merged: Path) -> None:
-    assert unmerged.runner
     ids = torch.tensor([load_tokenizer(merged).encode(KNOWN_TEXT)])
     with torch.no_grad():
         logits = load_language_model(merged, dtype="auto")(ids).logits[0, -1]
@@ -69,7 +68,6 @@ def test_what_vllm_would_ignore_or_cannot_load_is_refused(
     trained: Path,
     tmp_path: Path,
 ) -> None:
-    assert unmerged.runner
     adapter = shutil.copytree(trained / "adapter", tmp_path / "adapter")
     save_file(change(load_file(adapter / WEIGHTS)), adapter / WEIGHTS)
     place = adapter / "adapter_config.json"
