@@ -100,7 +100,13 @@ class Endpoint:
 
     async def _ask(self, request: Request, number: int) -> EndpointOutput:
         question = request.question
-        arguments: dict[str, Any] = {"temperature": 0.0, **request.sampling, "n": number}
+        arguments: dict[str, Any] = {
+            "model": self._model,
+            "messages": question.messages,
+            "temperature": 0.0,
+            **request.sampling,
+            "n": number,
+        }
         if number == 1:
             del arguments["n"]
         if question.room:
@@ -111,10 +117,7 @@ class Endpoint:
             json_schema = {"name": "reply", "strict": True, "schema": question.schema}
             arguments["response_format"] = {"type": "json_schema", "json_schema": json_schema}
         try:
-            reply = await self._client.chat.completions.create(
-                model=self._model, messages=question.messages, **arguments
-            )
-            return read_reply(reply)
+            return read_reply(await self._client.chat.completions.create(**arguments))
         except (OpenAIError, ValueError) as error:
             reason = ": ".join(str(each) for each in (error, error.__cause__) if each)
             if isinstance(error, APIStatusError):
