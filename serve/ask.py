@@ -7,19 +7,21 @@ row answers is read by `eval.opinions.read_answer`, there and in `panjue decode`
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import llguidance.hf
 from llguidance import LLMatcher
 
-from panjue.eval.opinions import Advisor, Opinion
+from panjue.eval.opinions import Opinion, load_advisor
 from panjue.prompts.example import Decoded, Example, call_key, first_reply
-from panjue.prompts.labels import Labels
+from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.shorten import ShortenedPrompt, shortened_prompt
+from panjue.prompts.plumbing.run import RunRecord
+from panjue.prompts.shorten import shortened_prompt
 from panjue.prompts.task import Messages, Schema, Task
 
 T = TypeVar("T")
@@ -31,7 +33,7 @@ OnText = Callable[[str], None]  # callback that receives each new piece of a rep
 
 CompletionRow = dict[str, Any]  # a row of `completions.jsonl`
 Write = Callable[[CompletionRow], None]
-FindRow = Callable[[str], CompletionRow | None]
+OldRows = Mapping[str, CompletionRow]
 """Key of a call (`prompts.example.call_key`) -> its row from an earlier run."""
 
 LONGEST = 2**15
@@ -81,6 +83,7 @@ class Source(Protocol):
     """What answers requests: an engine or an endpoint."""
 
     longest: int  # limit on the tokens of a prompt and its reply; 0 if it is not known
+    runner: asyncio.Runner  # of its event loop, if that is not running already
 
     async def ask(self, request: Request) -> Any:
         """Return the finished output of one request."""
@@ -92,48 +95,51 @@ class Asker:
     def __init__(
         self,
         task: Task,
-        labels: Labels,
-        model: Path | None = None,
-        budget: Budget | None = None,
+        trained: Path | None,
+        model: Path | None,
+        budget: Budget,
         *,
         constrained: bool = True,
-        advisor: Advisor | None = None,
     ) -> None:
-        """Load the tokenizer from the folder `model`, the model that will answer.
+        """Load labels and text classifier of a training, and the tokenizer of `model`.
 
-        Without it, for an endpoint with another tokenizer, prompts are not shortened, and the
+        Without a model, for an endpoint with another tokenizer, prompts are not shortened, and the
         endpoint limits the replies.
         """
         self.task = task
-        self.labels = labels
-        self.advisor = advisor
-        self.budget = budget or Budget()
+        self.labels = Labels()
+        self.advisor = None
+        self.budget = budget
         self.tokenizer: Any = load_tokenizer(model) if model else None
         self._grammar_tokenizer = model and llguidance.hf.from_tokenizer(self.tokenizer)
         self._constrained = constrained
+        if trained:
+            self.labels = load_labels(trained / "labels.json")
+            self.advisor = load_advisor(trained, task, self.labels)
+        if trained and self.advisor:
+            in_prompts = RunRecord.read(trained).opinions
+            self.advisor = replace(self.advisor, in_prompts=in_prompts)
 
     def question(self, example: Example, longest: int = 0) -> Question:
         """Return the question for one example; raise Refusal if it cannot be asked.
 
         `longest` is that of the source. A long case takes tens of milliseconds.
         """
-        if self.advisor is None:
-            return self._question(example, longest)
-        opinions = self.advisor.opinions(example)
-        question = self._question(self.advisor.show(example, opinions), longest)
-        return question._replace(opinions=opinions)
-
-    def _question(self, example: Example, longest: int) -> Question:
+        opinions: Sequence[Opinion] = ()
+        if self.advisor:
+            opinions = self.advisor.opinions(example)
+            example = self.advisor.show(example, opinions)
         schema = self.task.ask.schema(example, self.labels) if self._constrained else None
         if self.tokenizer is None:
-            return Question([], schema, 0, 0, self.task.ask.prompt(example))
+            return Question([], schema, 0, 0, self.task.ask.prompt(example), opinions)
+        shorten = partial(shortened_prompt, self.task, example, self.labels, self.tokenizer)
         limit = self.budget.usual
         longest = max(limit, min(longest, self.budget.longest))
-        asked = self._shortened(example, limit)
+        asked = shorten(limit)
         for longer in (min(limit + asked.room, longest), longest):
             if longer > limit and not asked.shortened.fits:  # as little as the case needs
                 limit = longer
-                asked = self._shortened(example, longer)
+                asked = shorten(longer)
         shortened, messages, prompt, room = asked
         if not shortened.fits:
             raise Refusal(
@@ -142,10 +148,7 @@ class Asker:
             )
         if schema and (problem := self._problem(schema)):
             raise Refusal(f"the grammar library refuses its schema: {problem}")
-        return Question(prompt, schema, limit - len(prompt), shortened.dropped, messages)
-
-    def _shortened(self, example: Example, limit: int) -> ShortenedPrompt:
-        return shortened_prompt(self.task, example, self.labels, self.tokenizer, limit)
+        return Question(prompt, schema, limit - len(prompt), shortened.dropped, messages, opinions)
 
     def _problem(self, schema: Schema) -> str:
         """Return why the grammar library refuses a schema; empty if it does not.
@@ -207,8 +210,15 @@ class Answerer:
     slots: asyncio.Semaphore
     passes: Sequence[Sampling] = ({},)
 
-    async def answer(self, example: Example, write: Write, find_row: FindRow) -> None:
-        """Ask all questions of one example, and `write` the row of each call that has none yet."""
+    def __str__(self) -> str:
+        return ""  # progress has nothing to say of it, as it has of replicas
+
+    @property
+    def runner(self) -> asyncio.Runner:
+        return self.source.runner
+
+    async def answer(self, example: Example, write: Write, old_rows: OldRows) -> None:
+        """Ask all questions of one example; `write` the row of each call that has no old one."""
         task = self.asker.task
         solving = task.solving(example)
         replies = None
@@ -218,35 +228,33 @@ class Answerer:
                 questions = solving.send(replies)  # type: ignore[arg-type]  # None starts it
             except StopIteration:
                 return
-            calls: list[tuple[CompletionRow, Example]] = []
+            calls = []
             for call, question in enumerate(questions, start=number):
-                key = {"id": example.id, "call": call, "question": str(question.id)}
-                calls.append((key if task.solve else {"id": example.id}, question))
-            replies = await all_of(self._reply(*call, write, find_row) for call in calls)
+                key: CompletionRow = {"id": example.id}
+                if task.solve:
+                    key |= {"call": call, "question": str(question.id)}
+                calls.append(self._reply(key, question, write, old_rows.get(call_key(key))))
+            replies = await all_of(calls)
             number += len(questions)
 
     async def _reply(
-        self, key: CompletionRow, question: Example, write: Write, find_row: FindRow
+        self, key: CompletionRow, question: Example, write: Write, row: CompletionRow | None
     ) -> Decoded:
         """Return the decoded reply to one call, from its old row if there is one."""
-        result = find_row(call_key(key))
-        if result is None:
+        if row is None:
             async with self.slots:
-                result = {**key, **await self._ask(question)}
-                write(result)
-        elif result.get("question") != key.get("question"):
+                try:
+                    asked = self.asker.question(question, self.source.longest)
+                    row = {**key, **await ask(self.source, asked, question.id, self.passes)}
+                except Refusal as refusal:
+                    row = {**key, "refused": str(refusal)}
+                write(row)
+        elif row.get("question") != key.get("question"):
             raise UserError(
-                f"id {key['id']}: call {key['call']} was {result.get('question')!r}, now it is "
+                f"id {key['id']}: call {key['call']} was {row.get('question')!r}, now it is "
                 f"{key['question']!r}; name another folder with answers=NAME"
             )
-        return self.asker.task.ask.decode(first_reply(result), question, self.asker.labels)
-
-    async def _ask(self, question: Example) -> CompletionRow:
-        try:
-            asked = self.asker.question(question, self.source.longest)
-        except Refusal as refusal:
-            return {"refused": str(refusal)}
-        return await ask(self.source, asked, question.id, self.passes)
+        return self.asker.task.ask.decode(first_reply(row), question, self.asker.labels)
 
 
 async def all_of(coroutines: Iterable[Awaitable[T]]) -> list[T]:
@@ -268,30 +276,21 @@ async def answer_all(
     So memory stays constant, and the next prompts are prepared while others are answered. After an
     error no example is drawn; those under way are finished first, so that their rows are kept.
     """
-    running: set[asyncio.Task[None]] = set()
-    errors: list[BaseException] = []
+    errors: list[Exception] = []
 
-    def finished(task: asyncio.Task[None]) -> None:
-        running.discard(task)
-        if not task.cancelled() and (error := task.exception()):
+    async def answer_one(example: Example) -> None:
+        try:
+            await answer(example)
+        except Exception as error:  # a group would cancel the others
             errors.append(error)
 
-    try:
+    async with asyncio.TaskGroup() as group:
         for example in examples:
             async with slots:
                 pass  # questions wait in line, and so does the next example
             if errors:
                 break
-            task = asyncio.create_task(answer(example))
-            running.add(task)
-            task.add_done_callback(finished)
+            group.create_task(answer_one(example))
             await asyncio.sleep(0)  # it gets in line
-        while running:
-            await asyncio.wait(running)
-    finally:
-        for task in running:
-            task.cancel()
-        while running:
-            await asyncio.wait(running)
     if errors:
         raise errors[0]

@@ -1,7 +1,7 @@
 """Any OpenAI-compatible endpoint instead of the engine: the same requests, over HTTP."""
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from openai import APIStatusError, AsyncOpenAI, OpenAIError, Timeout
@@ -10,7 +10,6 @@ from panjue.prompts.plumbing.endpoint import key_of, making_client, parse_endpoi
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.serve.ask import Request
-from panjue.serve.settings import ENDPOINT_SAMPLING
 
 ENDPOINT_KEY = "PANJUE_ENDPOINT_KEY"  # environment variable with the endpoint's API key
 
@@ -55,7 +54,7 @@ class Endpoint:
         self._failure = ""
         self._replies = 0
         self._refusals = 0
-        self.runner: asyncio.Runner | None = asyncio.Runner()
+        self.runner = asyncio.Runner()
         key = key_of(ENDPOINT_KEY) or "none"  # the client insists on one
         timeout = Timeout(600, connect=10)
         with making_client():
@@ -64,9 +63,8 @@ class Endpoint:
             )
 
     def close(self) -> None:
-        if self.runner:
-            self.runner.run(self._client.close())
-            self.runner.close()
+        self.runner.run(self._client.close())
+        self.runner.close()
 
     async def ask(self, request: Request) -> EndpointOutput:
         """Return the outcome of one request; when cancelled, its connection is closed.
@@ -74,23 +72,22 @@ class Endpoint:
         Some servers return fewer choices than `n`: then it asks again.
         """
         wanted = request.sampling.get("n", 1)
-        choices: list[EndpointReply] = []
+        replies: list[EndpointReply] = []
         cached = prompt = 0
-        while len(choices) < wanted:
+        while len(replies) < wanted:
             if self._failure:
                 raise UserError(self._failure)
-            more = await self._ask(request, wanted - len(choices))
-            if not more.outputs and choices:
+            more = await self._ask(request, wanted - len(replies))
+            if not more.outputs and replies:
                 break  # what came is kept
             if not more.outputs:
-                more = replace(more, refused=more.refused or NO_TEXT)
                 self._count_refusal(more.refused)
                 return more
             self._replies += len(more.outputs)
-            choices += more.outputs
+            replies += more.outputs
             cached += more.num_cached_tokens
             prompt += more.prompt_tokens
-        return EndpointOutput(choices[:wanted], cached, prompt)
+        return EndpointOutput(replies[:wanted], cached, prompt)
 
     def _count_refusal(self, why: str) -> None:
         self._refusals += 1
@@ -102,58 +99,54 @@ class Endpoint:
             raise UserError(self._failure)
 
     async def _ask(self, request: Request, number: int) -> EndpointOutput:
-        arguments = self._arguments(request)
-        if number > 1:
-            arguments["n"] = number
-        try:
-            return read_reply(await self._client.chat.completions.create(**arguments))
-        except (OpenAIError, ValueError) as error:
-            if isinstance(error, APIStatusError) and error.status_code in REFUSED_STATUSES:
-                return EndpointOutput(refused=f"{error.status_code}: {error.response.text[:200]}")
-            reason = ": ".join(str(each) for each in (error, error.__cause__) if each)
-            if isinstance(error, APIStatusError):
-                reason = f"{error.status_code} {error.response.text}"
-            first_line = reason.splitlines()[0][:200].rstrip(".")
-            end = "finished rows are kept, run the same command to resume"
-            self._failure = f"{self._url}: {first_line}; {end}"
-            raise UserError(self._failure) from None
-
-    def _arguments(self, request: Request) -> dict[str, Any]:
         question = request.question
         arguments: dict[str, Any] = {
             "model": self._model,
             "messages": question.messages,
             "temperature": 0.0,
+            **request.sampling,
+            "n": number,
         }
+        if number == 1:
+            del arguments["n"]
         if question.room:
-            arguments["max_tokens"] = question.room
-        for name, value in request.sampling.items():
-            if name in ENDPOINT_SAMPLING:
-                arguments[name] = value
+            arguments.setdefault("max_tokens", question.room)
         if question.prompt:  # our own model: the chat template must render as in training
             arguments["extra_body"] = {"chat_template_kwargs": TEMPLATE_ARGS}
         if question.schema:
             json_schema = {"name": "reply", "strict": True, "schema": question.schema}
             arguments["response_format"] = {"type": "json_schema", "json_schema": json_schema}
-        return arguments
+        try:
+            return read_reply(await self._client.chat.completions.create(**arguments))
+        except (OpenAIError, ValueError) as error:
+            reason = ": ".join(str(each) for each in (error, error.__cause__) if each)
+            if isinstance(error, APIStatusError):
+                status = error.status_code
+                if status in REFUSED_STATUSES:
+                    return EndpointOutput(refused=f"{status}: {error.response.text[:200]}")
+                reason = f"{status} {error.response.text}"
+            first_line = reason.splitlines()[0][:200].rstrip(".")
+            end = "finished rows are kept, run the same command to resume"
+            self._failure = f"{self._url}: {first_line}; {end}"
+            raise UserError(self._failure) from None
 
 
 def read_reply(reply: Any) -> EndpointOutput:
     """Read a chat completion; openai's client lets any JSON through."""
+    replies = []
     try:
         usage = reply.usage
         each = range((usage.completion_tokens if usage else 0) // len(reply.choices))
         details = usage and getattr(usage, "prompt_tokens_details", None)
-        choices = [
-            # `join` takes nothing but text.
-            EndpointReply("".join(choice.message.content), str(choice.finish_reason), each)
-            for choice in reply.choices
-            if choice.message.content is not None
-        ]
+        for choice in reply.choices:
+            if choice.message.content is not None:
+                text = "".join(choice.message.content)  # it takes nothing but text
+                replies.append(EndpointReply(text, str(choice.finish_reason), each))
         cached = details and details.cached_tokens
         prompt = usage and usage.prompt_tokens
     except (AttributeError, TypeError, ZeroDivisionError):
         raise ValueError("its reply is not in OpenAI's format") from None
-    if any(choice.finish_reason in ABORTED for choice in choices):
+    if any(reply.finish_reason in ABORTED for reply in replies):
         raise ValueError("it aborted its reply")
-    return EndpointOutput(choices, cached or 0, prompt or 0)
+    refused = "" if replies else NO_TEXT
+    return EndpointOutput(replies, cached or 0, prompt or 0, refused)

@@ -58,21 +58,21 @@ class EngineEnded(UserError):
 
 
 class Engine:
-    """A running vLLM engine; `runner` runs its event loop, unless that is running already."""
+    """A running vLLM engine."""
 
-    def __init__(
-        self, llm: AsyncLLM, lora: LoRARequest | None, runner: asyncio.Runner | None = None
-    ) -> None:
+    runner: asyncio.Runner
+    """Runs its event loop, unless that is running already; `engine` sets it."""
+
+    def __init__(self, llm: AsyncLLM, lora: LoRARequest | None) -> None:
         self.llm = llm
         self.lora = lora
-        self.runner = runner
         self.longest = int(llm.model_config.max_model_len)  # tokens of a prompt and its reply
 
     async def ask(self, request: Request) -> RequestOutput:
         """Return the finished output of one request; when cancelled, the engine aborts it."""
         question = request.question
         on_text = request.on_text
-        schema = question.schema or None
+        schema = question.schema
         params = SamplingParams(
             **{"temperature": 0.0, "max_tokens": question.room or None, **request.sampling},
             structured_outputs=schema and StructuredOutputsParams(json=schema),
@@ -266,17 +266,16 @@ def startup_errors() -> Iterator[None]:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise UserError(f"engine: {place}: {first['msg']}".replace(": : ", ": ")) from None
-    except (ValueError, TypeError, KeyError, OSError, VLLMValidationError, ZMQError) as error:
-        # ZMQError: its sockets cannot be created, e.g. if the path TMPDIR is too long
-        raise UserError(f"engine: {first_line(error)}") from None
-    except RuntimeError as error:  # the first one of its processes, see `starting_engine`
+    except (ValueError, TypeError, KeyError, OSError, RuntimeError, VLLMError, ZMQError) as error:
+        # RuntimeError: the first one of its processes, see `starting_engine`.
+        # ZMQError: its sockets cannot be created, e.g. if the path TMPDIR is too long.
+        reason = first_line(error).rstrip(".")
         if "__main__" in str(error):  # of multiprocessing, twenty lines
             guard = 'put your code under `if __name__ == "__main__":`'
-            raise UserError(f"engine: its processes import your file again; {guard}") from None
-        reason = first_line(error)
-        is_memory = "memory" in reason.lower()
-        hint = "; set engine.gpu_memory_utilization or engine.max_num_seqs" if is_memory else ""
-        raise UserError(f"engine: {reason.rstrip('.')}{hint}") from None
+            reason = f"its processes import your file again; {guard}"
+        if "memory" in reason.lower():
+            reason += "; set engine.gpu_memory_utilization or engine.max_num_seqs"
+        raise UserError(f"engine: {reason}") from None
 
 
 def check_engine(settings: Mapping[str, Any], further: Sequence[str] = ()) -> None:

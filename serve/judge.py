@@ -21,9 +21,8 @@ from panjue.prompts.model import is_demo, model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import load_task
-from panjue.serve.ask import Budget, CompletionRow, OnText, Question, Refusal, ask
+from panjue.serve.ask import Asker, Budget, CompletionRow, OnText, Question, Refusal, ask
 from panjue.serve.engine import Engine, check_engine, running_engine
-from panjue.serve.job import trained_asker
 from panjue.serve.merge import served_model
 from panjue.serve.settings import NAME, ServeConfig, serve_settings
 
@@ -75,7 +74,7 @@ class ServedRun:
         self.folders = served_model(run.trained, config.adapter, config.base)
         max_tokens = config.max_tokens or record.max_tokens
         budget = Budget(max_tokens, max_tokens)
-        self.asker = trained_asker(run.trained, self.task, self.folders.model, budget)
+        self.asker = Asker(self.task, run.trained, self.folders.model, budget)
         self.advisor = self.asker.advisor
         if self.advisor and config.adapter != "none":
             scaling = scaling_of_run(run, model_sha256(run.trained))

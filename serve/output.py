@@ -7,10 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
 
 from rich.console import Console
 
@@ -18,82 +17,65 @@ from panjue.prompts.example import Decoded, Example, call_key, first_reply, run_
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import Stopped
 from panjue.prompts.plumbing.files import dump, stream
-from panjue.prompts.plumbing.progress import Meter, meter
+from panjue.prompts.plumbing.progress import Meter
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task
 from panjue.serve.ask import CompletionRow
 
+T = TypeVar("T")
+
 LATE_S = 1.0  # when the block fails, a signal may still come: the engine may get it before we do
 
 
-@dataclass
-class Rest:
-    """The examples of a run that have no answer yet."""
+class EarlierRows:
+    """The rows of an earlier run; some calls of an example may have rows, others none."""
 
-    examples: Iterator[Example]
-    rows: Rows | None  # of an earlier run; some calls of an example may have rows already
-    done: int  # examples that have their answer
-    total: int
+    def __init__(self, path: Path) -> None:
+        with stream(path):
+            pass  # opening it drops an incomplete last line
+        self._rows = Rows(path, key=call_key)
+        self._keys: dict[str, list[str]] = defaultdict(list)
+        """Id -> keys, for tasks of several calls."""
+        for key in self._rows.ids():
+            if " " in key:
+                self._keys[key.rpartition(" ")[0]].append(key)
 
-    def find_row(self, key: str) -> CompletionRow | None:
-        return self.rows.get(key) if self.rows else None
-
-    def rows_of(self, example: Example) -> dict[str, CompletionRow]:
-        """Return all rows of an example from an earlier run, by the key of their call."""
+    def of(self, example: Example) -> dict[str, CompletionRow]:
+        """Return all rows of an example, by the key of their call."""
         rows = {}
         for key in self._keys.get(str(example.id), ()):
-            row = self.find_row(key)
+            row = self._rows.get(key)
             if row:
                 rows[key] = row
         return rows
 
-    @cached_property
-    def _keys(self) -> dict[str, list[str]]:
-        """Id -> keys, for tasks of several calls."""
-        keys: dict[str, list[str]] = defaultdict(list)
-        for key in self.rows.ids() if self.rows else ():
-            if " " in key:
-                keys[key.rpartition(" ")[0]].append(key)
-        return keys
+    def answered(self, reader: Reader, file: Path, labels: Labels) -> set[str]:
+        """Return the ids of the examples whose calls all have rows."""
+        if reader.task.solve is None:
+            return self._rows.ids()
+        examples = reader.read(file)
+        return {str(one.id) for one in examples if self._is_answered(reader.task, one, labels)}
 
+    def _is_answered(self, task: Task, example: Example, labels: Labels) -> bool:
+        """Say whether the rows are enough to compute an example's answer."""
+        rows = self.of(example)
 
-def load_rows(path: Path) -> Rows | None:
-    """Return the rows of an earlier run, without an incomplete last line; None if there is none."""
-    if not path.exists():
-        return None
-    with stream(path):
-        pass  # opening it drops an incomplete last line
-    return Rows(path, key=call_key)
+        def reply(call: int, question: Example) -> Decoded:
+            row = rows.get(call_key({"id": example.id, "call": call}))
+            if row is None:
+                raise MissingRow
+            return task.ask.decode(first_reply(row), question, labels)
 
-
-def answered_ids(reader: Reader, test: Path, labels: Labels, rows: Rows) -> set[str]:
-    """Return the ids of the examples whose calls all have rows."""
-    task = reader.task
-    if task.solve is None:
-        return rows.ids()
-    answered = [e.id for e in reader.read(test) if is_answered(task, e, labels, rows)]
-    return set(map(str, answered))
+        try:
+            run_steps(task.solving(example), reply)
+        except MissingRow:
+            return False
+        return True
 
 
 class MissingRow(Exception):
     """A call has no row yet."""
-
-
-def is_answered(task: Task, example: Example, labels: Labels, rows: Rows) -> bool:
-    """Say whether the rows are enough to compute an example's answer."""
-
-    def reply(call: int, question: Example) -> Decoded:
-        row = rows.get(call_key({"id": example.id, "call": call}))
-        if row is None:
-            raise MissingRow
-        return task.ask.decode(first_reply(row), question, labels)
-
-    try:
-        run_steps(task.solving(example), reply)
-    except MissingRow:
-        return False
-    return True
 
 
 @dataclass
@@ -102,39 +84,23 @@ class Output:
 
     file: IO[str]
     progress: Meter
-    note: Callable[[], str] = str  # what else is shown
-    calls: int = 0
+    note: Callable[[], str]  # what else is shown
     tokens: int = 0
-    has_several: bool = False  # calls of an example
 
     def write(self, row: CompletionRow) -> None:
         """Append a row, which then survives `kill -9`."""
         self.file.write(dump(row) + "\n")
         self.file.flush()
-        self.calls += 1
         self.tokens += row.get("completion_tokens", 0)
-        self.has_several = self.has_several or "call" in row
-        if self.progress.done < self.progress.total:
-            self._show(self.progress.done)
+        self._show(self.progress.done)
 
     def solved(self) -> None:
         self._show(self.progress.done + 1)
 
-    def summary(self) -> str:
-        """Return the speed, and the number of calls if examples take several."""
-        calls = f"{self.calls} calls" if self.has_several else ""
-        speed = f"{self.tokens / self.progress.seconds:,.0f} tokens/s"
-        return ", ".join(filter(None, (speed, calls, self.note())))
-
     def _show(self, done: int) -> None:
-        self.progress.to(done, f"{self.progress.rate:.2f} cases/s, {self.summary()}")
-
-
-@contextmanager
-def output(folder: Path, done: int, total: int, console: Console) -> Iterator[Output]:
-    """Open the file for the block; `done` of `total` examples have been answered before."""
-    with stream(folder / "completions.jsonl") as file, meter(console, total, done) as progress:
-        yield Output(file, progress)
+        tokens = self.tokens / self.progress.seconds
+        speed = f"{self.progress.rate:.2f} cases/s, {tokens:,.0f} tokens/s"
+        self.progress.to(done, ", ".join(filter(None, (speed, self.note()))))
 
 
 @contextmanager
@@ -174,8 +140,8 @@ class StopSignals:
         if failed or kind is None:
             self._check()
 
-    async def until_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await `work`; a signal cancels it, then Stopped is raised.
+    async def until_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what `work` returns; a signal cancels it, then Stopped is raised.
 
         A signal handler may not raise here: a running vLLM does not survive an exception.
         """
@@ -184,7 +150,7 @@ class StopSignals:
         loop = asyncio.get_running_loop()
         self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         try:
-            await task
+            return await task
         except asyncio.CancelledError:
             self._check()
             raise

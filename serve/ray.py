@@ -9,11 +9,10 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from math import ceil, prod
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -25,11 +24,12 @@ from panjue.prompts.model import prompt_sha256
 from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import difference
-from panjue.serve.ask import Answerer, CompletionRow, Sampling, Write, answer_all
+from panjue.prompts.plumbing.run import Run
+from panjue.serve.ask import Answerer, CompletionRow, Write
 from panjue.serve.engine import VLLM_VERSION, EngineEnded, on_cpu, running_engine
 from panjue.serve.job import Job
 from panjue.serve.merge import Served
-from panjue.serve.output import Rest, StopSignals, output, starting
+from panjue.serve.output import StopSignals, starting
 
 HOST = socket.gethostname()
 RESTARTS = 3  # how often Ray starts a replica's process again, on any machine
@@ -41,62 +41,40 @@ SAME_VERSIONS = ("panjue", "transformers", "llguidance", "torch")
 """Packages that must have one version in the whole cluster, as vLLM: replies depend on them."""
 
 
-@dataclass
-class Cluster:
-    """Answers with replicas of the engine in a Ray cluster; they end with `stack`."""
-
-    job: Job
-    signals: StopSignals
-    stack: ExitStack
-    console: Console
-    runner: asyncio.Runner | None = None
-    fleet: "Fleet | None" = None
-
-    def answer(self, folder: Path, rest: Rest) -> None:
-        self.signals.folder = folder
-        if self.runner is None:
-            self.stack.enter_context(cluster())
-            self.runner = self.stack.enter_context(asyncio.Runner())
-        self.runner.run(self.signals.until_stopped(self._answer(folder, rest)))
-
-    async def _answer(self, folder: Path, rest: Rest) -> None:
-        fleet = self.fleet or await self._start()
-        with output(folder, rest.done, rest.total, self.console) as out:
-            out.note = fleet.__str__
-
-            async def answer(example: Example) -> None:
-                await fleet.answer(example, out.write, rest.rows_of(example))
-                out.solved()
-
-            await answer_all(rest.examples, answer, fleet.slots)
-        self.console.print(str(fleet))
+@contextmanager
+def running_fleet(job: Job, signals: StopSignals, console: Console) -> Iterator["Fleet"]:
+    """Start replicas of the engine in a Ray cluster; they end with the block."""
+    with cluster(), asyncio.Runner() as runner:
+        fleet = runner.run(signals.until_stopped(start(job, console)))
+        fleet.runner = runner
+        yield fleet
+        console.print(str(fleet))
         if fleet.error:
-            self.console.print(f"a replica has ended: {fleet.error}", markup=False)
+            console.print(f"a replica has ended: {fleet.error}", markup=False)
 
-    async def _start(self) -> "Fleet":
-        takes = resources(self.job)
-        job = absolute(self.job.with_model())  # merged only when there is a cluster
-        count = job.config.replicas
-        slots = job.config.slots * count
-        most = {"max_restarts": RESTARTS, "max_concurrency": slots + 1}
-        actor = ray.remote(Replica).options(**most, **takes)
-        arguments = (job, job.passes, versions(job.task_name))
-        actors = [actor.remote(*arguments) for _ in range(count)]
-        self.fleet = fleet = Fleet(actors, slots)
-        amounts = [f"{n:.0f} {kind.removeprefix('num_')}" for kind, n in takes.items()]
-        each = " and ".join(amounts)
-        with starting(self.console, f"the first of {count} replicas, each takes {each}"):
-            await fleet.wait_for_first()
-        return fleet
+
+async def start(job: Job, console: Console) -> "Fleet":
+    """Return the fleet when its first replica is ready."""
+    takes = resources(job)
+    job = absolute(job.with_model())  # merged only when there is a cluster
+    count = job.config.replicas
+    slots = job.config.slots * count
+    most = {"max_restarts": RESTARTS, "max_concurrency": slots + 1}
+    actor = ray.remote(Replica).options(**most, **takes)
+    wanted = versions(job.task_name)
+    fleet = Fleet([actor.remote(job, wanted) for _ in range(count)], slots)
+    each = " and ".join(f"{n:.0f} {kind.removeprefix('num_')}" for kind, n in takes.items())
+    with starting(console, f"the first of {count} replicas, each takes {each}"):
+        await fleet.wait_for_first()
+    return fleet
 
 
 def absolute(job: Job) -> Job:
     """Return the job with absolute paths: replicas have working folders of their own."""
     assert job.served, "the model to load is chosen"
-    assert job.trained, "only a training is answered with here"
     model, adapter = job.served
     served = Served(model.absolute(), adapter and adapter.absolute())
-    return replace(job, run=job.run.absolute(), trained=job.trained.absolute(), served=served)
+    return replace(job, run=Run(job.run.folder.absolute()), served=served)
 
 
 @contextmanager
@@ -138,9 +116,8 @@ def versions(task: str) -> dict[str, str]:
 class Replica:
     """An engine and its asker in a process of their own: an actor, wherever Ray puts it."""
 
-    def __init__(self, job: Job, passes: list[Sampling], wanted: dict[str, str]) -> None:
+    def __init__(self, job: Job, wanted: dict[str, str]) -> None:
         self._job = job
-        self._passes = passes
         self._wanted = wanted
         self._running = AsyncExitStack()
         self._answerer: Answerer | None = None
@@ -149,24 +126,23 @@ class Replica:
         if self._answerer:
             return
         job = self._job
-        config = self._job.config
-        served = self._job.served
-        assert served
+        config = job.config
+        assert job.served
         if changed := difference(self._wanted, versions(job.task_name)):
             raise UserError(f"ray: {HOST} has other versions than the driver: {changed}")
-        needed = (*served, job.trained)
+        needed = (*job.served, job.run.folder)
         if missing := [folder for folder in needed if folder and not folder.is_dir()]:
             raise UserError(f"ray: {HOST} has no {missing[0]}; copy it there, or share a disk")
         if on_cpu():  # Ray has set OMP_NUM_THREADS; vLLM would bind each replica to all cores
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        self._running.enter_context(debug_log(job.run))
-        starting = running_engine(served, config.engine, job.budget, config.seed)
+        self._running.enter_context(debug_log(job.run.folder))
+        starting = running_engine(job.served, config.engine, job.budget, config.seed)
         try:
             engine = await self._running.enter_async_context(starting)
         except EngineEnded:
             os._exit(1)  # Ray starts another process, on this machine or another
-        slots = asyncio.Semaphore(job.config.slots)
-        self._answerer = Answerer(engine, job.asker(), slots, self._passes)
+        slots = asyncio.Semaphore(config.slots)
+        self._answerer = Answerer(engine, job.asker(), slots, job.passes)
 
     async def answer(
         self, example: Example, old_rows: dict[str, CompletionRow]
@@ -174,7 +150,7 @@ class Replica:
         """Yield the new rows of an example, each as soon as it is there."""
         assert self._answerer, "the driver sends no example before `start` has returned"
         rows: asyncio.Queue[CompletionRow | None] = asyncio.Queue()
-        work = self._answerer.answer(example, rows.put_nowait, old_rows.get)
+        work = self._answerer.answer(example, rows.put_nowait, old_rows)
         answering = asyncio.ensure_future(work)
         answering.add_done_callback(lambda _: rows.put_nowait(None))
         while (row := await rows.get()) is not None:
@@ -195,6 +171,8 @@ class Running:
 
 class Fleet:
     """The replicas, and how many examples each is answering."""
+
+    runner: asyncio.Runner  # of the event loop
 
     def __init__(self, actors: list[Any], slots: int) -> None:
         """Start the engines of all replicas; call it in the event loop."""
@@ -227,10 +205,12 @@ class Fleet:
             await self._changed.wait()
         return min(self._running, key=lambda replica: replica.examples)
 
-    async def answer(self, example: Example, write: Write, rows: dict[str, CompletionRow]) -> None:
-        """Have an example answered, again if its replica ends; `rows` are those it has already."""
+    async def answer(
+        self, example: Example, write: Write, old_rows: dict[str, CompletionRow]
+    ) -> None:
+        """Have an example answered, again if its replica ends; `old_rows` gets the new ones too."""
         async with self.slots:
-            while not await self._try(example, write, rows):
+            while not await self._try(example, write, old_rows):
                 self.repeats += 1
 
     async def _try(self, example: Example, write: Write, rows: dict[str, CompletionRow]) -> bool:

@@ -183,7 +183,7 @@ def answering(llm: Any) -> Iterator[list[Path]]:
         yield llm
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("panjue.serve.engines.engine", running)
+        patch.setattr("panjue.serve.generate.engine", running)
         yield wanted
 
 
@@ -234,16 +234,11 @@ def panjue(
 @pytest.fixture(scope="session")
 def asker(trained: Path, merged: Path, small: dict[str, Any]) -> Any:
     """Return what turns invented cases into constrained requests, with opinions."""
-    from panjue.eval.opinions import load_advisor
-    from panjue.prompts.labels import load_labels
     from panjue.prompts.task import load_task
     from panjue.serve.ask import Asker, Budget
 
-    task = load_task("judgment")
-    labels = load_labels(trained / "adapter/labels.json")
-    advisor = load_advisor(trained / "adapter", task, labels)
     budget = Budget(small["max_tokens"], small["max_tokens"])
-    return Asker(task, labels, merged, budget, advisor=advisor)
+    return Asker(load_task("judgment"), trained / "adapter", merged, budget)
 
 
 RowsOf = Callable[..., list[dict[str, Any]]]
@@ -259,7 +254,7 @@ def rows_of() -> RowsOf:
         asker: Any,
         examples: Iterable[Any],
         in_flight: int = 8,
-        find_row: Any = None,
+        old_rows: Any = None,
         finished: list[dict[str, Any]] | None = None,
         **passes: Any,
     ) -> list[dict[str, Any]]:
@@ -268,7 +263,7 @@ def rows_of() -> RowsOf:
         answerer = Answerer(source, asker, slots, **passes)
 
         async def answer(example: Any) -> None:
-            await answerer.answer(example, made.append, find_row or (lambda _: None))
+            await answerer.answer(example, made.append, old_rows or {})
 
         source.runner.run(answer_all(examples, answer, slots))
         return made

@@ -62,7 +62,6 @@ def answer(llm: Engine, requests: list[Request]) -> list[int]:
     async def ask() -> list[RequestOutput]:
         return await asyncio.gather(*map(llm.ask, requests))
 
-    assert llm.runner
     outputs = llm.runner.run(ask())
     rows = [row(each.question, [output]) for each, output in zip(requests, outputs, strict=True)]
     return [row["completion_tokens"] for row in rows]

@@ -238,7 +238,6 @@ def asked(served: Served, questions: list[Question], dtype: str, limit: int) -> 
         async def answer() -> list[RequestOutput]:
             return await asyncio.gather(*map(llm.ask, requests))
 
-        assert llm.runner
         return llm.runner.run(answer())
 
 

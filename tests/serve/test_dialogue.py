@@ -31,7 +31,7 @@ def dialogue(turns: int, key: str = "1") -> Example:
 
 
 def asker_of(task: Task, merged: Path, room: int = ROOM) -> Asker:
-    return Asker(task, Labels(), merged, Budget(room, room))
+    return Asker(task, None, merged, Budget(room, room))
 
 
 def answer_of(task: Task, example: Example, made: list[dict[str, Any]]) -> Answer:
@@ -63,7 +63,7 @@ def test_a_dialogue_is_resumed_where_it_stopped(llm: Engine, merged: Path, rows_
     asker = asker_of(task, merged)
     made = rows_of(llm, asker, both, passes=SHORT)
     kept = {call_key(row): row for row in made[: len(made) // 2]}
-    more = rows_of(llm, asker, both, find_row=kept.get, passes=SHORT)
+    more = rows_of(llm, asker, both, old_rows=kept, passes=SHORT)
     assert {call_key(row) for row in more} == {call_key(row) for row in made} - set(kept)
     for example in both:
         assert answer_of(
@@ -71,7 +71,7 @@ def test_a_dialogue_is_resumed_where_it_stopped(llm: Engine, merged: Path, rows_
         )
     changed = {key: {**row, "question": "another"} for key, row in kept.items()}
     with pytest.raises(UserError, match="call 0 was 'another', now it is '1/1'"):
-        rows_of(llm, asker, both, find_row=changed.get, passes=SHORT)
+        rows_of(llm, asker, both, old_rows=changed, passes=SHORT)
 
 
 def test_a_call_that_cannot_be_asked_costs_no_other(

@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 
 from panjue.prompts.example import Example, call_key
-from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines, sha256
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import load_task, task_folders
-from panjue.serve.ask import Asker, Question, Request
+from panjue.serve.ask import Asker, Budget, Question, Request
 from panjue.serve.endpoint import ENDPOINT_KEY, MAX_REFUSALS, Endpoint
 from panjue.serve.settings import generate_settings
 
@@ -115,7 +114,7 @@ def ask(server: Server, rows_of: Any) -> Ask:
         for number in range(1, count + 1):
             chat = [{"Holder": "甲", "sentence": f"第{number}句。"}]
             examples.append(TASK.data.read({"id": str(number), "chat": chat}))
-        asker = Asker(TASK, Labels())
+        asker = Asker(TASK, None, None, Budget())
         with closing(Endpoint(server.name)) as endpoint:
             words = {"passes": [sampling], "finished": server.made}
             rows_of(endpoint, asker, examples, in_flight, **words)
@@ -174,7 +173,6 @@ def test_a_row_has_as_many_replies_as_it_was_asked_for(changed: Any, server: Ser
     question = Question([], None, 0, 0, [{"role": "user", "content": "甲"}])
     request = Request(1, question, {"n": 3, "temperature": 1.0})
     with closing(Endpoint(server.name)) as endpoint:
-        assert endpoint.runner
         found = endpoint.runner.run(endpoint.ask(request))
     assert len(found.outputs) == 3
     assert found.prompt_tokens == 7 * len(server.asked)

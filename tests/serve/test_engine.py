@@ -34,7 +34,6 @@ def outputs(llm: Engine, requests: list[Request]) -> list[tuple[Request, Request
     async def ask() -> list[RequestOutput]:
         return await asyncio.gather(*map(llm.ask, requests))
 
-    assert llm.runner
     return list(zip(requests, llm.runner.run(ask()), strict=True))
 
 
@@ -135,7 +134,7 @@ def test_what_an_ending_engine_breaks_off_is_an_error(
 
 
 def test_a_schema_that_the_grammar_library_refuses_is_found_before_the_request(
-    asker: Asker, merged: Path, examples: list[Example]
+    asker: Asker, trained: Path, merged: Path, examples: list[Example]
 ) -> None:
     bad = replace(
         TASK,
@@ -143,6 +142,6 @@ def test_a_schema_that_the_grammar_library_refuses_is_found_before_the_request(
             TASK.ask, schema=lambda _example, _labels: {"type": "array", "uniqueItems": True}
         ),
     )
-    sick = Asker(bad, asker.labels, merged, asker.budget)
+    sick = Asker(bad, trained / "adapter", merged, asker.budget)
     with pytest.raises(Refusal, match="grammar library"):
         sick.question(examples[0])

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from panjue.prompts.example import Example, call_key
-from panjue.prompts.plumbing.rows import Rows
+from panjue.prompts.example import Example
+from panjue.prompts.plumbing.run import Run
 from panjue.serve import ray as driver
 from panjue.serve.job import Job
-from panjue.serve.output import Rest
+from panjue.serve.output import EarlierRows
 from panjue.serve.settings import GenerateConfig
 from tests.torture.conftest import RAY
 
@@ -20,10 +20,10 @@ from tests.torture.conftest import RAY
 def test_rows_of_an_earlier_run_are_found_by_example(tmp_path: Path) -> None:
     path = tmp_path / "completions.jsonl"
     path.write_text('{"id": "a b", "call": 0}\n{"id": "a b", "call": 2}\n{"id": 7, "call": 0}\n')
-    rest = Rest(iter(()), Rows(path, key=call_key), 0, 2)
-    assert set(rest.rows_of(Example("a b", ""))) == {"a b 0", "a b 2"}
-    assert set(rest.rows_of(Example(7, ""))) == {"7 0"}
-    assert rest.rows_of(Example("a", "")) == {}
+    earlier = EarlierRows(path)
+    assert set(earlier.of(Example("a b", ""))) == {"a b 0", "a b 2"}
+    assert set(earlier.of(Example(7, ""))) == {"7 0"}
+    assert earlier.of(Example("a", "")) == {}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_a_replica_takes_its_gpus_or_its_share_of_a_machines_cores(
 ) -> None:
     engine = {"tensor_parallel_size": 2, "data_parallel_size": 2}
     config = GenerateConfig.model_validate({"engine": engine, "ray": "auto", "replicas": 3})
-    job = Job(config, Path("answers"), "judgment")
+    job = Job(config, Run(Path("run")), "judgment")
     cores = [("CPU", 16.0, True), ("CPU", 4.0, True), ("CPU", 1.0, False), ("memory", 1.0, True)]
     nodes = [{"Alive": alive, "Resources": {kind: count}} for kind, count, alive in cores]
     monkeypatch.setattr("ray.nodes", lambda: nodes)

@@ -96,11 +96,7 @@ def test_an_engine_has_room_for_what_the_model_takes_but_no_less_than_in_trainin
 def test_what_panjue_sets_itself_is_refused(merged: Path) -> None:
     own = engine_settings(Served(merged), 0, Budget(64, 64))
     assert own.keys() <= {*OWN_ARGUMENTS}, "they are refused before anything is written"
+    assert "dtype" not in own, "a T4 has no bfloat16; vLLM takes float16 there"
     for name in ("seed", "tokenizer", "load_format", "trust_remote_code", "hf_token"):
         with pytest.raises(UserError, match=f"^engine: '{name}' is set by panjue$"):
             with_own({"dtype": "float32", name: "x"}, own)
-
-
-def test_the_engine_chooses_its_type_by_the_card(merged: Path) -> None:
-    """A T4 has no bfloat16; vLLM takes float16 there, unless a type is set."""
-    assert "dtype" not in engine_settings(Served(merged), 0, Budget(64, 64))
