@@ -7,16 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from panjue.eval.classifier import FieldWeights
+from panjue.eval.classifier import LabelField
 from panjue.eval.scaling import MIN_SCALED, platt
 from panjue.finetune.second_stage import FOLDS
 
 
 def calibrated_apart(
-    field: FieldWeights,
+    field: LabelField,
     scores: NDArray[Any],
     gold: NDArray[np.bool_],
-    is_own: NDArray[np.bool_],
+    calibrates: NDArray[np.bool_],
     fold: NDArray[np.int64],
 ) -> NDArray[np.float64]:
     """Return the probabilities of cross-fitted scores, each calibrated without its own fold.
@@ -24,11 +24,10 @@ def calibrated_apart(
     In texts that are easy to tell apart, the calibration depends on a few cases: one of them would
     find its own answer in it.
     """
-    teaches = is_own & (gold.any(axis=1) | field.is_set)
     result = np.zeros(scores.shape)
     for k in range(FOLDS):
         aside = fold == k
-        used = teaches & ~aside
+        used = calibrates & ~aside
         scale, shift = fit_calibration(scores[used], gold[used], field.is_set)
         of_fold = replace(field, scale=scale, shift=shift)
         result[aside] = of_fold.probabilities(scores[aside])

@@ -228,7 +228,8 @@ def test_a_classifier_that_is_broken_is_no_baseline(run: Path, adapter: Path, go
     (adapter / CLASSIFIER).unlink()
     scores = score(Reader(TASK), gold, run)
     assert "text classifier" not in scores.baselines
-    told = f"{adapter}/classifier.npz: is missing; restore it, or train again"
+    missing = "is missing, or is not what the training wrote; restore it, or train again"
+    told = f"{adapter}/classifier.npz: {missing}"
     assert f"text classifier: unknown, {told}" in remarks(scores)
 
 
