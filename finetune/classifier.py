@@ -31,7 +31,7 @@ from panjue.eval.classifier import (
 )
 from panjue.eval.opinions import Advisor, case_key, opinion_text
 from panjue.eval.second_stage import Array, FieldTrees, Items
-from panjue.finetune.calibrate import calibrated_apart, fit_calibration
+from panjue.finetune.calibrate import FirstStage, calibrated_apart, fit_calibration
 from panjue.finetune.second_stage import FOLDS, fit_second_stage
 from panjue.prompts.example import AnswerFields, Example
 from panjue.prompts.labels import Labels
@@ -82,22 +82,6 @@ class TrainingItems:
 
 
 @dataclass(frozen=True)
-class FirstStage:
-    """The regressions of one field."""
-
-    field: LabelField
-    gold: NDArray[np.bool_]  # [items, labels]
-    calibrates: NDArray[np.bool_]
-    """Whether the calibration is fitted on an item, [items]."""
-    scores: NDArray[np.float32]
-    """By regressions that did not see the item's fold, [views, items, labels]."""
-    weights: Sequence[csr_array]
-    """By view, [columns, labels]: the mean of these regressions. One regression of all items would
-    be surer of itself than those on whose scores the second stage is fitted."""
-    bias: NDArray[np.float32]  # [labels]
-
-
-@dataclass(frozen=True)
 class Fitted:
     """A classifier, and what it thinks of the cases that it was fitted on."""
 
@@ -136,17 +120,14 @@ def fit(
     fields: dict[str, LabelField] = {}
     for name, stage in stages.items():
         if name not in crossed:
-            score = stage.scores.sum(0)
-            crossed[name] = calibrated_apart(
-                stage.field, score, stage.gold, stage.calibrates, items.fold
-            )
+            crossed[name] = calibrated_apart(stage, items.fold)
         fields[name] = stage.field
         if stage.field.is_set:
-            sizes = set_sizes(name, stage, items, crossed[name])
+            values = [item[name] for item in items.answers]
+            sizes = size_weights(stage, values, crossed[name])
             fields[name] = replace(stage.field, sizes=sizes)
     weights = []
-    for view in range(len(views_of_items)):
-        of_fields = [stage.weights[view] for stage in stages.values()]
+    for of_fields in zip(*(stage.weights for stage in stages.values()), strict=True):
         weights.append(csr_array(hstack(of_fields, format="csr")))
     bias = np.concatenate([stage.bias for stage in stages.values()])
     classifier = Classifier(decides, views_of_items, weights, bias, fields, second)
@@ -186,17 +167,6 @@ def fit_views(items: TrainingItems) -> tuple[list[View], list[csr_array]]:
     return both, [both[0].rows(whole), both[1].rows(own)]
 
 
-def has_labels(
-    items: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str], is_set: bool
-) -> NDArray[np.bool_]:
-    """Return which items have which of the labels in field `name`, [items, labels]."""
-    rows = []
-    for item in items:
-        value = set(item[name]) if is_set else {item[name]}
-        rows.append([label in value for label in labels])
-    return np.array(rows)
-
-
 def save_fitted(fitted: Fitted, task: Task, labels: Labels, folder: Path) -> None:
     """Write a classifier and its cross-fitted opinions; `folder` appears when it is complete."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
@@ -217,25 +187,20 @@ def training_advisor(folder: Path, task: Task, labels: Labels) -> Advisor:
     return Advisor(task, labels, read_classifier(folder / CLASSIFIER, task.answer), known)
 
 
-def set_sizes(
-    name: str, stage: FirstStage, items: TrainingItems, crossed: Array
+def size_weights(
+    stage: FirstStage, values: Sequence[Iterable[str]], probabilities: Array
 ) -> tuple[float, ...]:
-    """Return `LabelField.sizes` of a label set, of its cross-fitted probabilities."""
+    """Return `LabelField.sizes` of a label set: of its values and probabilities for all items."""
     # Without its unknown labels a set would count as a smaller one.
     labels = set(stage.field.labels)
-    is_known = np.array([labels.issuperset(item[name]) for item in items.answers])
-    return size_weights(crossed[is_known], stage.gold[is_known])
-
-
-def size_weights(probabilities: NDArray[Any], gold: NDArray[np.bool_]) -> tuple[float, ...]:
-    """Return `LabelField.sizes` for probabilities of independent labels, [items, labels]."""
+    is_known = np.array([labels.issuperset(value) for value in values])
     chances = []
-    for row in probabilities:
+    for row in probabilities[is_known]:
         possible = row[row > 0]
         chances.append(size_chances(possible.tolist()))
     expected = np.maximum(np.mean(chances, axis=0), 1e-9)
-    sizes = np.minimum(gold.astype(bool).sum(1), MAX_SIZE)
-    found = np.bincount(sizes, minlength=MAX_SIZE + 1) / len(gold)
+    sizes = np.minimum(stage.gold[is_known].sum(1), MAX_SIZE)
+    found = np.bincount(sizes, minlength=MAX_SIZE + 1) / len(sizes)
     return tuple((found / expected).tolist())
 
 
@@ -288,7 +253,8 @@ def fit_first_stage(
     """Fit the regressions of one field without each fold in turn, on the rows by both views."""
     labels = sorted(task.answer.counts(name, known.counts))
     is_set = name in task.answer.sets
-    gold = has_labels(items.answers, name, labels, is_set)
+    values = [set(item[name]) if is_set else {item[name]} for item in items.answers]
+    gold = np.array([[label in value for label in labels] for value in values])
     teaches = gold.any(axis=1) | is_set
     strength = SET_STRENGTH if is_set else CLASS_STRENGTH
     scores = np.zeros((2, *gold.shape), np.float32)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from panjue.eval.classifier import Classifier, read_classifier
+from panjue.eval.classifier import Classifier, LabelField, read_classifier
 from panjue.eval.opinions import Advisor, opinion_text
 from panjue.eval.second_stage import PLACES, Array, Items, corrected_probabilities
-from panjue.finetune.calibrate import fit_calibration
+from panjue.finetune.calibrate import FirstStage, fit_calibration
 from panjue.finetune.classifier import (
     MIN_CASES,
     MIN_ITEMS,
@@ -346,6 +346,15 @@ def test_the_second_stage_of_a_label_set_learns_from_the_others_of_a_case() -> N
 
 def test_sets_that_training_has_seldom_are_made_rare() -> None:
     # Of two independent labels of probability 0.5 a quarter of the items would have both.
-    gold = np.array([[True, False], [False, True], [True, False], [True, True]])
-    sizes = size_weights(np.full((4, 2), 0.5), gold)
+    values = [["a"], ["b"], ["a"], ["a", "b"], ["unknown"]]
+    gold = np.array([[label in value for label in "ab"] for value in values])
+    stage = FirstStage(
+        field=LabelField(["a", "b"], is_set=True, scale=1, shift=0),
+        gold=gold,
+        calibrates=np.ones(5, bool),
+        scores=np.zeros((2, 5, 2), np.float32),
+        weights=[],
+        bias=np.zeros(2, np.float32),
+    )
+    sizes = size_weights(stage, values, np.full((5, 2), 0.5))
     assert sizes == pytest.approx((0, 0.75 / 0.5, 0.25 / 0.25, 0))
