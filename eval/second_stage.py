@@ -154,7 +154,7 @@ def class_rows(
     items: Items,
     name: str,
     believed: Mapping[str, Array],
-    tables: Mapping[str, Sequence[Sequence[float]]],
+    tables: Mapping[str, Any],
 ) -> Array:
     """Return the features for the class in field `name`, [items, features].
 
