@@ -59,7 +59,8 @@ class Baselines:
             yield task.score.fallback, gold, task.data.write(example, answer)
         if self._advisor:
             reply = self._replies.get(example.id) if self._replies else None
-            answer = self._advisor.alone(example, reply or EMPTY_REPLY)
+            opinions = self._advisor.opinions(example, reply or EMPTY_REPLY)
+            answer = self._advisor.alone(example, opinions)
             yield CLASSIFIER_NAME, gold, task.data.write(example, answer)
         yield from task.score.baselines(example)
 

@@ -1,21 +1,21 @@
 """Who answers: the model or the text classifier, whichever is better on held-out cases."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from panjue.eval.answers import open_answers
 from panjue.eval.calibration import is_same
 from panjue.eval.compare import TIE, paired_differences
-from panjue.eval.opinions import Advisor, read_answer
+from panjue.eval.opinions import Advisor, Answered, read_answer
 from panjue.eval.scaling import Judgment, Scaling, scaling_of
-from panjue.eval.values import MetricValues, metric_values, score_rows, submission_rows
+from panjue.eval.values import MetricValues, gold_rows, metric_values
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
+from panjue.prompts.plumbing.progress import counted
 from panjue.prompts.plumbing.run import AnsweredBy
 
 CHOICE = "choice.json"
@@ -56,16 +56,18 @@ def choose(folder: Path, into: Path) -> Choice:
     task = answered.task
     advisor = answered.advisor()
     assert advisor, "where there is no classifier, nothing is chosen"
-    judgments: list[Judgment] = []
-    submission = submission_rows(task, folder)
+    judgments: list[tuple[Judgment, bool]] = []
     replies = answered.rows()
     of_model = MetricValues(task)
     of_classifier = MetricValues(task)
-    for example, gold, _ in score_rows(answered.reader, answered.test, submission, of_model):
+    for example, gold in counted(gold_rows(answered.reader, answered.test), len(replies)):
         reply = answered.row(replies, {"id": example.id})
-        row = task.data.write(example, advisor.alone(example, reply))
-        of_classifier.add(example, metric_values(task, gold, row, f"id {example.id}"))
-        judgments += judgments_of(advisor, example, reply)
+        read = read_answer(task, answered.labels, advisor, example, reply)
+        own = advisor.alone(example, read.opinions)
+        for values, answer in ((of_model, read.answer), (of_classifier, own)):
+            row = task.data.write(example, answer)
+            values.add(example, metric_values(task, gold, row, f"id {example.id}"))
+        judgments += model_judgments(advisor, example, read)
     metric = task.score.names[-1]
     scores = paired_differences(of_classifier, of_model)[metric]
     choice = Choice(
@@ -83,21 +85,16 @@ def choose(folder: Path, into: Path) -> Choice:
     return choice
 
 
-def judgments_of(
-    advisor: Advisor, example: Example, reply: Mapping[str, Any]
-) -> Iterator[Judgment]:
-    """Yield what the model itself answers about an example, beside the classifier and gold."""
+def model_judgments(
+    advisor: Advisor, example: Example, read: Answered
+) -> Iterator[tuple[Judgment, bool]]:
+    """Yield what the model itself answers about an example, and whether that is right."""
     assert example.answer, "cases without gold are refused before"
-    decides = advisor.task.answer
-    read = read_answer(advisor.task, advisor.labels, advisor, example, reply)
-    items = decides.items_of(read.answer)
-    gold_items = decides.items_of(example.answer)
-    for number, item in enumerate(items):
-        for name, chance in read.confidence[number].items():
-            if read.decoded.is_guess(number, name):
-                continue
-            agrees = is_same(item[name], read.opinions[number].answer[name])
-            yield Judgment(name, agrees, chance, is_same(gold_items[number][name], item[name]))
+    gold = advisor.task.answer.items_of(example.answer)
+    for judgment in advisor.judgments(read.decoded, read.answer, read.opinions):
+        if judgment.agreement:
+            gold_value = gold[judgment.item][judgment.field]
+            yield judgment, is_same(gold_value, judgment.value)
 
 
 def read_choice(folder: Path) -> Choice | None:

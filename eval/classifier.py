@@ -3,21 +3,19 @@
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, hstack
+from scipy.sparse import csr_array
 from scipy.special import expit, softmax
 
-from panjue.eval.second_stage import Items, SecondStage, facts, load_second_stage
+from panjue.eval.second_stage import FieldTrees, Items, corrected_probabilities, load_trees
 from panjue.prompts.example import AnswerFields, Example
 from panjue.prompts.model import CLASSIFIER, has_classifier
 from panjue.prompts.plumbing.errors import UserError
@@ -27,7 +25,7 @@ from panjue.prompts.task import Task
 CLASSIFIER_NAME = "text classifier"
 """The baseline, and the source of answers, that the classifier alone is."""
 
-FILE_VERSION = 2
+FILE_VERSION = 3
 """Of the file and of its n-grams."""
 
 Probabilities = dict[str, float]
@@ -47,7 +45,6 @@ TOKEN = re.compile(r"[^\W\d_\u4e00-\u9fff]+|[\u4e00-\u9fff\ue000-\uf8ff]")
 """A Chinese character, a word of another script, a name or a number."""
 
 NAME_MARK = re.compile(f"[{chr(FIRST_NAME)}-{chr(FIRST_NUMBER - 1)}]")
-MAX_NAMES = FIRST_NUMBER - FIRST_NAME
 
 
 def magnitude(number: re.Match[str]) -> str:
@@ -75,14 +72,16 @@ def grams(text: str, marks: Sequence[str] = ()) -> Hashes:
 
 def name_marks(example: Example) -> dict[str, str]:
     """Return mark -> name: the characters that replace the names of a case."""
-    names = example.names[:MAX_NAMES]
-    return {chr(FIRST_NAME + number): name for number, name in enumerate(names)}
+    return {chr(FIRST_NAME + number): name for number, name in enumerate(example.names)}
 
 
 def own_clauses(example: Example, items: int) -> tuple[str, list[str]]:
     """Return the text with a mark in place of each name, and the clauses that name each item."""
     marks = name_marks(example)
-    text = _with_marks(example.text, marks)
+    text = example.text
+    longest_first = sorted(marks.items(), key=lambda pair: -len(pair[1]))
+    for mark, name in longest_first:  # 张某甲 does not name 张某
+        text = text.replace(name, mark)
     clauses: list[list[str]] = [[] for _ in range(max(items, len(marks)))]
     for clause in CLAUSE.split(text):
         for mark in marks.keys() & NAME_MARK.findall(clause):
@@ -90,41 +89,46 @@ def own_clauses(example: Example, items: int) -> tuple[str, list[str]]:
     return text, ["".join(own) for own in clauses[:items]]
 
 
-def _with_marks(text: str, marks: Mapping[str, str]) -> str:
-    longest_first = sorted(marks.items(), key=lambda pair: -len(pair[1]))
-    for mark, name in longest_first:  # 张某甲 does not name 张某
-        text = text.replace(name, mark)
-    return text
-
-
-def views(example: Example, items: int) -> list[tuple[Hashes, Hashes]]:
-    """Return for each item of an answer the n-grams of the whole text and of its own clauses.
+def views(example: Example, items: int) -> tuple[Hashes, list[Hashes]]:
+    """Return the n-grams of the whole text, and for each item those of its own clauses.
 
     All names are masked. An item's own clauses are those that name its person; its place among the
-    items is a mark there. The hashes of the whole text are the same object for all items.
+    items is a mark there.
     """
     text, clauses = own_clauses(example, items)
     everybody = dict.fromkeys(map(ord, name_marks(example)), OTHER)
     whole = grams(text.translate(everybody))
-    result = []
+    of_items = []
     for number, own in enumerate(clauses):
         masked = own.translate({**everybody, FIRST_NAME + number: PERSON})
         place = f"place {min(number, 6)}"
         of = f"of {min(items, 7)}"
         last = f"last {number == items - 1}"
-        result.append((whole, grams(masked, (place, of, last))))
-    return result
+        of_items.append(grams(masked, (place, of, last)))
+    return whole, of_items
 
 
-def facts_of(example: Example, items: int, decides: AnswerFields) -> list[list[float]]:
-    """Return for each item where it stands in the case, and the task's evidence about it."""
+def facts(
+    example: Example, items: int, evidence: Callable[[str], Sequence[float]]
+) -> list[list[float]]:
+    """Return for each item its `PLACES`, and the evidence about the case and about itself."""
     text, clauses = own_clauses(example, items)
-    marks = [chr(FIRST_NAME + i) for i in range(items)]
-    return facts(text, clauses, marks, decides.evidence or (lambda _: ()))
-
-
-CSR = ("data", "indices", "indptr")
-"""The arrays of sparse weights."""
+    length = max(1, len(text))
+    of_case = evidence(text)
+    rows = []
+    for number, own in enumerate(clauses):
+        mark = chr(FIRST_NAME + number)
+        places = {
+            "number": number,
+            "of": items,
+            "place": number / max(1, items - 1),
+            "length": length,
+            "own length": len(own),
+            "named": text.count(mark),
+            "first named": text.find(mark) / length,
+        }
+        rows.append([*places.values(), *of_case, *evidence(own)])
+    return rows
 
 
 @dataclass(frozen=True)
@@ -144,11 +148,13 @@ class View:
         ends = [0]
         for hashes in texts:
             distinct, counts = np.unique(hashes, return_counts=True)
-            places = np.minimum(np.searchsorted(self.kept, distinct), len(self.kept) - 1)
+            places = np.searchsorted(self.kept, distinct)
+            places = np.minimum(places, len(self.kept) - 1)
             known = self.kept[places] == distinct
-            vector = (1 + np.log(counts[known])) * self.idf[places[known]]
+            places = places[known]
+            vector = (1 + np.log(counts[known])) * self.idf[places]
             vector /= max(np.linalg.norm(vector), 1e-9)
-            columns.append(places[known])
+            columns.append(places)
             values.append(vector.astype(np.float32))
             ends.append(ends[-1] + len(vector))
         # scikit-learn takes 32-bit indices only.
@@ -158,22 +164,16 @@ class View:
 
 
 @dataclass(frozen=True)
-class FieldWeights:
-    """The classifier of one field of an item."""
+class LabelField:
+    """The labels of a field, and how their scores become probabilities."""
 
-    labels: tuple[str, ...]  # its labels, [labels]
-    weights: csr_array  # [columns of all views, labels]
-    bias: NDArray[np.float32]  # [labels]
+    labels: Sequence[str]
+    is_set: bool  # whether the field is a label set, or one class
     scale: float  # a score is multiplied by this to give a logit: calibration
     shift: float  # is added to each logit of a label set
-    is_set: bool  # whether the field is a label set, or one class
     sizes: Sequence[float] = (0.0, 1.0, 1.0, 1.0)
     """Weights of sets of 0, 1, 2 and more labels: how often training had such sets, divided by
     their mean probability if labels were independent."""
-
-    def about(self) -> dict[str, Any]:
-        """Return the attributes that are stored as JSON."""
-        return {key: value for key, value in vars(self).items() if key not in ("weights", "bias")}
 
     def probabilities(self, scores: NDArray[Any]) -> NDArray[np.float64]:
         """Return the probabilities of scores, [rows, labels]."""
@@ -210,26 +210,34 @@ def size_chances(probabilities: Iterable[float]) -> list[float]:
     return [none, one, two, more]
 
 
+CSR = ("data", "indices", "indptr")
+"""The arrays of sparse weights."""
+
+
 @dataclass(frozen=True)
 class Classifier:
     """A classifier for the fields that a task decides."""
 
     decides: AnswerFields
-    views: tuple[View, View]
-    fields: Mapping[str, FieldWeights]
-    second: SecondStage | None = None
+    views: Sequence[View]  # of the whole text, of the own clauses
+    weights: Sequence[csr_array]  # of each view, [columns, labels of all fields]
+    bias: NDArray[np.float32]  # [labels of all fields]
+    fields: Mapping[str, LabelField]
+    second: Mapping[str, FieldTrees] = field(default_factory=dict)
+    """The second stage of the fields that have one, label sets first."""
 
     def probabilities(self, example: Example) -> list[dict[str, Probabilities]]:
         """Return, for every item of the answer, field -> label -> probability."""
         count = len(example.names) if self.decides.items else 1
-        scores = self.scores(views(example, count))
+        scores = self.scores(example, count)
         found: dict[str, NDArray[Any]] = {}
-        for name, field in self.fields.items():
-            found[name] = field.probabilities(scores[name].sum(0))
+        for name, of_field in self.fields.items():
+            found[name] = of_field.probabilities(scores[name].sum(0))
         if self.second:
-            about = np.array(facts_of(example, count, self.decides), float)
+            assert self.decides.evidence, "there was evidence in training"
+            about = np.array(facts(example, count, self.decides.evidence), float)
             items = Items(np.array([count]), scores, about)
-            found |= self.second.probabilities(items)
+            found |= corrected_probabilities(self.second, items)
         return [self.item_probabilities(found, i) for i in range(count)]
 
     def item_probabilities(
@@ -240,93 +248,68 @@ class Classifier:
         Labels without a chance are left out, unless all are.
         """
         probabilities = {}
-        for name, field in self.fields.items():
+        for name, of_field in self.fields.items():
             row = found[name][item]
-            places = np.flatnonzero(row if row.any() else row == 0).tolist()
-            labels = [field.labels[place] for place in places]
+            places = np.flatnonzero(row)
+            if not len(places):
+                places = np.arange(len(row))
+            labels = [of_field.labels[place] for place in places]
             probabilities[name] = dict(zip(labels, row[places].tolist(), strict=True))
         return probabilities
 
-    def scores(self, texts: Sequence[tuple[Hashes, Hashes]]) -> dict[str, NDArray[np.float32]]:
-        """Return field -> scores of the items of one case by each view, [views, items, labels]."""
-        whole, own = zip(*texts, strict=True)
+    def scores(self, example: Example, items: int) -> dict[str, NDArray[np.float32]]:
+        """Return field -> scores of the items of a case by each view, [views, items, labels]."""
+        whole, own = views(example, items)
         whole_view, own_view = self.views
-        rows = (whole_view.rows(whole[:1]), own_view.rows(own))
-        bias = np.concatenate([field.bias for field in self.fields.values()])
-        of_all_fields = view_scores(rows, self._weights, bias)
-        scores = {}
-        start = 0
-        for name, field in self.fields.items():
-            end = start + len(field.labels)
-            scores[name] = of_all_fields[:, :, start:end]
-            start = end
-        return scores
-
-    @cached_property
-    def _weights(self) -> list[csr_array]:
-        """The weights of all fields side by side, by view: to slice them takes milliseconds."""
-        weights = [field.weights for field in self.fields.values()]
-        every = csr_array(hstack(weights, format="csr"))
-        first = len(self.views[0].kept)
-        return [every[:first], every[first:]]
+        rows = (whole_view.rows([whole]), own_view.rows(own))
+        of_all_fields = view_scores(rows, self.weights, self.bias)
+        ends = np.cumsum([len(of_field.labels) for of_field in self.fields.values()])
+        of_each_field = np.split(of_all_fields, ends[:-1], axis=2)
+        return dict(zip(self.fields, of_each_field, strict=True))
 
     def save(self, path: Path) -> None:
-        """Write the classifier to one file of numbers and JSON, without pickles."""
-        fields = {name: field.about() for name, field in self.fields.items()}
-        second = self.second.dump() if self.second else None
-        text = dump({"version": FILE_VERSION, "fields": fields, "second": second})
-        about = np.frombuffer(text.encode(), np.uint8)
-        np.savez_compressed(path, allow_pickle=False, about=about, **self._arrays())
-
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays by their names in the file."""
-        arrays: dict[str, NDArray[Any]] = {}
-        for i, view in enumerate(self.views):
-            arrays[f"{i}.kept"] = view.kept
-            arrays[f"{i}.idf"] = view.idf
-        for name, field in self.fields.items():
-            for key in CSR:
-                arrays[f"{name}.{key}"] = getattr(field.weights, key)
-            arrays[f"{name}.bias"] = field.bias
-        return arrays
+        """Write the classifier to one file of arrays, one of them JSON, without pickles."""
+        about = {
+            "version": FILE_VERSION,
+            "fields": {name: asdict(of_field) for name, of_field in self.fields.items()},
+            "second": {name: trees.dump() for name, trees in self.second.items()},
+        }
+        arrays = {"about": np.frombuffer(dump(about).encode(), np.uint8), "bias": self.bias}
+        for number, view in enumerate(self.views):
+            arrays[f"{number}.kept"] = view.kept
+            arrays[f"{number}.idf"] = view.idf
+            for part in CSR:
+                arrays[f"{number}.{part}"] = getattr(self.weights[number], part)
+        np.savez_compressed(path, allow_pickle=False, **arrays)
 
 
 def load_classifier(trained: Path, task: Task) -> Classifier | None:
     """Return the classifier of an adapter or model; None if its training made none."""
-    if not has_classifier(trained) or not task.answer.fields:
+    if not has_classifier(trained):
         return None
     path = trained / CLASSIFIER
     digest = read_json(trained / "manifest.json")["classifier_sha256"]
     if not path.exists() or sha256(path) != digest:
-        problem = "is not what the training wrote" if path.exists() else "is missing"
+        problem = "is missing, or is not what the training wrote"
         raise UserError(f"{path}: {problem}; restore it, or train again")
-    return read_classifier(path, task)
+    return read_classifier(path, task.answer)
 
 
-def read_classifier(path: Path, task: Task) -> Classifier:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return _read(dict(arrays), task.answer)
-    except (OSError, ValueError, KeyError, TypeError, BadZipFile):
-        problem = "is no classifier of this version of panjue"
-        raise UserError(f"{path}: {problem}; train again") from None
-
-
-def _read(arrays: Mapping[str, NDArray[Any]], decides: AnswerFields) -> Classifier:
+def read_classifier(path: Path, decides: AnswerFields) -> Classifier:
+    with np.load(path, allow_pickle=False) as archive:
+        arrays = dict(archive)
     about = json.loads(arrays["about"].tobytes())
     if about["version"] != FILE_VERSION or list(about["fields"]) != list(decides.fields):
-        raise ValueError
-    whole = View(arrays["0.kept"], arrays["0.idf"])
-    own = View(arrays["1.kept"], arrays["1.idf"])
-    columns = len(whole.kept) + len(own.kept)
-    fields = {}
-    for name, known in about["fields"].items():
-        labels = tuple(known.pop("labels"))
-        parts = tuple(arrays[f"{name}.{key}"] for key in CSR)
-        weights = csr_array(parts, shape=(columns, len(labels)))
-        bias = arrays[f"{name}.bias"]
-        fields[name] = FieldWeights(labels, weights, bias, **known)
-    second = None
-    if about["second"]:
-        second = load_second_stage(about["second"])
-    return Classifier(decides, (whole, own), fields, second)
+        problem = "is no classifier of this version of panjue"
+        raise UserError(f"{path}: {problem}; train again")
+    bias = arrays["bias"]
+    read_views = []
+    weights = []
+    for number in range(2):
+        view = View(arrays[f"{number}.kept"], arrays[f"{number}.idf"])
+        parts = tuple(arrays[f"{number}.{part}"] for part in CSR)
+        read_views.append(view)
+        weights.append(csr_array(parts, shape=(len(view.kept), len(bias))))
+    fields = {name: LabelField(**known) for name, known in about["fields"].items()}
+    second = {name: load_trees(known) for name, known in about["second"].items()}
+    return Classifier(decides, read_views, weights, bias, fields, second)

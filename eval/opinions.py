@@ -19,12 +19,11 @@ from panjue.eval.calibration import is_same
 from panjue.eval.classifier import (
     MAX_SIZE,
     Classifier,
-    FieldWeights,
     Probabilities,
     load_classifier,
     size_chances,
 )
-from panjue.eval.scaling import TINY, Scaling, scaled
+from panjue.eval.scaling import TINY, Judgment, Scaling, scaled
 from panjue.prompts.example import Answer, AnswerFields, Decoded, Example, first_reply
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Task
@@ -108,7 +107,8 @@ class Advisor:
         decides = self.task.answer
         answer: dict[str, Any] = {}
         for name in decides.sets:
-            sets = likely_sets(self.classifier.fields[name], probabilities[name])
+            sizes = self.classifier.fields[name].sizes
+            sets = likely_sets(sizes, probabilities[name])
             chosen = best_set(sets, self.labels.most[decides.kind(name)])
             answer[name] = by_probability(chosen, probabilities[name])
         for name in decides.classes:
@@ -124,10 +124,10 @@ class Advisor:
             text = opinion_text(example, opinions or self.opinions(example), self.task.answer)
         return replace(example, inputs={**example.inputs, "opinions": text})
 
-    def alone(self, example: Example, row: Mapping[str, Any] = EMPTY_REPLY) -> Answer:
-        """Return the classifier's own answer; as for `opinions`."""
+    def alone(self, example: Example, opinions: Sequence[Opinion] | None = None) -> Answer:
+        """Return the classifier's own answer."""
         nothing = self.task.ask.decode("", example, self.labels)
-        return self.complete(nothing, self.opinions(example, row))
+        return self.complete(nothing, opinions or self.opinions(example))
 
     def complete(self, decoded: Decoded, opinions: Sequence[Opinion]) -> Answer:
         """Return the answer of a reply; the classifier answers what the reply does not have."""
@@ -141,27 +141,34 @@ class Advisor:
             items.append(completed)
         return decides.with_items(decoded.answer, items)
 
+    def judgments(
+        self, decoded: Decoded, answer: Answer, opinions: Sequence[Opinion]
+    ) -> Iterator[Judgment]:
+        """Yield each field of each item of a completed answer, beside the opinions."""
+        for number, item in enumerate(self.task.answer.items_of(answer)):
+            opinion = opinions[number]
+            for name, probabilities in opinion.probabilities.items():
+                value = item[name]
+                agreement = "agree" if is_same(value, opinion.answer[name]) else "differ"
+                if decoded.is_guess(number, name):
+                    agreement = ""
+                chance = self._chance(name, probabilities, value)
+                yield Judgment(number, name, value, agreement, chance)
+
     def confidence(
         self, decoded: Decoded, answer: Answer, opinions: Sequence[Opinion]
     ) -> list[dict[str, float]]:
         """Return for each item: field -> the probability that exactly what it has is right."""
-        confidence = []
-        items = self.task.answer.items_of(answer)
-        for number, (item, opinion) in enumerate(zip(items, opinions, strict=True)):
-            of_item = {}
-            for name, probabilities in opinion.probabilities.items():
-                chance = self._chance(name, probabilities, item[name])
-                if not decoded.is_guess(number, name):
-                    agrees = is_same(item[name], opinion.answer[name])
-                    chance = scaled(self.scaling, name, agrees, chance)
-                of_item[name] = chance
-            confidence.append(of_item)
+        confidence: list[dict[str, float]] = [{} for _ in opinions]
+        for judgment in self.judgments(decoded, answer, opinions):
+            confidence[judgment.item][judgment.field] = scaled(self.scaling, judgment)
         return confidence
 
     def _chance(self, name: str, probabilities: Probabilities, value: Any) -> float:
         if name in self.task.answer.classes:
             return probabilities.get(value, 0.0)
-        [chance] = set_chances(self.classifier.fields[name], probabilities, [frozenset(value)])
+        sizes = self.classifier.fields[name].sizes
+        [chance] = set_chances(sizes, probabilities, [frozenset(value)])
         return chance
 
 
@@ -226,7 +233,9 @@ def by_probability(labels: Iterable[str], probabilities: Probabilities) -> list[
     return sorted(labels, key=lambda label: (-probabilities[label], label))
 
 
-def likely_sets(weights: FieldWeights, probabilities: Probabilities) -> dict[frozenset[str], float]:
+def likely_sets(
+    weights: Sequence[float], probabilities: Probabilities
+) -> dict[frozenset[str], float]:
     """Return the sets of the likeliest labels, with their probabilities.
 
     The empty set is one of them only if training had it. The sets that are not formed have the
@@ -238,32 +247,32 @@ def likely_sets(weights: FieldWeights, probabilities: Probabilities) -> dict[fro
         sets += map(frozenset, combinations(ranked, size))
     for size in range(MAX_FORMED_SIZE + 1, len(ranked) + 1):
         sets.append(frozenset(ranked[:size]))
-    if weights.sizes[0]:
+    if weights[0]:
         sets.append(frozenset())
     chances = set_chances(weights, probabilities, sets)
     return dict(zip(sets, chances, strict=True))
 
 
 def set_chances(
-    weights: FieldWeights, probabilities: Probabilities, sets: Sequence[frozenset[str]]
+    weights: Sequence[float], probabilities: Probabilities, sets: Sequence[frozenset[str]]
 ) -> list[float]:
     """Return the probability of each set, that exactly it is right.
 
     Labels are independent, but for the sizes of sets: a set of a size that training had seldom is
-    less likely (`FieldWeights.sizes`).
+    less likely: `weights` are `LabelField.sizes`.
     """
     chances = {label: min(max(p, TINY), 1 - TINY) for label, p in probabilities.items()}
     odds = {label: p / (1 - p) for label, p in chances.items()}
     none = prod(1 - p for p in chances.values())
     by_size = size_chances(p for p in chances.values() if p > TINY)
-    expected = sum(map(mul, by_size, weights.sizes))
+    expected = sum(map(mul, by_size, weights))
     scale = none / max(expected, TINY)
     found = []
     for labels in sets:
         size = min(len(labels), MAX_SIZE)
         # Sorted: sums and products of floats depend on their order.
         of_labels = [odds.get(label, TINY) for label in sorted(labels)]
-        found.append(scale * weights.sizes[size] * prod(of_labels))
+        found.append(scale * weights[size] * prod(of_labels))
     return found
 
 
@@ -291,5 +300,6 @@ def best_set(chances: Mapping[frozenset[str], float], max_size: int) -> frozense
         ranked = sorted(labels, key=lambda label: (-terms[label], label))
         value = sum(terms[label] for label in ranked[:size])
         if value > best_value + ROUNDING:
-            best, best_value = frozenset(ranked[:size]), value
+            best = frozenset(ranked[:size])
+            best_value = value
     return best

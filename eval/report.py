@@ -144,7 +144,8 @@ def _cases(
             decoded = task.ask.decode(first_reply(calls[0]), example, answered.labels)
         opinions = []
         if advisor and gold:
-            answer = advisor.alone(example, calls[0] if calls else EMPTY_REPLY)
+            judged = advisor.opinions(example, calls[0] if calls else EMPTY_REPLY)
+            answer = advisor.alone(example, judged)
             own = list(items_of(task, gold, task.data.write(example, answer)))
             opinions = list(compared_opinions(task, example, items, own, decoded))
         confidence = confidences.get(example.id) if confidences else None

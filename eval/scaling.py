@@ -42,47 +42,45 @@ def platt(
 
 
 class Judgment(NamedTuple):
-    """What the model answered in one field of one item."""
+    """What was answered to one field of one item, as the text classifier sees it."""
 
+    item: int  # its number in the answer
     field: str
-    agrees: bool  # whether the text classifier answers the same
-    chance: float  # the classifier's probability that exactly this answer is right
-    correct: bool
+    value: Any
+    agreement: str  # `agree` or `differ`, as model and classifier do; empty: the latter answered
+    chance: float  # the classifier's probability that exactly this value is right
 
 
-def scaling_of(judgments: Iterable[Judgment]) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return the scaling that fits these judgments best.
+def scaling_of(
+    judgments: Iterable[tuple[Judgment, bool]],
+) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return the scaling that fits best, of judgments of the model and whether they are right.
 
     Platt's targets in place of 0 and 1 keep a group without an error from being certain (Platt,
     "Probabilistic outputs for support vector machines", 1999).
     """
-    groups: dict[tuple[str, str], list[Judgment]] = defaultdict(list)
-    for judgment in judgments:
-        groups[judgment.field, agreement_key(judgment.agrees)].append(judgment)
+    groups: dict[tuple[str, str], list[tuple[float, bool]]] = defaultdict(list)
+    for judgment, is_right in judgments:
+        groups[judgment.field, judgment.agreement].append((judgment.chance, is_right))
     scaling: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
     for (name, agreement), group in groups.items():
         if len(group) < MIN_SCALED:
             continue
-        chances = log_odds([judgment.chance for judgment in group])
-        correct = np.array([judgment.correct for judgment in group])
+        chances, correct = map(np.array, zip(*group, strict=True))
         right = correct.sum()
         wrong = len(group) - right
         targets = np.where(correct, (right + 1) / (right + 2), 1 / (wrong + 2))
-        scaling[name][agreement] = platt(chances, targets)
+        scaling[name][agreement] = platt(log_odds(chances), targets)
     return dict(scaling)
 
 
-def scaled(scaling: Scaling, name: str, agrees: bool, chance: float) -> float:
-    """Return the confidence in an answer of the model; for the arguments see `Judgment`."""
-    of_field = scaling.get(name, {})
-    if (agreement := agreement_key(agrees)) not in of_field:
-        return chance
-    scale, shift = of_field[agreement]
-    return float(expit(scale * log_odds(chance) + shift))
-
-
-def agreement_key(agrees: bool) -> str:
-    return "agree" if agrees else "differ"
+def scaled(scaling: Scaling, judgment: Judgment) -> float:
+    """Return the confidence in a judgment."""
+    of_field = scaling.get(judgment.field, {})
+    if judgment.agreement not in of_field:
+        return judgment.chance
+    scale, shift = of_field[judgment.agreement]
+    return float(expit(scale * log_odds(judgment.chance) + shift))
 
 
 def log_odds(chance: ArrayLike) -> NDArray[Any]:

@@ -6,8 +6,7 @@ sets, has one row for each item: the classes that training gave to items of such
 task reads as evidence. finetune/second_stage.py fits both.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -46,38 +45,6 @@ class Items:
 
 PLACES = ("number", "of", "place", "length", "own length", "named", "first named")
 """Facts that say where an item stands; of these alone the label sets know."""
-
-
-def facts(
-    text: str,
-    clauses: Sequence[str],
-    marks: Sequence[str],
-    evidence: Callable[[str], Sequence[float]],
-) -> list[list[float]]:
-    """Return for each item its `PLACES`, and the evidence for all and for itself.
-
-    Args:
-        text: The text, with a character of `marks` in place of each item's name.
-        clauses: Each item's own clauses.
-        marks: One character for each item.
-        evidence: Text -> numbers, always as many.
-    """
-    n = len(clauses)
-    length = max(1, len(text))
-    whole = evidence(text)
-    result = []
-    for number, (own, mark) in enumerate(zip(clauses, marks, strict=True)):
-        places = {
-            "number": number,
-            "of": n,
-            "place": number / max(1, n - 1),
-            "length": length,
-            "own length": len(own),
-            "named": text.count(mark),
-            "first named": text.find(mark) / length,
-        }
-        result.append([*places.values(), *whole, *evidence(own)])
-    return result
 
 
 @dataclass(frozen=True)
@@ -141,72 +108,53 @@ def candidates(items: Items, name: str) -> Candidates:
 class FieldTrees:
     """The second stage of one field."""
 
-    trees: "lightgbm.Booster"  # LightGBM's model
+    trees: "lightgbm.Booster"
     start: Sequence[float] = ()
     """Of a label set: scale and shift of its scores; the trees correct this logit."""
     finish: Sequence[float] = ()  # of a label set: scale and shift of the corrected logit
-    classes: Mapping[str, Array] = field(default_factory=dict)
+    classes: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
     """Of a class: label set -> the classes of items with each label, [labels, classes]."""
 
-
-@dataclass(frozen=True)
-class SecondStage:
-    """The second stage of the fields that have one, label sets first."""
-
-    fields: Mapping[str, FieldTrees]
-
-    def probabilities(self, items: Items) -> dict[str, Array]:
-        """Return field -> probabilities, [items, labels]."""
-        result: dict[str, Array] = {}
-        for name, known in self.fields.items():
-            if known.start:
-                found = candidates(items, name)
-                logits = corrected(known.trees, found.rows, found.logits(known.start))
-                scale, shift = known.finish
-                result[name] = np.zeros(items.scores[name].shape[1:])
-                result[name][found.item, found.label] = expit(logits * scale + shift)
-            else:
-                rows = class_rows(items, name, result, known.classes)
-                result[name] = np.asarray(known.trees.predict(rows, num_threads=1))
-        return result
-
-    def dump(self) -> str:
-        """Return it as JSON, the trees in LightGBM's own text."""
-        known = {}
-        for name, of in self.fields.items():
-            known[name] = {
-                "trees": of.trees.model_to_string(),
-                "start": of.start,
-                "finish": of.finish,
-                "classes": of.classes,
-            }
-        return json.dumps(known, default=np.ndarray.tolist)
+    def dump(self) -> dict[str, Any]:
+        """Return it for JSON, the trees in LightGBM's own text."""
+        return {**vars(self), "trees": self.trees.model_to_string()}
 
 
-def load_second_stage(text: str) -> SecondStage:
-    """Return what `dump` wrote; KeyError, TypeError, ValueError: it is something else."""
+def load_trees(known: Mapping[str, Any]) -> FieldTrees:
+    """Return what `FieldTrees.dump` returned."""
     import lightgbm  # takes a second, which scoring without a classifier does not need
 
-    fields = {}
-    for name, known in json.loads(text).items():
-        try:
-            trees = lightgbm.Booster(model_str=known["trees"])
-        except lightgbm.basic.LightGBMError as error:
-            raise ValueError(str(error)) from None
-        classes = {other: np.array(table) for other, table in known["classes"].items()}
-        fields[name] = FieldTrees(trees, known["start"], known["finish"], classes)
-    return SecondStage(fields)
+    trees = lightgbm.Booster(model_str=known["trees"])
+    return FieldTrees(**{**known, "trees": trees})
+
+
+def corrected_probabilities(stage: Mapping[str, FieldTrees], items: Items) -> dict[str, Array]:
+    """Return field -> probabilities of the fields that have a second stage, [items, labels]."""
+    result: dict[str, Array] = {}
+    for name, known in stage.items():
+        if known.start:
+            found = candidates(items, name)
+            logits = corrected(known.trees, found.rows, found.logits(known.start))
+            scale, shift = known.finish
+            result[name] = np.zeros(items.scores[name].shape[1:])
+            result[name][found.item, found.label] = expit(logits * scale + shift)
+        else:
+            rows = class_rows(items, name, result, known.classes)
+            result[name] = np.asarray(known.trees.predict(rows, num_threads=1))
+    return result
 
 
 def corrected(trees: "lightgbm.Booster", rows: Array, logits: Array) -> Array:
     """Return the logits of candidates, corrected by the trees."""
-    corrections = np.asarray(trees.predict(rows, raw_score=True, num_threads=1))
-    result: Array = logits + corrections
+    result: Array = logits + trees.predict(rows, raw_score=True, num_threads=1)
     return result
 
 
 def class_rows(
-    items: Items, name: str, believed: Mapping[str, Array], tables: Mapping[str, Array]
+    items: Items,
+    name: str,
+    believed: Mapping[str, Array],
+    tables: Mapping[str, Any],
 ) -> Array:
     """Return the features for the class in field `name`, [items, features].
 

@@ -1,36 +1,48 @@
 """Calibrate the scores of the text classifier: a scale and a shift, by cross-fitted scores."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
+from scipy.sparse import csr_array
 
-from panjue.eval.classifier import FieldWeights
+from panjue.eval.classifier import LabelField
 from panjue.eval.scaling import MIN_SCALED, platt
 from panjue.finetune.second_stage import FOLDS
 
 
-def calibrated_apart(
-    field: FieldWeights,
-    scores: NDArray[Any],
-    gold: NDArray[np.bool_],
-    is_own: NDArray[np.bool_],
-    fold: NDArray[np.int64],
-) -> NDArray[np.float64]:
+@dataclass(frozen=True)
+class FirstStage:
+    """The regressions of one field."""
+
+    field: LabelField
+    gold: NDArray[np.bool_]  # [items, labels]
+    calibrates: NDArray[np.bool_]
+    """Whether the calibration is fitted on an item, [items]."""
+    scores: NDArray[np.float32]
+    """By regressions that did not see the item's fold, [views, items, labels]."""
+    weights: Sequence[csr_array]
+    """By view, [columns, labels]: the mean of these regressions. One regression of all items would
+    be surer of itself than those on whose scores the second stage is fitted."""
+    bias: NDArray[np.float32]  # [labels]
+
+
+def calibrated_apart(stage: FirstStage, fold: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the probabilities of cross-fitted scores, each calibrated without its own fold.
 
     In texts that are easy to tell apart, the calibration depends on a few cases: one of them would
     find its own answer in it.
     """
-    teaches = is_own & (gold.any(axis=1) | field.is_set)
+    scores = stage.scores.sum(0)
     result = np.zeros(scores.shape)
     for k in range(FOLDS):
         aside = fold == k
-        used = teaches & ~aside
-        scale, shift = fit_calibration(scores[used], gold[used], field.is_set)
-        of_fold = replace(field, scale=scale, shift=shift)
+        used = stage.calibrates & ~aside
+        scale, shift = fit_calibration(scores[used], stage.gold[used], stage.field.is_set)
+        of_fold = replace(stage.field, scale=scale, shift=shift)
         result[aside] = of_fold.probabilities(scores[aside])
     return result
 

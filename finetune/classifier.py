@@ -5,8 +5,8 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from heapq import nsmallest
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,21 @@ from sklearn.linear_model import SGDClassifier
 from panjue.eval.classifier import (
     MAX_SIZE,
     Classifier,
-    FieldWeights,
     Hashes,
+    LabelField,
     Probabilities,
     View,
-    facts_of,
+    facts,
     read_classifier,
     size_chances,
     view_scores,
     views,
 )
 from panjue.eval.opinions import Advisor, case_key, opinion_text
-from panjue.eval.second_stage import Items
-from panjue.finetune.calibrate import calibrated_apart, fit_calibration
+from panjue.eval.second_stage import Array, FieldTrees, Items
+from panjue.finetune.calibrate import FirstStage, calibrated_apart, fit_calibration
 from panjue.finetune.second_stage import FOLDS, fit_second_stage
-from panjue.prompts.example import Example
+from panjue.prompts.example import AnswerFields, Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.errors import UserError
@@ -69,8 +69,16 @@ MIN_WEIGHT = 0.1
 MIN_CASES = 300
 """Cases that the second stage needs."""
 
-Case = tuple[Example, Sequence[Mapping[str, Any]]]
-"""An example, and the items of its answer."""
+
+@dataclass(frozen=True)
+class TrainingItems:
+    """The items of the answers to all cases, those of one case side by side."""
+
+    cases: Sequence[Example]
+    sizes: NDArray[np.int64]  # items of each case, [cases]
+    answers: Sequence[Mapping[str, Any]]  # [items]
+    fold: NDArray[np.int64]  # [items]
+    is_own: NDArray[np.bool_]  # whether it is of `train`, not mixed in, [items]
 
 
 @dataclass(frozen=True)
@@ -78,15 +86,14 @@ class Fitted:
     """A classifier, and what it thinks of the cases that it was fitted on."""
 
     classifier: Classifier
-    cases: Sequence[Example]  # those cases
-    sizes: NDArray[np.int64]  # items of each, [cases]
-    crossed: Mapping[str, NDArray[Any]]
+    items: TrainingItems
+    crossed: Mapping[str, Array]
     """Field -> probabilities by parts that had not seen the case, [items, labels]."""
 
     def probabilities(self) -> Iterator[tuple[Example, list[dict[str, Probabilities]]]]:
         """Yield every case with the cross-fitted probabilities of its items."""
         start = 0
-        for example, size in zip(self.cases, self.sizes, strict=True):
+        for example, size in zip(self.items.cases, self.items.sizes, strict=True):
             items = range(start, start + size)
             yield example, [self.classifier.item_probabilities(self.crossed, i) for i in items]
             start += size
@@ -104,75 +111,60 @@ def fit(
     mixed-in cases, are no answers.
     """
     decides = task.answer
-    own_cases = _cases(task, _sample(train), known)
-    cases = own_cases + _cases(task, _sample(mix), known)
+    items = training_items(task, train, mix, known)
+    views_of_items, rows = fit_views(items)
+    stages: dict[str, FirstStage] = {}
+    for name in decides.fields:
+        stages[name] = fit_first_stage(name, task, items, rows, known, seed)
+    second, crossed = fit_corrections(decides, items, stages)
+    fields: dict[str, LabelField] = {}
+    for name, stage in stages.items():
+        if name not in crossed:
+            crossed[name] = calibrated_apart(stage, items.fold)
+        fields[name] = stage.field
+        if stage.field.is_set:
+            values = [item[name] for item in items.answers]
+            sizes = size_weights(stage, values, crossed[name])
+            fields[name] = replace(stage.field, sizes=sizes)
+    weights = []
+    for of_fields in zip(*(stage.weights for stage in stages.values()), strict=True):
+        weights.append(csr_array(hstack(of_fields, format="csr")))
+    bias = np.concatenate([stage.bias for stage in stages.values()])
+    classifier = Classifier(decides, views_of_items, weights, bias, fields, second)
+    return Fitted(classifier, items, crossed)
+
+
+def training_items(
+    task: Task, train: Iterable[Example], mix: Iterable[Example], known: Labels
+) -> TrainingItems:
+    own = _usable(task, _sample(train), known)
+    cases = own + _usable(task, _sample(mix), known)
     if not cases:
         raise UserError("train: no example is left to train on, or none has labels")
-    sizes = np.array([len(items) for _, items in cases])
-    every_item = [item for _, items in cases for item in items]
-    used, rows = fit_views(cases)
+    answers = [task.answer.items_of(example.answer or {}) for example in cases]
+    sizes = np.array([len(items) for items in answers])
     # By hash: a case that `mix` has too is in the same fold.
-    fold_of_case = [int(text_hash(example), 16) % FOLDS for example, _ in cases]
-    fold = np.repeat(fold_of_case, sizes)
-    is_own = np.arange(len(fold)) < sizes[: len(own_cases)].sum()
-
-    fields: dict[str, FieldWeights] = {}
-    scores: dict[str, NDArray[Any]] = {}
-    gold: dict[str, NDArray[np.bool_]] = {}
-    for name in decides.fields:
-        is_set = name in decides.sets
-        labels = tuple(sorted(decides.counts(name, known.counts)))
-        gold[name] = has_labels(every_item, name, labels, is_set)
-        fitting = _Fitting(rows, gold[name], is_set, seed)
-        scores[name], weights, bias = fitting.cross_fitted(fold)
-        teaches = is_own & fitting.taken
-        summed = scores[name].sum(0)
-        scale, shift = fit_calibration(summed[teaches], gold[name][teaches], is_set)
-        fields[name] = FieldWeights(labels, weights, bias, scale, shift, is_set)
-
-    second = None
-    crossed: dict[str, NDArray[Any]] = {}
-    if decides.evidence and len(cases) >= MIN_CASES:
-        facts = []
-        for example, items in cases:
-            facts += facts_of(example, len(items), decides)
-        of_cases = Items(sizes, scores, np.array(facts, float))
-        second, crossed = fit_second_stage(of_cases, gold, decides.sets, fold)
-    for name, field in fields.items():
-        if name not in crossed:
-            crossed[name] = calibrated_apart(field, scores[name].sum(0), gold[name], is_own, fold)
-    for name in decides.sets:
-        # Without its unknown labels a set would count as a smaller one.
-        named = set(fields[name].labels)
-        is_known = np.array([named.issuperset(item[name]) for item in every_item])
-        set_sizes = size_weights(crossed[name][is_known], gold[name][is_known])
-        fields[name] = replace(fields[name], sizes=set_sizes)
-    classifier = Classifier(decides, used, fields, second)
-    return Fitted(classifier, [example for example, _ in cases], sizes, crossed)
+    fold_of_case = [int(text_hash(example), 16) % FOLDS for example in cases]
+    is_own = np.arange(len(cases)) < len(own)
+    return TrainingItems(
+        cases=cases,
+        sizes=sizes,
+        answers=list(chain.from_iterable(answers)),
+        fold=np.repeat(fold_of_case, sizes),
+        is_own=np.repeat(is_own, sizes),
+    )
 
 
-def fit_views(cases: Sequence[Case]) -> tuple[tuple[View, View], tuple[csr_array, csr_array]]:
+def fit_views(items: TrainingItems) -> tuple[list[View], list[csr_array]]:
     """Return the two views of the items, of the whole case and of each alone, and their rows."""
-    whole = []
-    own = []
-    for example, items in cases:
-        for of_case, of_item in views(example, len(items)):
-            whole.append(of_case)
-            own.append(of_item)
-    whole_view = fit_view(whole)
-    own_view = fit_view(own)
-    return (whole_view, own_view), (whole_view.rows(whole), own_view.rows(own))
-
-
-def has_labels(
-    items: Sequence[Mapping[str, Any]], name: str, labels: Sequence[str], is_set: bool
-) -> NDArray[np.bool_]:
-    """Return which items have which of the labels in field `name`, [items, labels]."""
-    rows = []
-    for item in items:
-        value = set(item[name]) if is_set else {item[name]}
-        rows.append([label in value for label in labels])
-    return np.array(rows)
+    whole: list[Hashes] = []
+    own: list[Hashes] = []
+    for example, size in zip(items.cases, items.sizes.tolist(), strict=True):
+        of_case, of_items = views(example, size)
+        whole += [of_case] * size
+        own += of_items
+    both = [fit_view(whole), fit_view(own)]
+    return both, [both[0].rows(whole), both[1].rows(own)]
 
 
 def save_fitted(fitted: Fitted, task: Task, labels: Labels, folder: Path) -> None:
@@ -192,31 +184,36 @@ def save_fitted(fitted: Fitted, task: Task, labels: Labels, folder: Path) -> Non
 def training_advisor(folder: Path, task: Task, labels: Labels) -> Advisor:
     """Return the advisor of a training: it knows the cross-fitted opinions that `folder` has."""
     known = {row["key"]: row["opinions"] for _, row in read_lines(folder / OPINIONS_FILE)}
-    return Advisor(task, labels, read_classifier(folder / CLASSIFIER, task), known)
+    return Advisor(task, labels, read_classifier(folder / CLASSIFIER, task.answer), known)
 
 
-def size_weights(probabilities: NDArray[Any], gold: NDArray[np.bool_]) -> tuple[float, ...]:
-    """Return `FieldWeights.sizes` for probabilities of independent labels, [items, labels]."""
+def size_weights(
+    stage: FirstStage, values: Sequence[Iterable[str]], probabilities: Array
+) -> tuple[float, ...]:
+    """Return `LabelField.sizes` of a label set: of its values and probabilities for all items."""
+    # Without its unknown labels a set would count as a smaller one.
+    labels = set(stage.field.labels)
+    is_known = np.array([labels.issuperset(value) for value in values])
     chances = []
-    for row in probabilities:
+    for row in probabilities[is_known]:
         possible = row[row > 0]
         chances.append(size_chances(possible.tolist()))
     expected = np.maximum(np.mean(chances, axis=0), 1e-9)
-    sizes = np.minimum(gold.astype(bool).sum(1), MAX_SIZE)
-    found = np.bincount(sizes, minlength=MAX_SIZE + 1) / len(gold)
+    sizes = np.minimum(stage.gold[is_known].sum(1), MAX_SIZE)
+    found = np.bincount(sizes, minlength=MAX_SIZE + 1) / len(sizes)
     return tuple((found / expected).tolist())
 
 
-def _cases(task: Task, examples: Iterable[Example], known: Labels) -> list[Case]:
-    cases = []
+def _usable(task: Task, examples: Iterable[Example], known: Labels) -> list[Example]:
+    """Return the examples without those with an empty label list that training refuses too."""
+    usable = []
     for example in examples:
         assert example.answer is not None, "training examples have answers"
         items = task.answer.items_of(example.answer)
         lists = [item[name] for item in items for name in task.answer.sets]
-        if not all(lists) and task.ask.decode(task.ask.target(example), example, known).repairs:
-            continue  # an empty label list that the training of the model refuses too
-        cases.append((example, items))
-    return cases
+        if all(lists) or not task.ask.decode(task.ask.target(example), example, known).repairs:
+            usable.append(example)
+    return usable
 
 
 def _sample(examples: Iterable[Example]) -> list[Example]:
@@ -245,75 +242,96 @@ def fit_view(texts: Sequence[Hashes]) -> View:
     return View(distinct[kept], idf.astype(np.float32))
 
 
-@dataclass(frozen=True)
-class _Fitting:
-    """The regressions of one field: rows by both views, and gold, [items, labels]."""
+def fit_first_stage(
+    name: str,
+    task: Task,
+    items: TrainingItems,
+    rows: Sequence[csr_array],
+    known: Labels,
+    seed: int,
+) -> FirstStage:
+    """Fit the regressions of one field without each fold in turn, on the rows by both views."""
+    labels = sorted(task.answer.counts(name, known.counts))
+    is_set = name in task.answer.sets
+    values = [set(item[name]) if is_set else {item[name]} for item in items.answers]
+    gold = np.array([[label in value for label in labels] for value in values])
+    teaches = gold.any(axis=1) | is_set
+    strength = SET_STRENGTH if is_set else CLASS_STRENGTH
+    scores = np.zeros((2, *gold.shape), np.float32)
+    weights_by_fold = []
+    bias_by_fold = []
+    for k in range(FOLDS):
+        aside = items.fold == k
+        used = teaches & ~aside
+        rows_used = hstack([part[used] for part in rows], format="csr")
+        weights, bias = regressions(csr_array(rows_used), gold[used], strength, seed)
+        rows_aside = [part[aside] for part in rows]
+        scores[:, aside] = view_scores(rows_aside, by_view(weights, rows), bias)
+        weights_by_fold.append(weights)
+        bias_by_fold.append(bias)
+    mean = np.asarray(sum(weights_by_fold) / np.float32(FOLDS))
+    mean[np.abs(mean) < MIN_WEIGHT] = 0
+    calibrates = items.is_own & teaches
+    score = scores.sum(0)
+    scale, shift = fit_calibration(score[calibrates], gold[calibrates], is_set)
+    return FirstStage(
+        field=LabelField(labels, is_set, scale, shift),
+        gold=gold,
+        calibrates=calibrates,
+        scores=scores,
+        weights=by_view(mean, rows),
+        bias=np.asarray(sum(bias_by_fold) / np.float32(FOLDS)),
+    )
 
-    rows: tuple[csr_array, csr_array]
-    gold: NDArray[np.bool_]
-    is_set: bool
-    seed: int
 
-    @property
-    def taken(self) -> NDArray[np.bool_]:
-        """The items that teach: those with a known class, and all for label sets."""
-        return np.asarray(self.gold.any(axis=1) | self.is_set)
+def by_view(weights: NDArray[np.float32], rows: Sequence[csr_array]) -> list[csr_array]:
+    """Return the weights for the rows of each view, of those for both side by side."""
+    columns_of_first = rows[0].shape[1]
+    return [csr_array(part) for part in np.split(weights, [columns_of_first])]
 
-    def cross_fitted(
-        self, fold: NDArray[np.int64]
-    ) -> tuple[NDArray[Any], csr_array, NDArray[np.float32]]:
-        """Return scores by regressions that did not see the fold, and the mean of the regressions.
 
-        The scores are [views, items, labels]. The mean is what is used later: one regression of all
-        items would be surer of itself than those on whose scores the second stage is fitted.
-        """
-        scores = np.zeros((2, *self.gold.shape), np.float32)
-        every_weights = []
-        every_bias = []
-        for k in range(FOLDS):
-            aside = fold == k
-            weights, bias = self.regressions(self.taken & ~aside)
-            columns_of_first = self.rows[0].shape[1]
-            of_views = [csr_array(part) for part in np.split(weights, [columns_of_first])]
-            rows_aside = [rows[aside] for rows in self.rows]
-            scores[:, aside] = view_scores(rows_aside, of_views, bias)
-            every_weights.append(weights)
-            every_bias.append(bias)
-        mean = np.asarray(sum(every_weights) / np.float32(FOLDS))
-        mean[np.abs(mean) < MIN_WEIGHT] = 0
-        bias = np.asarray(sum(every_bias) / np.float32(FOLDS))
-        return scores, csr_array(mean), bias
+def regressions(
+    rows: csr_array, gold: NDArray[np.bool_], strength: float, seed: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the weights, [columns, labels], and the biases of one regression per label."""
 
-    def regressions(self, of: NDArray[np.bool_]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return the weights, [columns, labels], and the biases of one regression per label."""
-        rows = csr_array(hstack([part[of] for part in self.rows], format="csr"))
-        strength = SET_STRENGTH if self.is_set else CLASS_STRENGTH
-        count = max(1, rows.shape[0])
-        model = partial(
-            SGDClassifier,
+    def regression(has_label: NDArray[np.bool_]) -> tuple[NDArray[Any], float]:
+        count = len(has_label)
+        having = int(has_label.sum())
+        lacking = count - having
+        if having < MIN_ITEMS or lacking == 0:
+            odds = (having + 0.5) / (lacking + 0.5)
+            return np.zeros(rows.shape[1]), float(np.log(odds))
+        model = SGDClassifier(
             loss="log_loss",
             alpha=1 / (strength * count),
             max_iter=max(6, -(-MIN_UPDATES // count)),
             tol=None,
-            random_state=self.seed,
+            random_state=seed,
         )
+        model.fit(rows, has_label)
+        return model.coef_[0], float(model.intercept_[0])
 
-        def regression(has_label: NDArray[np.bool_]) -> tuple[NDArray[Any], float]:
-            having = int(has_label.sum())
-            lacking = len(has_label) - having
-            if having < MIN_ITEMS or lacking == 0:
-                odds = (having + 0.5) / (lacking + 0.5)
-                return np.zeros(rows.shape[1], np.float32), float(np.log(odds))
-            fitted = model().fit(rows, has_label)
-            [weights] = fitted.coef_
-            [bias] = fitted.intercept_
-            return weights.astype(np.float32), float(bias)
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        fitted = list(threads.map(regression, gold.T))
+    weights = np.zeros((rows.shape[1], len(fitted)), np.float32)
+    biases = np.zeros(len(fitted), np.float32)
+    for column, (of_label, bias) in enumerate(fitted):
+        weights[:, column] = of_label
+        biases[column] = bias
+    return weights, biases
 
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            fitted = list(threads.map(regression, self.gold[of].T))
-        weights = np.zeros((rows.shape[1], len(fitted)), np.float32)
-        biases = np.zeros(len(fitted), np.float32)
-        for column, (of_label, bias) in enumerate(fitted):
-            weights[:, column] = of_label
-            biases[column] = bias
-        return weights, biases
+
+def fit_corrections(
+    decides: AnswerFields, items: TrainingItems, stages: Mapping[str, FirstStage]
+) -> tuple[dict[str, FieldTrees], dict[str, Array]]:
+    """Return the second stage, and its cross-fitted probabilities; none of too few cases."""
+    if not decides.evidence or len(items.cases) < MIN_CASES:
+        return {}, {}
+    about = []
+    for example, size in zip(items.cases, items.sizes.tolist(), strict=True):
+        about += facts(example, size, decides.evidence)
+    scores = {name: stage.scores for name, stage in stages.items()}
+    gold = {name: stage.gold for name, stage in stages.items()}
+    scored_items = Items(items.sizes, scores, np.array(about, float))
+    return fit_second_stage(scored_items, gold, decides.sets, items.fold)

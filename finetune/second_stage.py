@@ -14,7 +14,6 @@ from panjue.eval.second_stage import (
     Array,
     FieldTrees,
     Items,
-    SecondStage,
     candidates,
     class_rows,
     corrected,
@@ -63,7 +62,7 @@ def weights_of(sizes: Array) -> Array:
 
 def fit_second_stage(
     items: Items, gold: Mapping[str, Array], sets: Sequence[str], fold: Array
-) -> tuple[SecondStage, dict[str, Array]]:
+) -> tuple[dict[str, FieldTrees], dict[str, Array]]:
     """Return the second stage, and the cross-fitted probabilities of its fields, [items, labels].
 
     A field of one class has no second stage: nothing is left to decide.
@@ -81,7 +80,7 @@ def fit_second_stage(
             fields[name], believed[name] = _fit_set(items, name, truth, fold)
         elif truth.shape[1] > 1:
             fields[name], believed[name] = _fit_class(items, name, gold, believed, fold)
-    return SecondStage(fields), believed
+    return fields, believed
 
 
 def _fit_set(items: Items, name: str, truth: Array, fold: Array) -> tuple[FieldTrees, Array]:
@@ -155,7 +154,8 @@ def _fit_class(
     for k, part in enumerate(parts):
         aside = fold == k
         chances[aside] = part.predict(rows[aside], num_threads=1)
-    return FieldTrees(trees, classes=tables(fold >= 0)), chances
+    of_all = {other: table.tolist() for other, table in tables(fold >= 0).items()}
+    return FieldTrees(trees, classes=of_all), chances
 
 
 def _in_threads(train: Callable[[int], T]) -> list[T]:

@@ -75,10 +75,10 @@ class ServedRun:
         max_tokens = config.max_tokens or record.max_tokens
         budget = Budget(max_tokens, max_tokens)
         self.asker = Asker(self.task, run.trained, self.folders.model, budget)
-        self.advisor = self.asker.advisor
-        if self.advisor and config.adapter != "none":
+        advisor = self.asker.advisor
+        if advisor and config.adapter != "none":
             scaling = scaling_of_run(run, model_sha256(run.trained))
-            self.advisor = replace(self.advisor, scaling=scaling)
+            self.asker.advisor = replace(advisor, scaling=scaling)
         self.demo = is_demo(self.folders.model)
 
     async def question(self, case: CaseRequest) -> tuple[Example, Question]:
@@ -117,7 +117,7 @@ class ServedRun:
     def _judgments(self, example: Example, row: CompletionRow) -> dict[str, Any]:
         """Return the answer that a reply gives, beside what the text classifier thinks."""
         task = self.task
-        advisor = self.advisor
+        advisor = self.asker.advisor
         read = read_answer(task, self.asker.labels, advisor, example, row)
         beside: dict[str, Any] = {}
         if advisor:

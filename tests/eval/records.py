@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
-from panjue.eval.classifier import Classifier, FieldWeights, View
+from panjue.eval.classifier import Classifier, LabelField, View
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.task import Task
@@ -36,18 +36,19 @@ def write_answers(folder: Path, test: Path, **more: Any) -> None:
 def believing(task: Task, logits: Mapping[str, Mapping[str, float]]) -> Classifier:
     """Return a classifier that believes the same of every text: field -> label -> logit."""
     view = View(np.zeros(1, np.uint32), np.ones(1, np.float32))
-    fields = {
-        name: FieldWeights(
-            labels=tuple(of),
-            weights=csr_array((2, len(of)), dtype=np.float32),
-            bias=np.array(list(of.values()), np.float32),
-            scale=1,
-            shift=0,
-            is_set=name in task.answer.sets,
-        )
-        for name, of in logits.items()
-    }
-    return Classifier(task.answer, (view, view), fields)
+    fields = {}
+    bias: list[float] = []
+    for name, of_labels in logits.items():
+        fields[name] = LabelField(list(of_labels), name in task.answer.sets, scale=1, shift=0)
+        bias += of_labels.values()
+    weights = csr_array((1, len(bias)), dtype=np.float32)
+    return Classifier(
+        decides=task.answer,
+        views=[view, view],
+        weights=[weights, weights],
+        bias=np.array(bias, np.float32),
+        fields=fields,
+    )
 
 
 def write_training(folder: Path, classifier: Classifier, **more: Any) -> None:

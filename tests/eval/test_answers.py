@@ -228,7 +228,8 @@ def test_a_classifier_that_is_broken_is_no_baseline(run: Path, adapter: Path, go
     (adapter / CLASSIFIER).unlink()
     scores = score(Reader(TASK), gold, run)
     assert "text classifier" not in scores.baselines
-    told = f"{adapter}/classifier.npz: is missing; restore it, or train again"
+    missing = "is missing, or is not what the training wrote; restore it, or train again"
+    told = f"{adapter}/classifier.npz: {missing}"
     assert f"text classifier: unknown, {told}" in remarks(scores)
 
 
@@ -284,8 +285,7 @@ def test_a_run_without_completions_is_named(run: Path, tmp_path: Path) -> None:
 
 def test_completions_that_are_not_there_or_broken_are_told_with_the_way_on(run: Path) -> None:
     place = run / "completions.jsonl"
-    with place.open("a", encoding="utf-8") as out:
-        out.write('{"id": 7, "tex')
+    place.write_text('{"id": 7, "tex', "utf-8")
     with pytest.raises(UserError, match=r"not JSON.*`panjue generate` again drops it if it is the"):
         decode_answers(run)
     place.unlink()

@@ -64,23 +64,18 @@ def test_of_two_equally_good_sets_the_smaller_is_chosen() -> None:
     assert best_set({frozenset("a"): 0.5, frozenset("ab"): 0.5}, 2) == {"a"}
 
 
-def field(*sizes: float) -> Any:
-    """Return the weights of a label set, of which only those of the sizes count here."""
-    return replace(believing(JUDGMENT, {"charges": {}}).fields["charges"], sizes=sizes)
-
-
 def test_sets_of_independent_labels_worked_by_hand() -> None:
     opinion = {"a": 0.5, "b": 0.8}  # odds 1 and 4
     sets = {frozenset("a"): 1 / 9, frozenset("b"): 4 / 9, frozenset("ab"): 4 / 9}
-    assert likely_sets(field(0, 1, 1, 1), opinion) == pytest.approx(sets)
-    assert likely_sets(field(1, 1, 1, 1), opinion)[frozenset()] == pytest.approx(1 / 10)
+    assert likely_sets((0, 1, 1, 1), opinion) == pytest.approx(sets)
+    assert likely_sets((1, 1, 1, 1), opinion)[frozenset()] == pytest.approx(1 / 10)
     # Chances 0.5 of one label and 0.4 of two; training had sets of two half as often as that.
     rare = dict(zip(sets, (0.1 / 0.7, 0.4 / 0.7, 0.2 / 0.7), strict=True))
-    assert likely_sets(field(0, 1, 0.5, 1), opinion) == pytest.approx(rare)
+    assert likely_sets((0, 1, 0.5, 1), opinion) == pytest.approx(rare)
 
 
 def test_sets_that_are_left_out_keep_their_probability() -> None:
-    sets = likely_sets(field(1, 1, 1, 1), dict.fromkeys("abcdefgh", 0.1))
+    sets = likely_sets((1, 1, 1, 1), dict.fromkeys("abcdefgh", 0.1))
     # Of eight labels, six form sets of up to three, and one each of four, five and six.
     ways = [1, 6, 15, 20, 1, 1, 1]
     assert len(sets) == sum(ways)
@@ -90,19 +85,18 @@ def test_sets_that_are_left_out_keep_their_probability() -> None:
 
 @given(CHANCES, SIZES)
 def test_all_sets_together_are_certain(opinion: Any, sizes: tuple[float, ...]) -> None:
-    every = module.set_chances(field(*sizes), opinion, all_sets("".join(opinion), len(opinion)))
+    every = module.set_chances(sizes, opinion, all_sets("".join(opinion), len(opinion)))
     assert sum(every) == pytest.approx(1)
-    for labels, chance in likely_sets(field(*sizes), opinion).items():
-        assert module.set_chances(field(*sizes), opinion, [labels]) == [chance]
+    for labels, chance in likely_sets(sizes, opinion).items():
+        assert module.set_chances(sizes, opinion, [labels]) == [chance]
 
 
 def test_every_process_has_the_same_sets_to_the_last_bit() -> None:
     """Texts have other hashes in each process, and a sum of floats depends on its order."""
     code = (
-        "from types import SimpleNamespace\n"
         "from panjue.eval.opinions import best_set, likely_sets\n"
         "opinion = {name: 0.1 + 0.07 * i for i, name in enumerate('abcdefgh')}\n"
-        "sets = likely_sets(SimpleNamespace(sizes=(0, 1, 1, 1)), opinion)\n"
+        "sets = likely_sets((0, 1, 1, 1), opinion)\n"
         "print([chance.hex() for chance in sets.values()], sorted(best_set(sets, 5)))\n"
     )
     environments = [{**os.environ, "PYTHONHASHSEED": seed} for seed in "12"]
@@ -149,7 +143,7 @@ def test_opinions_that_a_row_keeps_are_not_computed_again() -> None:
     row = {**EMPTY_REPLY, "opinions": json.loads(dump(kept))}
     read = read_answer(JUDGMENT, LABELS, ADVISOR, CASE, row)
     assert [item["penalty"] for item in read.answer["judgments"]] == [PENALTIES[1]] * 2
-    assert ADVISOR.alone(CASE, row) == read.answer
+    assert ADVISOR.alone(CASE, read.opinions) == read.answer
     assert read.opinions[0].probabilities == computed[0].probabilities
 
 

@@ -230,17 +230,11 @@ def test_answers_to_the_named_file_are_meant(tmp_path: Path) -> None:
     other = tmp_path / "two.jsonl"
     other.write_text("".join(dump(case("two", key)) + "\n" for key in range(CASES)), "utf-8")
     write_adapter(tmp_path / "run/adapter", "a")
-    write_answers_as(tmp_path / "run", gold, "one")
+    twin = tmp_path / "one.jsonl"
+    shutil.copy(gold, twin)
+    write_answers(tmp_path / "run", "a", twin)
+    (tmp_path / "run/answers/one").rename(tmp_path / "run/answers/held-out-v2")
     write_answers(tmp_path / "run", "a", other)
     submission, _, _ = submission_of(tmp_path / "run", gold, None)
     assert submission.name == "held-out-v2"
     assert open_answers(tmp_path / "run", other).folder.name == "two"
-
-
-def write_answers_as(run: Path, test: Path, name: str) -> None:
-    """Write the answers to a file whose cases are those of the test file `name`."""
-    twin = test.with_name(f"{name}.jsonl")
-    shutil.copy(test, twin)
-    write_answers(run, "a", twin)
-    (run / "answers" / name).rename(run / "answers" / test.stem)
-    twin.unlink()

@@ -10,16 +10,24 @@ from tests.eval.records import Write, write_answers
 
 
 def test_confidences_follow_how_often_the_model_was_right() -> None:
-    judgments = [Judgment("penalty", True, 0.5, n % 10 > 0) for n in range(100)]
-    judgments += [Judgment("penalty", False, 0.1, n % 10 > 1) for n in range(100)]
-    judgments += [Judgment("charges", True, 0.5, True)] * 49
-    judgments += [Judgment("articles", True, n / 100, True) for n in range(1, 100)]
+    def judged(field: str, agreement: str, chance: float) -> Judgment:
+        return Judgment(0, field, None, agreement, chance)
+
+    agreed = judged("penalty", "agree", 0.5)
+    differed = judged("penalty", "differ", 0.1)
+    few = judged("charges", "agree", 0.5)
+    judgments = [(agreed, n % 10 > 0) for n in range(100)]
+    judgments += [(differed, n % 10 > 1) for n in range(100)]
+    judgments += [(few, True)] * 49
+    judgments += [(judged("articles", "agree", n / 100), True) for n in range(1, 100)]
     scaling = scaling_of(judgments)
-    assert scaled(scaling, "penalty", True, 0.5) == pytest.approx(0.9, abs=0.01)
-    assert scaled(scaling, "penalty", False, 0.1) == pytest.approx(0.8, abs=0.01)
-    assert scaled(scaling, "penalty", True, 0.6) >= scaled(scaling, "penalty", True, 0.5)
-    assert scaled(scaling, "charges", True, 0.5) == 0.5, "too few to say"
-    assert 0.9 < scaled(scaling, "articles", True, 0.3) < 1, "never wrong, but not certain"
+    assert scaled(scaling, agreed) == pytest.approx(0.9, abs=0.01)
+    assert scaled(scaling, differed) == pytest.approx(0.8, abs=0.01)
+    assert scaled(scaling, judged("penalty", "agree", 0.6)) >= scaled(scaling, agreed)
+    assert scaled(scaling, judged("penalty", "", 0.5)) == 0.5, "the classifier's own answer"
+    assert scaled(scaling, few) == 0.5, "too few to say"
+    never_wrong = scaled(scaling, judged("articles", "agree", 0.3))
+    assert 0.9 < never_wrong < 1, "but not certain"
 
 
 def test_a_scaling_is_of_one_training(write: Write, tmp_path: Path) -> None:

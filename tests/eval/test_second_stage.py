@@ -8,8 +8,6 @@ from panjue.eval.second_stage import (
     Items,
     candidates,
     class_rows,
-    facts,
-    load_second_stage,
 )
 from panjue.prompts.tasks.evidence import WORDS, evidence
 
@@ -77,23 +75,3 @@ def test_amounts_weights_and_acts(text: str, numbers: list[float]) -> None:
 @pytest.mark.parametrize("text", ["1" + " " * 20_000, "1" * 20_000, "1," * 20_000])
 def test_a_number_without_a_unit_comes_to_an_end(text: str) -> None:
     assert evidence(text)[:8] == [0] * 8
-
-
-@pytest.mark.parametrize("count", [1, 60])
-def test_facts_of_one_item_and_of_sixty(count: int) -> None:
-    marks = [chr(0xE010 + i) for i in range(count)]
-    text = "".join(f"{mark}系从犯。" for mark in marks)
-    rows = facts(text, [f"{mark}系从犯。" for mark in marks], marks, evidence)
-    place = 7 + 8 + WORDS.index("从犯")
-    assert [row[0] for row in rows] == list(range(count))
-    assert all(row[1] == row[place] == count for row in rows)
-    assert all(row[place + 8 + len(WORDS)] == 1 for row in rows)
-    assert {len(row) for row in facts("", [""] * count, marks, evidence)} == {
-        7 + 2 * len(evidence(""))
-    }
-
-
-@pytest.mark.parametrize("text", ["x", "[]", '{"charges": {"trees": "tree", "classes": {}}}'])
-def test_something_else_is_no_second_stage(text: str) -> None:
-    with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
-        load_second_stage(text)
