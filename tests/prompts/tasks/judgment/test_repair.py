@@ -10,7 +10,8 @@ from panjue.prompts.plumbing.decode import flatten_forms
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.render import neutralize
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from panjue.prompts.tasks.judgment.task import check, decode, target, write
+from panjue.prompts.tasks.judgment.repair import decode
+from panjue.prompts.tasks.judgment.task import check, target, write
 
 NAME = st.text(st.sampled_from("张王某甲A1１·（）“”\"\\{}[]<>|':,😀 　"), min_size=1, max_size=6)
 NAMES = st.lists(
