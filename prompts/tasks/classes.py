@@ -197,7 +197,7 @@ class Classes:
         return counts
 
     def _indicators(self, row: Row) -> Numbers:
-        """Return 1 for every class of a row, else 0, [classes + 1]; the last is for an empty set."""
+        """Return 1 for every class of a row, else 0, [classes + 1]; the last is the empty set."""
         classes = self.classes(row)
         return np.array([float(word in classes) for word in (*self.words, NONE)])
 

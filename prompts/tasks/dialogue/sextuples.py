@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jsonschema import Draft202012Validator
+
 from panjue.prompts.example import Decoded, Example, Turn
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import last_object, load_json
@@ -175,8 +177,6 @@ EMOTIONS = {"type": "object", "additionalProperties": HOLDER_ROW}
 
 def form_faults(form: Schema, value: Any) -> Iterator[str]:
     """Yield what is wrong by a JSON Schema, with its place."""
-    from jsonschema import Draft202012Validator
-
     for error in Draft202012Validator(form).iter_errors(value):
         yield f"{error.json_path}: {error.message:.200}"
 

@@ -1,7 +1,7 @@
 """Read the judgments of a reply, whatever it has around them and however it spells the labels."""
 
 import unicodedata
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from panjue.prompts.example import Decoded, Example

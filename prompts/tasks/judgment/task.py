@@ -133,7 +133,13 @@ TASK = Task(
         by_hand=by_hand,
         fields=("id", "fact", "defendants", "outcomes"),
     ),
-    ask=Ask(prompt=partial(render, "judgment"), schema=schema, target=target, decode=decode, labels=count_labels),
+    ask=Ask(
+        prompt=partial(render, "judgment"),
+        schema=schema,
+        target=target,
+        decode=decode,
+        labels=count_labels,
+    ),
     score=Score(
         metrics=METRICS,
         weight=weight,

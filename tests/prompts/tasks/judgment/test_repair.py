@@ -333,11 +333,6 @@ def test_labels_that_look_equal_are_named() -> None:
     assert not list(KNOWN.look_alikes(["charges", "articles", "penalty"]))
 
 
-def test_what_two_persons_are_given_in_one_object_is_nobodys(labels: Labels) -> None:
-    both = '{"name":"甲","charges":["诈骗罪"],"charges":["盗窃罪"],"penalty":"死刑"}'
-    assert not decode(both, ONE, labels).readable
-
-
 def test_a_last_answer_too_far_away_is_not_replaced_by_a_draft(labels: Labels) -> None:
     draft = '{"name":"甲","charges":["诈骗罪"],"articles":["266"],"penalty":"死刑"}'
     assert decode(draft, ONE, labels).readable
