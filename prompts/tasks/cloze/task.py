@@ -169,7 +169,7 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
 
 
 def check(_example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
-    ret = row.get("ret")
+    ret: Any = row.get("ret")
     if not _is_texts(ret):
         yield "'ret' must be a list of texts"
     elif len(ret) > MAX_ANSWERS:

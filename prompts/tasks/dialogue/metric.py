@@ -65,10 +65,10 @@ def shown(gold: Row, row: Row | None) -> Iterator[Item]:
     for sentence, right, given in zip(gold["chat"], _sextuples(gold), answers, strict=False):
         yield f"{sentence['holder']}：{sentence['input_sentence']}", _shown_fields(right, given)
     for name, holder in (gold["emo"] or {}).items():
-        right = holder["events"]
-        given = _events(row, name)
-        is_right = holder_points(right, given) == 1
-        yield name, [Field("emotions", chains(right), chains(given), is_right)]
+        golds = holder["events"]
+        events = _events(row, name)
+        is_right = holder_points(golds, events) == 1
+        yield name, [Field("emotions", chains(golds), chains(events), is_right)]
 
 
 def _shown_fields(right: list[Row], given: list[Row]) -> list[Field]:
@@ -153,7 +153,8 @@ def _matched(
             if cosine(right[field], given[field]) > min_cosine:
                 points[i, j] = points_of(right, given)
     matching = linear_sum_assignment(points, maximize=True)
-    return sum(points[matching].tolist()) / len(gold)
+    total: float = sum(points[matching].tolist())
+    return total / len(gold)
 
 
 def _mean(sums: Numbers) -> Numbers:

@@ -185,7 +185,7 @@ def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
     """Yield the faults of a submission row: of its form, then labels outside the five."""
     sentences = []
     for turn in example.turns:
-        form = {
+        form: dict[str, Schema] = {
             "input_sentence": {"const": turn.sentence},
             "holder": {"const": turn.holder},
             "event": TEXT,
