@@ -11,7 +11,7 @@ from panjue.eval.calibration import is_same
 from panjue.eval.compare import TIE, paired_differences
 from panjue.eval.opinions import Advisor, Answered, read_answer
 from panjue.eval.scaling import Judgment, Scaling, scaling_of
-from panjue.eval.values import MetricValues, gold_rows, metric_values
+from panjue.eval.values import MetricValues, metric_values
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
@@ -60,7 +60,8 @@ def choose(folder: Path, into: Path) -> Choice:
     replies = answered.rows()
     of_model = MetricValues(task)
     of_classifier = MetricValues(task)
-    for example, gold in counted(gold_rows(answered.reader, answered.test), len(replies)):
+    for example in counted(answered.reader.read(answered.test), len(replies)):
+        gold = task.gold(example)
         reply = answered.row(replies, {"id": example.id})
         read = read_answer(task, answered.labels, advisor, example, reply)
         own = advisor.alone(example, read.opinions)

@@ -274,7 +274,10 @@ class Classifier:
             "fields": {name: asdict(of_field) for name, of_field in self.fields.items()},
             "second": {name: trees.dump() for name, trees in self.second.items()},
         }
-        arrays = {"about": np.frombuffer(dump(about).encode(), np.uint8), "bias": self.bias}
+        arrays: dict[str, Any] = {
+            "about": np.frombuffer(dump(about).encode(), np.uint8),
+            "bias": self.bias,
+        }
         for number, view in enumerate(self.views):
             arrays[f"{number}.kept"] = view.kept
             arrays[f"{number}.idf"] = view.idf

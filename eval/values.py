@@ -123,7 +123,7 @@ def metric_values(task: Task, gold: Row, row: Row | None, place: str) -> Numbers
                 values += metric.counts(gold, row)
             else:
                 values.append(metric(gold, row))
-    except (KeyError, TypeError, AttributeError):
+    except (UserError, KeyError, TypeError, AttributeError):
         raise UserError(f"{place} is not in the hand-in format; see `panjue check`") from None
     return np.array(values, dtype=np.float64)
 

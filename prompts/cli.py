@@ -74,16 +74,6 @@ def demo(folder: Path) -> None:
 
 
 @app.command()
-def convert(file: Path, out: Path) -> None:
-    """Write FILE, cases of CAIL2018, to OUT as cases; exit code 1 if rows are left out."""
-    from panjue.prompts.tasks.judgment.convert import convert as write_cases
-
-    if out.exists():
-        raise UserError(f"{out}: exists already; choose another OUT")
-    raise typer.Exit(0 if write_cases(file, out, print) else 1)
-
-
-@app.command()
 def base(config: Path, overrides: Overrides = None) -> None:
     """Train a tiny base model and its tokenizer from scratch, on invented cases."""
     settings = _load("finetune.settings", "base_settings")(config, overrides or [])

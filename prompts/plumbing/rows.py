@@ -6,7 +6,6 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 from panjue.prompts.plumbing.decode import each_key_once
@@ -69,17 +68,10 @@ def list_items(path: Path, key: str | None = None) -> list[Any]:
         return value
 
 
-CAIL2018 = {"fact", "meta"}
-"""The fields by which rows of CAIL2018 are known, which `panjue convert` reads."""
-
-
 def format_hint(path: Path, fields: Sequence[str]) -> str:
     """Return the end of a message on a file whose first row is no case; the last field is gold."""
     with suppress(UserError, StopIteration):
         row = next(case_rows(path))[1]()
-        if row.keys() >= CAIL2018 and "defendants" in fields:
-            converted = f"`panjue convert {quote(str(path))} OUT.jsonl` converts it"
-            return f"; the file looks like CAIL2018; {converted}"
         if not {*fields[:-1]} <= row.keys():  # else a field has a wrong value
             return f"; its fields are {', '.join(row)}; a case has {', '.join(fields)}"
     return ""

@@ -226,5 +226,5 @@ def test_what_is_clean_can_be_scored(name: str, tmp_path: Path) -> None:
 def test_a_word_where_the_file_has_numbers_is_named(tmp_path: Path, write: Write) -> None:
     cases = write("cases.jsonl", [{"text": "Une affaire."}, {"text": "Ein Fall."}])
     path = write("submission.jsonl", [{"id": 1, "label": "dismissal"}, {"id": 2, "label": 0}])
-    told = '`panjue score` cannot read it; a right row is {"id":1,"label":0}'
+    told = "'label' must be one of 0, 1; found \"dismissal\""
     assert list(check(Reader(load_task("fscs")), path, cases)) == [f"{path}:1: id 1: {told}"]

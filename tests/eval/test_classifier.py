@@ -106,9 +106,9 @@ def test_a_vector_worked_by_hand() -> None:
 def small(*, is_set: bool, scale: float = 1.0, shift: float = 0.0) -> Classifier:
     """Return a classifier of two fields that knows one n-gram by each view."""
     view = View(np.array(sorted(grams("甲"))), np.ones(1, np.float32))
-    kind = {"sets" if is_set else "classes": ("label", "other")}
+    names = ("label", "other")
     return Classifier(
-        decides=AnswerFields(**kind),
+        decides=AnswerFields(sets=names) if is_set else AnswerFields(classes=names),
         views=[view, view],
         weights=[csr_array([[2.0, -1.0, 5.0]]), csr_array((1, 3))],
         bias=np.zeros(3, np.float32),

@@ -18,7 +18,6 @@ from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.run import AnswersRecord
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from panjue.prompts.tasks.judgment.convert import NO_TERM, SHORT_TERM
 from panjue.prompts.tasks.judgment.demo import write_demo
 from panjue.serve.settings import GenerateConfig, ServeConfig
 from tests.prompts.plumbing.test_run import ANSWERED
@@ -38,45 +37,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-CAIL2018 = (
-    '{"fact": "张某盗窃。", "meta": {"criminals": ["张某"], "accusation": ["盗窃"], '
-    '"relevant_articles": [264], "punish_of_money": 0, "term_of_imprisonment": '
-    '{"death_penalty": false, "life_imprisonment": false, "imprisonment": MONTHS}}}\n'
-)
-
-
-def test_convert_writes_cases_and_says_what_it_left_out(tmp_path: Path, panjue: Panjue) -> None:
-    path, out = tmp_path / "cail.jsonl", tmp_path / "out.jsonl"
-    path.write_text("".join(CAIL2018.replace("MONTHS", n) for n in ("10", "3", "0")), "utf-8")
-    done = panjue("convert", path, out)
-    assert done.returncode == 0
-    assert done.stdout.splitlines() == [
-        f"1 rows, the first is {path}:2: {SHORT_TERM}",
-        f"1 rows, the first is {path}:3: {NO_TERM}",
-        f"written: {out}, 3 of 3 rows",
-    ]
-    again = panjue("convert", path, out)
-    told = f"panjue: {out}: exists already; choose another OUT\n"
-    assert (again.returncode, again.stderr) == (2, told)
-    path.write_text(CAIL2018.replace("MONTHS", "10") + "{}\n" + path.read_text("utf-8"), "utf-8")
-    out.unlink()
-    done = panjue("convert", path, out)
-    assert done.returncode == 1
-    assert done.stdout.startswith(f"{path}:2: not converted: its fields are none; only CAIL2018")
-    assert done.stdout.endswith(f"written: {out}, 4 of 5 rows\n")
-
-
 def test_generate_names_a_file_of_another_format_before_it_imports_vllm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, panjue: Panjue
 ) -> None:
-    path = tmp_path / "cail.jsonl"
-    path.write_text(CAIL2018.replace("MONTHS", "10"), "utf-8")
+    path = tmp_path / "other.jsonl"
+    path.write_text('{"fact": "张某盗窃。", "meta": {}}', "utf-8")
     monkeypatch.setattr("panjue.serve.settings.task_name", lambda *_: "judgment")
     monkeypatch.setitem(sys.modules, "panjue.serve.generate", None)
     done = panjue("generate", tmp_path, path)
     told = (
-        f"panjue: {path}:1: 'id' must be a whole number or a string; the file looks like CAIL2018; "
-        f"`panjue convert {path} OUT.jsonl` converts it\n"
+        f"panjue: {path}:1: 'id' must be a whole number or a string; its fields are fact, meta; "
+        "a case has id, fact, defendants, outcomes\n"
     )
     assert (done.returncode, done.stderr) == (2, told)
 

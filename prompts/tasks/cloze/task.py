@@ -6,6 +6,7 @@ Ranked answers are scored as the contest does, after SQuAD.
 import re
 import string
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain, product, starmap
 from typing import Any
 
@@ -14,7 +15,7 @@ from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import last_object, load_json, strings_in
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.render import render
-from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, closed_object
+from panjue.prompts.task import Ask, Data, Schema, Score, Task, closed_object
 from panjue.prompts.tasks.cloze.table import RET_TABLE
 from panjue.prompts.tasks.metrics import Field, Item, Row, overlap_f1, texts
 
@@ -37,6 +38,20 @@ SMALL_NUMBERS = (  # noqa: SIM905
     "fifteen sixteen seventeen eighteen nineteen"
 ).split()
 TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()  # noqa: SIM905
+
+
+def _numbers() -> dict[str, str]:
+    digits = {word: str(value) for value, word in enumerate(SMALL_NUMBERS)}
+    for value, ten in enumerate(TENS, start=2):
+        digits[ten] = f"{value}0"
+        for unit, word in enumerate(SMALL_NUMBERS[1:10], start=1):
+            digits[f"{ten} {word}"] = f"{value}{unit}"
+    return digits
+
+
+NUMBERS = _numbers()
+"""A number below a hundred in words, without hyphens -> in digits."""
+
 ISO_DATE = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})")
 WORD = re.compile(r"(\d+)(?:st|nd|rd|th)?\b|([a-z]+)\.?")
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -62,17 +77,16 @@ def read(row: Mapping[str, Any]) -> Example:
 
 
 def _gold(answers: Any) -> tuple[str, ...]:
-    if not _is_texts(answers) or not all(text.strip() for text in answers):
+    if not _is_texts(answers):
         raise UserError("'answer' must list one text or more")
     return tuple(answers)
 
 
 def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and value != [] and all(isinstance(text, str) for text in value)
-
-
-def prompt(example: Example) -> Messages:
-    return render("cloze", example)
+    """Say whether a value is a list of one text or more that are not empty."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(text, str) and text.strip() for text in value)
 
 
 def schema(_example: Example, _labels: Labels) -> Schema:
@@ -87,8 +101,10 @@ def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
     written = strings_in(found.value.get("answers"))[: 4 * MAX_ANSWERS]
     is_valid = load_json(reply) == {"answers": written} and 0 < len(written) <= MAX_ANSWERS
     is_valid = is_valid and all(0 < len(text) <= MAX_ANSWER_LENGTH for text in written)
-    repairs = [] if is_valid else ["not the JSON that was asked for"]
+    repairs = []
     answers: list[str] = []
+    if not is_valid:
+        repairs.append("not the JSON that was asked for")
     for text in written:
         answer = contest_form(text[:MAX_ANSWER_LENGTH])
         if answer != text:
@@ -115,26 +131,11 @@ def contest_form(answer: str) -> str:
     text = " ".join(answer.lower().encode("utf-8", "ignore").decode("utf-8").split())
     date = ISO_DATE.fullmatch(text)
     if not date:
-        return _number(text) or _spoken_date(text) or text
+        return NUMBERS.get(text.replace("-", " ")) or _spoken_date(text) or text
     month = int(date[2])
     if not 1 <= month <= 12:
         return text
     return f"{date[1]} {MONTH_NAMES[month - 1]} {int(date[3])}"
-
-
-def _number(text: str) -> str | None:
-    """Return `21` for `twenty-one`."""
-    if text in SMALL_NUMBERS:
-        return str(SMALL_NUMBERS.index(text))
-    ten, _, unit = text.replace("-", " ").partition(" ")
-    if ten not in TENS:
-        return None
-    value = 10 * TENS.index(ten) + 20
-    if unit in SMALL_NUMBERS[1:10]:
-        value += SMALL_NUMBERS.index(unit)
-    elif unit:
-        return None
-    return str(value)
 
 
 def _spoken_date(text: str) -> str | None:
@@ -168,10 +169,10 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
 
 
 def check(_example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
-    ret = row.get("ret")
-    if not isinstance(ret, list) or (ret and not _is_texts(ret)) or "" in ret:
+    ret: Any = row.get("ret")
+    if not _is_texts(ret):
         yield "'ret' must be a list of texts"
-    elif not 1 <= len(ret) <= MAX_ANSWERS:
+    elif len(ret) > MAX_ANSWERS:
         yield f"'ret' has {len(ret)} answers instead of 1 to {MAX_ANSWERS}"
     elif len(set(ret)) < len(ret):
         yield "'ret' has an answer twice"
@@ -212,7 +213,7 @@ def tokens(text: str) -> list[str]:
 
 TASK = Task(
     data=Data(read=read, write=write, submission=RET_TABLE, check=check),
-    ask=Ask(prompt=prompt, schema=schema, decode=decode, labels=count_answers),
+    ask=Ask(prompt=partial(render, "cloze"), schema=schema, decode=decode, labels=count_answers),
     score=Score(
         metrics=(f1,),
         fallback="commonest answers",

@@ -1,12 +1,11 @@
 """The answers of a perfect model to each call of a dialogue: the training examples."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from panjue.prompts.example import Example
-from panjue.prompts.tasks.dialogue.sextuples import SEXTUPLE, holders_of, speakers
-from panjue.prompts.tasks.dialogue.similarity import table
+from panjue.prompts.tasks.dialogue.sextuples import SEXTUPLE, Chain, holders_of
+from panjue.prompts.tasks.dialogue.similarity import cosine
 from panjue.prompts.tasks.metrics import Row
 
 
@@ -21,38 +20,32 @@ def gold_oracle(dialogue: Example) -> Callable[[Example], Example]:
     gold = dialogue.answer
     assert gold is not None, "a test dialogue has no gold"
     sentences = {sentence["id"]: sentence for sentence in gold["sentences"]}
-    emotions: dict[int, list[tuple[str, Row]]] = {}
+    chains: dict[int, list[Chain]] = {number: [] for number in sentences}
     for holder in gold["holders"] or ():
-        numbers = [turn.number for turn in dialogue.turns if turn.holder == holder["holder"]]
-        for event in holder["events"] if numbers else ():
-            _assign(event, [sentences[number] for number in numbers], emotions)
+        name = holder["holder"]
+        own = [sentences[turn.number] for turn in dialogue.turns if turn.holder == name]
+        for event in holder["events"] if own else ():
+            for emotion in event["emotions"]:
+                number = _nearest(own, emotion["reason"])["id"]
+                chains[number].append(Chain(name, event["event"], [emotion]))
 
     def answer(question: Example) -> Example:
-        own = [sentences[turn.number] for turn in question.turns]
-        holders = None if gold["holders"] is None else _chains(question, emotions)
+        own = []
+        asked: list[Chain] = []
+        for turn in question.turns:
+            own.append(sentences[turn.number])
+            asked += chains[turn.number]
+        holders = None if gold["holders"] is None else holders_of(question.turns, asked)
         return replace(question, answer={"sentences": own, "holders": holders})
 
     return answer
 
 
-def _assign(
-    event: Row, sentences: Sequence[Row], emotions: dict[int, list[tuple[str, Row]]]
-) -> None:
-    """Add each emotion of an event to those of its sentence, with the name of the event."""
-    opinions = [
-        "".join(one[field] for field in SEXTUPLE if field != "sentiment") for one in sentences
-    ]
-    for emotion in event["emotions"]:
-        nearest = int(table([emotion["reason"]], opinions).argmax())
-        number = sentences[nearest]["id"]
-        emotions.setdefault(number, []).append((event["event"], emotion))
+def _nearest(sentences: Sequence[Row], reason: str) -> Row:
+    """Return the sentence whose sextuple is most similar to the reason, the first of equals."""
 
+    def likeness(sentence: Row) -> float:
+        opinion = "".join(sentence[field] for field in SEXTUPLE if field != "sentiment")
+        return cosine(reason, opinion)
 
-def _chains(
-    question: Example, emotions: Mapping[int, Sequence[tuple[str, Row]]]
-) -> list[dict[str, Any]]:
-    chains: dict[str, dict[str, list[Row]]] = {holder: {} for holder in speakers(question.turns)}
-    for turn in question.turns:
-        for event, emotion in emotions.get(turn.number, ()):
-            chains[turn.holder].setdefault(event, []).append(emotion)
-    return holders_of(chains)
+    return max(sentences, key=likeness)

@@ -1,25 +1,22 @@
 """Metrics of dialogues: sextuples by sentence, and emotion chains by event."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 
-from panjue.prompts.tasks.dialogue.sextuples import SEXTUPLE, emotion_faults, is_texts
-from panjue.prompts.tasks.dialogue.similarity import best_pairs, cosine, table
+from panjue.prompts.tasks.dialogue.similarity import cosine
 from panjue.prompts.tasks.metrics import CorpusMetric, Field, Item, Numbers, Row, texts
 
 TEXT_FIELDS = ("opinion", "rationale", "aspect")
 """Fields that are right if the two texts mean the same."""
 
-MIN_TEXT_COSINE = 0.8
-"""Two texts with at least this cosine mean the same."""
+MIN_TEXT_COSINE = 0.8 - 1e-9  # a rounding error is allowed
+"""Two texts with a higher cosine mean the same."""
 
 MIN_EVENT_COSINE = 0.7
 """Two events with a higher cosine are the same event."""
-
-EPSILON = 1e-9
-"""Rounding error allowed in a cosine; also the weight of cosines in points, which breaks ties."""
 
 NOTHING: Row = {"events": []}
 
@@ -42,15 +39,10 @@ def sextuple(gold: Row, row: Row | None) -> float:
 
 
 def _sextuples(row: Row | None) -> list[list[Row]]:
-    """Return the sextuples of each sentence that are not empty.
-
-    TypeError: a sentence has no list of sextuples, objects of texts.
-    """
+    """Return the sextuples of each sentence that are not empty."""
     sentences = []
     for sentence in row["chat"] if row else ():
         sextuples = sentence["final_model_response"]
-        if not isinstance(sextuples, list) or not all(is_texts(s, SEXTUPLE) for s in sextuples):
-            raise TypeError("no list of sextuples")
         sentences.append([sextuple for sextuple in sextuples if any(sextuple.values())])
     return sentences
 
@@ -64,28 +56,17 @@ def _points(right: Row, given: Row) -> int:
 
 
 def means_the_same(text: str, other: str) -> bool:
-    return cosine(text, other) >= MIN_TEXT_COSINE - EPSILON
+    return cosine(text, other) > MIN_TEXT_COSINE
 
 
 def shown(gold: Row, row: Row | None) -> Iterator[Item]:
     """Yield every sentence with its sextuple, then every holder with its emotion chains."""
-    yield from _shown_sentences(gold, row)
-    yield from _shown_holders(gold, row)
-
-
-def _shown_sentences(gold: Row, row: Row | None) -> Iterator[Item]:
     answers = chain(_sextuples(row), repeat([]))
-    for sentence, right in zip(gold["chat"], _sextuples(gold), strict=True):
-        given = next(answers)
-        title = f"{sentence['holder']}：{sentence['input_sentence']}"
-        yield title, _shown_fields(right, given)
-
-
-def _shown_holders(gold: Row, row: Row | None) -> Iterator[Item]:
-    emotions = (row["emo"] if row else None) or {}
+    for sentence, right, given in zip(gold["chat"], _sextuples(gold), answers, strict=False):
+        yield f"{sentence['holder']}：{sentence['input_sentence']}", _shown_fields(right, given)
     for name, holder in (gold["emo"] or {}).items():
         golds = holder["events"]
-        events = emotions.get(name, NOTHING)["events"]
+        events = _events(row, name)
         is_right = holder_points(golds, events) == 1
         yield name, [Field("emotions", chains(golds), chains(events), is_right)]
 
@@ -116,70 +97,64 @@ def chains(events: Sequence[Row]) -> list[str]:
     return lines
 
 
+def _events(row: Row | None, holder: str) -> Sequence[Row]:
+    emotions: Row = (row["emo"] if row else None) or {}
+    events: Sequence[Row] = emotions.get(holder, NOTHING)["events"]
+    return events
+
+
 def _event_counts(gold: Row, row: Row | None) -> list[float]:
     """Return [points of a dialogue, 1], or zeros if gold has no readable emotions."""
     if not gold["emo"]:
         return [0.0, 0.0]
     if not row:
         return [0.0, 1.0]
-    predicted: Row = row["emo"] or {}
-    if any(emotion_faults(predicted)):
-        raise TypeError("no emotions")
     points = 0.0
     for name, holder in gold["emo"].items():
-        events = predicted.get(name, NOTHING)["events"]
-        points += holder_points(holder["events"], events)
+        points += holder_points(holder["events"], _events(row, name))
     return [points / len(gold["emo"]), 1.0]
 
 
 def holder_points(gold: Sequence[Row], predicted: Sequence[Row]) -> float:
-    """Return the points of one holder, 0-1: each gold event has the same weight.
-
-    Events are matched one to one with the maximum of points. Two events may be matched if their
-    names are similar.
-    """
-    if not gold or not predicted:
-        return float(not gold and not predicted)
-    golds = [event["event"] for event in gold]
-    names = [event["event"] for event in predicted]
-    cosines = table(golds, names)
-    points = np.full(cosines.shape, -1.0)
-    for i, j in np.argwhere(cosines > MIN_EVENT_COSINE).tolist():
-        points[i, j] = chain_points(gold[i]["emotions"], predicted[j]["emotions"])
-    return _best_sum(points, cosines) / len(gold)
+    """Return the points of one holder, 0-1, from the events with similar names."""
+    return _matched(gold, predicted, "event", MIN_EVENT_COSINE, _event_points)
 
 
-def chain_points(gold: Sequence[Row], predicted: Sequence[Row]) -> float:
-    """Return the points of one event, 0-1: each gold emotion has the same weight.
-
-    Emotions are matched one to one with the maximum of points. Two emotions may be matched if
-    their reasons mean the same: one point each for state and source, of two per gold emotion.
-    """
-    if not gold or not predicted:
-        return float(not gold and not predicted)
-    golds = [emotion["reason"] for emotion in gold]
-    reasons = [emotion["reason"] for emotion in predicted]
-    cosines = table(golds, reasons)
-    points = np.full(cosines.shape, -1.0)
-    for i, j in np.argwhere(cosines >= MIN_TEXT_COSINE - EPSILON).tolist():
-        points[i, j] = _emotion_points(gold[i], predicted[j])
-    return _best_sum(points, cosines) / (2 * len(gold))
+def _event_points(right: Row, given: Row) -> float:
+    """Return the points of one event, 0-1, from the emotions whose reasons mean the same."""
+    emotions = given["emotions"]
+    return _matched(right["emotions"], emotions, "reason", MIN_TEXT_COSINE, _emotion_points)
 
 
-def _emotion_points(right: Row, given: Row) -> int:
-    """Return the points, 0-2, of a predicted emotion whose reason is right."""
+def _emotion_points(right: Row, given: Row) -> float:
+    """Return the points of an emotion whose reason is right: a half each for state and source."""
     points = int(right["state"] == given["state"])
     points += int(right["source_id"] == given["source_id"])
-    return points
+    return points / 2
 
 
-def _best_sum(points: Numbers, cosines: Numbers) -> float:
-    """Return the points of the best matching; pairs below 0 are not allowed."""
-    weights = np.where(points >= 0, points + EPSILON * cosines, 0.0)
-    total = 0.0
-    for pair in best_pairs(weights):
-        total += max(float(points[pair]), 0.0)
-    return total
+def _matched(
+    gold: Sequence[Row],
+    predicted: Sequence[Row],
+    field: str,
+    min_cosine: float,
+    points_of: Callable[[Row, Row], float],
+) -> float:
+    """Return the mean points of the gold items, matched one to one with the maximum of points.
+
+    Two items may be matched if this field has a higher cosine. Of no items the points are 1 if
+    both have none, else 0.
+    """
+    if not gold or not predicted:
+        return float(not gold and not predicted)
+    points = np.zeros((len(gold), len(predicted)))
+    for i, right in enumerate(gold):
+        for j, given in enumerate(predicted):
+            if cosine(right[field], given[field]) > min_cosine:
+                points[i, j] = points_of(right, given)
+    matching = linear_sum_assignment(points, maximize=True)
+    total: float = sum(points[matching].tolist())
+    return total / len(gold)
 
 
 def _mean(sums: Numbers) -> Numbers:

@@ -1,63 +1,67 @@
-"""Sextuples and emotion events of a dialogue, as schema, reply and submission.
+"""Sextuples and emotion events of a dialogue, as schema, reply and submission."""
 
-A reply is read by its schema.
-"""
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from jsonschema import Draft202012Validator
 
 from panjue.prompts.example import Decoded, Example, Turn
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import last_object, load_json
-from panjue.prompts.plumbing.files import dump
 from panjue.prompts.task import Schema, closed_object
 from panjue.prompts.tasks.metrics import Row
 
 SENTIMENTS = ("positive", "negative", "neutral", "ambiguous", "doubt")
 
-SEXTUPLE = ("target", "aspect", "opinion", "sentiment", "rationale")
-"""Fields of a sextuple; the other two, holder and sentence, are given. No sextuple: all empty."""
 
-EMOTION_FIELDS = ("state", "reason", "source_id")
+def _at_most(length: int) -> Schema:
+    return {"type": "string", "maxLength": length}
 
-MAX_LENGTHS = {
-    "target": 60,
-    "aspect": 60,
-    "opinion": 80,
-    "rationale": 120,
-    "event": 40,
-    "reason": 80,
-    "source_id": 20,
+
+SEXTUPLE = {
+    "target": _at_most(60),
+    "aspect": _at_most(60),
+    "opinion": _at_most(80),
+    "sentiment": {"enum": [*SENTIMENTS, ""]},
+    "rationale": _at_most(120),
 }
-"""Maximum characters of each field: 999 of 1,000 real values are shorter."""
+"""Fields of a sextuple -> their schemas; the other two, holder and sentence, are given. No
+sextuple: all empty. 999 of 1,000 real values are shorter."""
 
-TEXT_SCHEMAS: dict[str, Schema] = {
-    field: {"type": "string", "maxLength": length} for field, length in MAX_LENGTHS.items()
+EMOTION = {
+    "state": {"enum": list(SENTIMENTS)},
+    "reason": _at_most(80),
+    "source_id": _at_most(20),
 }
-TEXT_SCHEMAS["sentiment"] = {"enum": [*SENTIMENTS, ""]}
-TEXT_SCHEMAS["state"] = {"enum": list(SENTIMENTS)}
-"""Field -> its schema."""
 
+MAX_EVENT_LENGTH = 40
 MAX_EVENTS = 6  # per speaker
 MAX_EMOTIONS = 8  # per event
+
+EVENT = {
+    "event": _at_most(MAX_EVENT_LENGTH),
+    "emotions": {"type": "array", "items": closed_object(EMOTION), "maxItems": MAX_EMOTIONS},
+}
+EVENTS = {"type": "array", "items": closed_object(EVENT), "maxItems": MAX_EVENTS}
+
+
+class Chain(NamedTuple):
+    """What a speaker feels in an event, in order."""
+
+    holder: str
+    event: str
+    emotions: Sequence[Row]
 
 
 def schema(example: Example, _labels: Labels) -> Schema:
     """Return the JSON Schema of the reply: each sentence and speaker of the question once."""
-    sentences = [_texts(SEXTUPLE, id={"const": turn.number}) for turn in example.turns]
-    emotions = {"type": "array", "items": _texts(EMOTION_FIELDS), "maxItems": MAX_EMOTIONS}
-    event = closed_object({"event": TEXT_SCHEMAS["event"], "emotions": emotions})
-    events = {"type": "array", "items": event, "maxItems": MAX_EVENTS}
-    holders = [
-        closed_object({"holder": {"const": holder}, "events": events})
-        for holder in speakers(example.turns)
-    ]
+    sentences = []
+    for turn in example.turns:
+        sentences.append(closed_object({"id": {"const": turn.number}, **SEXTUPLE}))
+    holders = []
+    for holder in speakers(example.turns):
+        holders.append(closed_object({"holder": {"const": holder}, "events": EVENTS}))
     return closed_object({"sentences": _list_of(sentences), "holders": _list_of(holders)})
-
-
-def _texts(fields: Sequence[str], **others: Schema) -> Schema:
-    """Return the schema of an object with these `others`, then the texts."""
-    return closed_object(others | {field: TEXT_SCHEMAS[field] for field in fields})
 
 
 def _list_of(items: list[Schema]) -> Schema:
@@ -75,48 +79,55 @@ def speakers(turns: Sequence[Turn]) -> list[str]:
     return list(dict.fromkeys(turn.holder for turn in turns))
 
 
-def holders_of(chains: Mapping[str, Mapping[str, Sequence[Row]]]) -> list[dict[str, Any]]:
-    """Return the holders of an answer from holder -> event -> emotions."""
+def holders_of(turns: Sequence[Turn], chains: Iterable[Chain]) -> list[dict[str, Any]]:
+    """Return the holders of an answer: every speaker, the chains of an event joined in order."""
+    events: dict[str, dict[str, list[Row]]] = {holder: {} for holder in speakers(turns)}
+    for chain in chains:
+        joined = events[chain.holder].setdefault(chain.event, [])
+        joined += chain.emotions
     holders = []
-    for holder, by_event in chains.items():
-        events = [{"event": event, "emotions": chain} for event, chain in by_event.items()]
-        holders.append({"holder": holder, "events": events})
+    for holder, by_event in events.items():
+        listed = [{"event": event, "emotions": joined} for event, joined in by_event.items()]
+        holders.append({"holder": holder, "events": listed})
     return holders
 
 
-def target(example: Example) -> str:
-    """Return the gold reply. It is invalid if the schema does not allow the gold answer."""
-    assert example.answer is not None, "a test dialogue has no target"
-    answered = example.answer["holders"]
-    if answered is None:
-        return dump(example.answer)
-    events = {holder["holder"]: holder["events"] for holder in answered}
+def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
+    """Read what a reply has of each sentence and speaker; what is missing is empty."""
+    fields = last_object(reply, ["sentences", "holders"]).value
+    given_sentences = _objects(fields.get("sentences"))
+    given_holders = _objects(fields.get("holders"))
+    by_id = {_text(value, "id"): value for value in reversed(given_sentences)}  # the first counts
+    sentences = []
+    for turn in example.turns:
+        value = by_id.get(str(turn.number), {})
+        sentences.append({"id": turn.number, **_texts(value, SEXTUPLE)})
     holders = []
-    for name in speakers(example.turns):
-        holders.append({"holder": name, "events": events.get(name, [])})
-    return dump({"sentences": example.answer["sentences"], "holders": holders})
-
-
-def decode(reply: str, example: Example, labels: Labels) -> Decoded:
-    form = schema(example, labels)
-    fields = last_object(reply, list(form["properties"])).value
-    holders = _each_once(fields.get("holders"))
-    answer: dict[str, Any] = _read({**fields, "holders": holders}, form)
+    for holder in speakers(example.turns):
+        own = [value for value in given_holders if _text(value, "holder") == holder]
+        holders.append({"holder": holder, "events": _events(own)})
+    answer = {"sentences": sentences, "holders": holders}
     if load_json(reply) == answer:
         return Decoded(answer)
-    if not holders and not _objects(fields.get("sentences")):
+    if not given_holders and not given_sentences:
         return Decoded(answer, ("nothing could be read",), readable=False)
     return Decoded(answer, ("not the JSON that was asked for",))
 
 
-def _each_once(holders: Any) -> list[dict[str, Any]]:
-    """Return the holders of a reply, each with the events of all objects that name it."""
-    events: dict[str, list[dict[str, Any]]] = {}
-    for value in _objects(holders):
-        known = events.setdefault(_text(value.get("holder")), [])
-        if len(known) < MAX_EVENTS:
-            known += [event for event in _objects(value.get("events")) if event not in known]
-    return [{"holder": holder, "events": found} for holder, found in events.items()]
+def _events(objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events of all objects that name a speaker, those of a later object once."""
+    given: list[Mapping[str, Any]] = []
+    for value in objects:
+        if len(given) < MAX_EVENTS:
+            given += [event for event in _objects(value.get("events")) if event not in given]
+    events = []
+    for value in given[:MAX_EVENTS]:
+        listed = _objects(value.get("emotions"))[:MAX_EMOTIONS]
+        emotions = [_texts(emotion, EMOTION) for emotion in listed]
+        name = _text(value, "event")[:MAX_EVENT_LENGTH]
+        with_state = [emotion for emotion in emotions if emotion["state"]]
+        events.append({"event": name, "emotions": with_state})
+    return events
 
 
 def _objects(values: Any) -> list[dict[str, Any]]:
@@ -125,43 +136,25 @@ def _objects(values: Any) -> list[dict[str, Any]]:
     return [value for value in values if isinstance(value, dict)]
 
 
-def _read(value: Any, form: Schema) -> Any:
-    """Return what a value has of a schema; what is missing or has another type is empty."""
-    if "const" in form:
-        return form["const"]
-    if "enum" in form:
-        label = _text(value).strip().lower()
-        return label if label in form["enum"] else ""
-    if form["type"] == "string":
-        return _text(value)[: form["maxLength"]]
-    if form["type"] == "object":
-        given = value if isinstance(value, dict) else {}
-        return {key: _read(given.get(key), inner) for key, inner in form["properties"].items()}
-    if "prefixItems" in form:
-        return _read_known(_objects(value), form["prefixItems"])
-    items = [_read(item, form["items"]) for item in _objects(value)[: form["maxItems"]]]
-    return [item for item in items if item.get("state") != ""]  # an emotion needs a state
+def _texts(value: Mapping[str, Any], schemas: Mapping[str, Schema]) -> dict[str, str]:
+    """Return the texts of an object by their schemas; an unknown label is empty."""
+    texts = {}
+    for field, form in schemas.items():
+        text = _text(value, field)
+        if "enum" not in form:
+            texts[field] = text[: form["maxLength"]]
+            continue
+        label = text.strip().lower()
+        texts[field] = label if label in form["enum"] else ""
+    return texts
 
 
-def _read_known(objects: list[dict[str, Any]], forms: list[Schema]) -> list[Any]:
-    """Return an item for each form, from the first object with the constant that it begins with.
-
-    The constant is the number of a sentence, or the name of a speaker.
-    """
-    [key, *_] = forms[0]["properties"]
-    given = {_text(value.get(key)): value for value in reversed(objects)}
-    items = []
-    for form in forms:
-        constant = form["properties"][key]["const"]
-        items.append(_read(given.get(str(constant)), form))
-    return items
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
+def _text(value: Mapping[str, Any], field: str) -> str:
+    text = value.get(field)
+    if not isinstance(text, str):
         return ""
     # A JSON escape can be half a character, which a submission cannot contain.
-    return value.encode("utf-8", "ignore").decode("utf-8")
+    return text.encode("utf-8", "ignore").decode("utf-8")
 
 
 def reserve(example: Example) -> int:
@@ -169,69 +162,54 @@ def reserve(example: Example) -> int:
     return 64 + 40 * len(example.turns) + 192 * len(speakers(example.turns))
 
 
+def _open_object(properties: Mapping[str, Schema]) -> Schema:
+    return {**closed_object(properties), "additionalProperties": True}
+
+
+TEXT = {"type": "string"}
+SEXTUPLE_ROW = closed_object(dict.fromkeys(SEXTUPLE, TEXT))
+EMOTION_ROW = closed_object(dict.fromkeys(EMOTION, TEXT))
+EVENT_ROW = _open_object({"event": TEXT, "emotions": {"type": "array", "items": EMOTION_ROW}})
+HOLDER_ROW = _open_object({"events": {"type": "array", "items": EVENT_ROW}})
+EMOTIONS = {"type": "object", "additionalProperties": HOLDER_ROW}
+"""The form of a file of emotions: holder to events."""
+
+
+def form_faults(form: Schema, value: Any) -> Iterator[str]:
+    """Yield what is wrong by a JSON Schema, with its place."""
+    for error in Draft202012Validator(form).iter_errors(value):
+        yield f"{error.json_path}: {error.message:.200}"
+
+
 def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
-    """Yield the faults of a submission row: its sentences by position, then its emotions."""
-    chat = row.get("chat")
-    if not isinstance(chat, list) or len(chat) != len(example.turns):
-        yield f"the chat must list {len(example.turns)} sentences"
+    """Yield the faults of a submission row: of its form, then labels outside the five."""
+    sentences = []
+    for turn in example.turns:
+        form: dict[str, Schema] = {
+            "input_sentence": {"const": turn.sentence},
+            "holder": {"const": turn.holder},
+            "event": TEXT,
+            "final_model_response": {"type": "array", "items": SEXTUPLE_ROW, "maxItems": 1},
+        }
+        sentences.append(_open_object(form))
+    emotions = {**EMOTIONS, "required": speakers(example.turns)}
+    faults = list(form_faults(_open_object({"chat": _list_of(sentences), "emo": emotions}), row))
+    if faults:
+        yield from faults
         return
-    for turn, sentence in zip(example.turns, chat, strict=True):
-        for fault in _sentence_faults(turn, sentence):
-            yield f"sentence {turn.number}: {fault}"
-    faults = list(emotion_faults(row.get("emo")))
-    yield from faults or _holder_faults(example, row["emo"])
+    sextuples = []
+    for number, sentence in enumerate(row["chat"], start=1):
+        sextuples += [{"id": number, **one} for one in sentence["final_model_response"]]
+    yield from unknown_labels(sextuples, row["emo"])
 
 
-def _sentence_faults(turn: Turn, sentence: Any) -> Iterator[str]:
-    if not isinstance(sentence, dict):
-        yield "no JSON object"
-        return
-    if sentence.get("input_sentence") != turn.sentence or sentence.get("holder") != turn.holder:
-        yield "text or holder differs from the dialogue"
-    if not isinstance(sentence.get("event"), str):
-        yield "'event' must be a text"
-    sextuples = sentence.get("final_model_response")
-    if not isinstance(sextuples, list) or len(sextuples) > 1:
-        yield "'final_model_response' must list one sextuple or none"
-    elif sextuples and not is_texts(sextuples[0], SEXTUPLE):
-        yield f"a sextuple must have the texts {', '.join(SEXTUPLE)} and nothing else"
-    elif sextuples and sextuples[0]["sentiment"] not in {*SENTIMENTS, ""}:
-        yield f"the sentiment {sextuples[0]['sentiment']!r} is none of {', '.join(SENTIMENTS)}"
-
-
-def is_texts(value: Any, keys: Sequence[str]) -> bool:
-    """Say whether a value is an object of texts with these keys and no others."""
-    if not isinstance(value, dict) or set(value) != set(keys):
-        return False
-    return all(isinstance(text, str) for text in value.values())
-
-
-def emotion_faults(emo: Any) -> Iterator[str]:
-    """Yield the faults in the structure of a dialogue's emotions: holder to events."""
-    if not isinstance(emo, dict):
-        yield "the emotions must be an object: holder to events"
-        return
+def unknown_labels(sextuples: Iterable[Row], emo: Mapping[str, Row]) -> Iterator[str]:
+    """Yield the sentiments and states outside the five: they are scored, but not trained on."""
+    for row in sextuples:
+        if row["sentiment"] not in (*SENTIMENTS, ""):
+            yield f"sentence {row['id']}: the sentiment {row['sentiment']!r} is none of the five"
     for holder, value in emo.items():
-        events = value.get("events") if isinstance(value, dict) else None
-        if not isinstance(events, list):
-            yield f"holder {holder!r} must have a list of events"
-            continue
-        for event in events:
-            emotions = event.get("emotions") if isinstance(event, dict) else None
-            if not isinstance(emotions, list) or not isinstance(event.get("event"), str):
-                yield f"holder {holder!r}: an event must have a name and a list of emotions"
-            elif not all(is_texts(emotion, EMOTION_FIELDS) for emotion in emotions):
-                yield f"holder {holder!r}: an emotion must have the texts state, reason, source_id"
-
-
-def states(events: Sequence[Row]) -> list[str]:
-    return [emotion["state"] for event in events for emotion in event["emotions"]]
-
-
-def _holder_faults(example: Example, emo: Row) -> Iterator[str]:
-    for holder in speakers(example.turns):
-        if holder not in emo:
-            yield f"holder {holder!r} is not answered"
-    for holder, value in emo.items():
-        for state in sorted(set(states(value["events"])) - {*SENTIMENTS}):
-            yield f"holder {holder!r}: the state {state!r} is none of {', '.join(SENTIMENTS)}"
+        for event in value["events"]:
+            for state in [emotion["state"] for emotion in event["emotions"]]:
+                if state not in SENTIMENTS:
+                    yield f"holder {holder}: the state {state!r} is none of the five"

@@ -1,14 +1,14 @@
 """The calls that answer a dialogue: each answers some of its sentences, in order."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
 
-from panjue.prompts.example import Decoded, Example, Solving, Turn
+from panjue.prompts.example import Answer, Example, Solving, Turn
 from panjue.prompts.plumbing.config import Config
-from panjue.prompts.tasks.dialogue.sextuples import holders_of, speakers
+from panjue.prompts.tasks.dialogue.sextuples import Chain, holders_of
 
 CONTEXT = 10
 """Sentences before those of a call that it shows."""
@@ -22,23 +22,27 @@ class SolveConfig(Config):
 
 
 def solve(dialogue: Example, config: SolveConfig) -> Solving:
-    replies: list[Decoded] = []
-    events: dict[str, None] = {}
+    sentences: list[dict[str, Any]] = []
+    chains: list[Chain] = []
     for start in range(0, len(dialogue.turns), config.window):
-        [reply] = yield [question(dialogue, start, config.window, list(events))]
-        replies.append(reply)
-        for holder in reply.answer["holders"] or ():
-            events |= dict.fromkeys(event["event"] for event in holder["events"])
-    sentences = []
-    for reply in replies:
+        events = dict.fromkeys(chain.event for chain in chains)
+        [reply] = yield [question(dialogue, start, config.window, events)]
         sentences += reply.answer["sentences"]
-    return {"sentences": sentences, "holders": _joined(dialogue.turns, replies)}
+        chains += _chains(reply.answer)
+    return {"sentences": sentences, "holders": holders_of(dialogue.turns, chains)}
 
 
-def question(dialogue: Example, start: int, window: int, events: Sequence[str]) -> Example:
+def _chains(answer: Answer) -> Iterator[Chain]:
+    for holder in answer["holders"] or ():
+        for event in holder["events"]:
+            yield Chain(holder["holder"], event["event"], event["emotions"])
+
+
+def question(dialogue: Example, start: int, window: int, events: Iterable[str]) -> Example:
     """Return the question about `window` sentences from `start`; the lines of others may go."""
-    asked = dialogue.turns[start : start + window]
-    shown = (*dialogue.turns[max(0, start - CONTEXT) : start], *asked)
+    end = start + window
+    asked = dialogue.turns[start:end]
+    shown = dialogue.turns[max(0, start - CONTEXT) : end]
     return replace(
         dialogue,
         id=f"{dialogue.id}/{asked[0].number}",
@@ -51,7 +55,7 @@ def question(dialogue: Example, start: int, window: int, events: Sequence[str]) 
     )
 
 
-def inputs(asked: Sequence[Turn], events: Sequence[str]) -> dict[str, str]:
+def inputs(asked: Sequence[Turn], events: Iterable[str]) -> dict[str, str]:
     """Return the fields of the prompt beside the text."""
     numbers = "、".join(str(turn.number) for turn in asked)
     return {"numbers": numbers, "events": "；".join(events) or "（无）"}
@@ -64,15 +68,8 @@ def head(turn: Turn) -> str:
 
 def transcript(turns: Sequence[Turn]) -> str:
     """Return the sentences with their numbers and speakers, one per line."""
-    return "".join(f"{head(turn)}{' '.join(turn.sentence.split())}\n" for turn in turns)
-
-
-def _joined(turns: Sequence[Turn], replies: Sequence[Decoded]) -> list[dict[str, Any]]:
-    """Return every holder's events, with the chains of all calls joined in order."""
-    chains: dict[str, dict[str, list[Any]]] = {holder: {} for holder in speakers(turns)}
-    for reply in replies:
-        for holder in reply.answer["holders"] or ():
-            for event in holder["events"]:
-                chain = chains[holder["holder"]].setdefault(event["event"], [])
-                chain += event["emotions"]
-    return holders_of(chains)
+    lines = []
+    for turn in turns:
+        sentence = " ".join(turn.sentence.split())
+        lines.append(f"{head(turn)}{sentence}\n")
+    return "".join(lines)

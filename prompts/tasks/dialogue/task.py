@@ -3,7 +3,7 @@
 An example takes several calls.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -15,15 +15,14 @@ from panjue.prompts.tasks.dialogue.dialogues import DIALOGUES, dialogues
 from panjue.prompts.tasks.dialogue.gold import gold_oracle
 from panjue.prompts.tasks.dialogue.metric import DIALOGUE_METRICS, shown
 from panjue.prompts.tasks.dialogue.sextuples import (
-    SENTIMENTS,
+    EMOTIONS,
     SEXTUPLE,
     check,
     decode,
-    emotion_faults,
+    form_faults,
     reserve,
     schema,
-    states,
-    target,
+    unknown_labels,
 )
 from panjue.prompts.tasks.dialogue.solve import SolveConfig, head, inputs, solve, transcript
 from panjue.prompts.tasks.metrics import Row
@@ -33,23 +32,29 @@ def read(row: Mapping[str, Any]) -> Example:
     chat = row.get("chat")
     if not isinstance(chat, list) or not chat or not all(isinstance(s, dict) for s in chat):
         raise UserError("the chat must list one sentence or more")
-    turns = tuple(_turn(number, sentence) for number, sentence in enumerate(chat, start=1))
-    sextuples = [_gold_sextuple(number, sentence) for number, sentence in enumerate(chat, start=1)]
+    turns = []
+    sextuples = []
+    for number, sentence in enumerate(chat, start=1):
+        turns.append(_turn(number, sentence))
+        sextuples.append(_gold_sextuple(number, sentence))
     is_labelled = _is_labelled(chat)
-    holders, problem = _emotions(row)
+    problem = _problem(row)
+    emo = None if problem else row.get("emo")
     notes = [problem] if problem else []
-    if is_labelled and row.get("emo") is None and not problem:
+    if is_labelled and emo is None and not problem:
         notes.append(f"emo/emo_{row['id']}.json is missing: no events are scored")
+    answer = None
     if is_labelled:
-        notes += _unknown_labels(sextuples, holders or [])
+        answer = {"sentences": sextuples, "holders": _holders(emo)}
+        notes += unknown_labels(sextuples, emo or {})
     return Example(
         id=str(id_of(row)),
         text=transcript(turns),
         names=tuple(map(head, turns)),
         inputs=inputs(turns, ()),
-        answer={"sentences": sextuples, "holders": holders} if is_labelled else None,
+        answer=answer,
         groups={"turns": _size(len(turns))},
-        turns=turns,
+        turns=tuple(turns),
         notes=tuple(notes),
     )
 
@@ -79,26 +84,21 @@ def _gold_sextuple(number: int, sentence: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": number, **values}
 
 
-def _emotions(row: Mapping[str, Any]) -> tuple[list[dict[str, Any]] | None, str]:
-    """Return every holder's events and no problem, or None and the problem with them."""
+def _problem(row: Mapping[str, Any]) -> str:
+    """Return the first problem with the emotions of a dialogue; empty if there is none."""
     if row.get("emo_problem"):
-        return None, str(row["emo_problem"])
+        return str(row["emo_problem"])
     if row.get("emo") is None:
-        return None, ""
-    for fault in emotion_faults(row["emo"]):
-        return None, f"emo/emo_{row['id']}.json: {fault}"
-    return [{"holder": name, "events": value["events"]} for name, value in row["emo"].items()], ""
+        return ""
+    for fault in form_faults(EMOTIONS, row["emo"]):
+        return f"emo/emo_{row['id']}.json: {fault}"
+    return ""
 
 
-def _unknown_labels(sextuples: Sequence[Row], holders: Sequence[Row]) -> Iterator[str]:
-    """Yield the sentiments and states outside the five: they are scored, but not trained on."""
-    for row in sextuples:
-        if row["sentiment"] not in {*SENTIMENTS, ""}:
-            yield f"sentence {row['id']}: the sentiment {row['sentiment']!r} is none of the five"
-    for row in holders:
-        for state in states(row["events"]):
-            if state not in {*SENTIMENTS, ""}:
-                yield f"holder {row['holder']}: the state {state!r} is none of the five"
+def _holders(emo: Mapping[str, Row] | None) -> list[dict[str, Any]] | None:
+    if emo is None:
+        return None
+    return [{"holder": name, "events": value["events"]} for name, value in emo.items()]
 
 
 def _size(turns: int) -> str:
@@ -134,7 +134,7 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
 
 TASK = Task(
     data=Data(read=read, write=write, rows=dialogues, submission=DIALOGUES, check=check),
-    ask=Ask(prompt=prompt, schema=schema, target=target, decode=decode, reserve=reserve),
+    ask=Ask(prompt=prompt, schema=schema, decode=decode, reserve=reserve),
     score=Score(
         metrics=DIALOGUE_METRICS,
         shown=shown,

@@ -36,7 +36,8 @@ def number(text: str) -> int:
         return int(text)
     if not set(text) & set(UNITS):
         return int("".join(str(VALUES[character]) for character in text))
-    total, digit = 0, 0
+    total = 0
+    digit = 0
     for character in text:
         if character in UNITS:
             total += (digit or 1) * UNITS[character]
@@ -84,8 +85,6 @@ def article_of(written: str, known: Mapping[str, str], with_charge: Container[st
 
     `known` has `normal(label)` -> label.
     """
-    if written in known.values():
-        return written
     text = re.sub(r"\s+", "", flatten_forms(written)).strip("。.,、;:\"'“”‘’*")
     match = WRITTEN.fullmatch(IN_BRACKETS.sub(r"\1", text))
     if not match or (match["point"] and match["inserted"]):
@@ -97,8 +96,8 @@ def article_of(written: str, known: Mapping[str, str], with_charge: Container[st
     paragraph = match["paragraph"] or match["hyphen"]
     paragraphs = [label for form, label in known.items() if form.startswith(f"{article}-")]
     if paragraph is None:
-        is_sure = len(paragraphs) == 1 and paragraphs[0] in with_charge
-        return known.get(article) or (paragraphs[0] if is_sure else None)
+        only = paragraphs[0] if len(paragraphs) == 1 else None
+        return known.get(article) or (only if only in with_charge else None)
     exact = known.get(f"{article}-{number(paragraph)}")
     if exact or paragraphs:
         return exact

@@ -6,7 +6,7 @@ follows our own rule from the text. A score on them shows that the pipeline work
 
 import random
 from collections.abc import Iterator, Mapping
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,9 @@ MONTHS_BY_SEVERITY = [(over + 1, most) for over, most in pairwise(sorted(MONTHS.
 def cases(draw: random.Random) -> Iterator[dict[str, Any]]:
     """Yield cases of two or three defendants without end, in the official format, no `id`."""
     while True:
-        names = [
-            surname + draw.choice(GRAMMAR["given"])
-            for surname in draw.sample(GRAMMAR["surnames"], draw.randint(2, 3))
-        ]
+        names = []
+        for surname in draw.sample(GRAMMAR["surnames"], draw.randint(2, 3)):
+            names.append(surname + draw.choice(GRAMMAR["given"]))
         yield _case(draw, names)
 
 
@@ -45,18 +44,18 @@ def _case(draw: random.Random, names: list[str]) -> dict[str, Any]:
     # In a fifth of the cases somebody commits another crime too, or instead.
     loner = draw.choice(names) if draw.random() < 0.2 else None
     commits_both = loner is not None and draw.random() < 0.5
-    deeds: dict[str, list[Deed]] = {name: [] for name in names}
     joint = [name for name in names if name != loner or commits_both]
-    sentences = ["经审理查明：" + _describe(draw, shared, joint, deeds)]
+    deeds: dict[str, list[Deed]] = {name: [] for name in names}
+    fact = "经审理查明：" + _describe(draw, shared, joint, deeds)
     if loner:
-        sentences.append("另查明：" + _describe(draw, other, [loner], deeds))
+        fact += "另查明：" + _describe(draw, other, [loner], deeds)
     outcomes = []
     for name in names:
         leads = draw.random() < 0.5
         repeats = draw.random() < 0.3
-        sentences.append(f"{name}{ROLES[leads]}，{RECORDS[repeats]}。")
+        fact += f"{name}{ROLES[leads]}，{RECORDS[repeats]}。"
         outcomes.append(_outcome(draw, name, deeds[name], repeats - (not leads)))
-    return {"fact": "".join(sentences), "defendants": names, "outcomes": outcomes}
+    return {"fact": fact, "defendants": names, "outcomes": outcomes}
 
 
 def _describe(
@@ -81,9 +80,11 @@ def _describe(
 
 def _outcome(draw: random.Random, name: str, deeds: list[Deed], shift: int) -> dict[str, Any]:
     """Sentence by our rule: two steps per level of the gravest deed, one for role and record."""
-    severity = 1 + 2 * max(level for _, level in deeds) + shift
+    gravest = max(level for _, level in deeds)
+    severity = 1 + 2 * gravest + shift
     if severity:
-        penalty = sentence(imprisonment=draw.randint(*MONTHS_BY_SEVERITY[severity - 1]))
+        shortest, longest = MONTHS_BY_SEVERITY[severity - 1]
+        penalty = sentence(imprisonment=draw.randint(shortest, longest))
     else:
         penalty = sentence(detention=draw.randint(1, 6))
     return {
@@ -100,19 +101,18 @@ DEMO_SIZES = {"train": 1000, "test": 200, "base": 12000}
 
 def write_demo(folder: Path, sizes: Mapping[str, int]) -> None:
     """Write `<name>.jsonl` with `sizes[name]` cases, no fact twice; always the same bytes."""
-    for name in sizes:
-        if (folder / f"{name}.jsonl").exists():
-            raise UserError(f"{folder}/{name}.jsonl: exists already; choose another folder")
+    paths = {name: folder / f"{name}.jsonl" for name in sizes}
+    for path in paths.values():
+        if path.exists():
+            raise UserError(f"{path}: exists already; choose another folder")
     seen: set[str] = set()
-    for name, size in sizes.items():
+    for name, path in paths.items():
         stream = cases(random.Random(f"0/{name}"))  # always the same
-        with atomic_write(folder / f"{name}.jsonl") as out:
-            for number, case in enumerate(islice(_unseen(stream, seen), size)):
-                out.write(dump({"id": number, **case}) + "\n")
-
-
-def _unseen(stream: Iterator[dict[str, Any]], seen: set[str]) -> Iterator[dict[str, Any]]:
-    for case in stream:
-        if case["fact"] not in seen:
-            seen.add(case["fact"])
-            yield case
+        number = 0
+        with atomic_write(path) as out:
+            while number < sizes[name]:
+                case = next(stream)
+                if case["fact"] not in seen:
+                    seen.add(case["fact"])
+                    out.write(dump({"id": number, **case}) + "\n")
+                    number += 1

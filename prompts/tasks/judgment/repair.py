@@ -1,10 +1,10 @@
 """Read the judgments of a reply, whatever it has around them and however it spells the labels."""
 
 import unicodedata
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from panjue.prompts.example import Decoded
+from panjue.prompts.example import Decoded, Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import (
     Found,
@@ -28,18 +28,18 @@ def name_in_reply(name: str) -> str:
     return unicodedata.normalize("NFC", neutralize(name))
 
 
-def repair(reply: str, names: Sequence[str], labels: Labels) -> Decoded:
+def decode(reply: str, example: Example, labels: Labels) -> Decoded:
     """Find each defendant's judgment in a reply.
 
     Total and linear in the reply's length: every defendant gets known labels for any reply, and
     every repair and guess is listed.
     """
-    found, repairs = _judgments_by_name(json_objects(reply), names)
+    found, repairs = _judgments_by_name(json_objects(reply), example.names)
     judgments = []
     guesses = []
-    for number, name in enumerate(names):
-        person = Person(name, found.get(name), labels)
-        judgments.append(person.judgment())
+    for number, name in enumerate(example.names):
+        person = Person(found.get(name, {}), labels)
+        judgments.append({"name": name, **person.judgment()})
         guesses += [(number, field) for field in person.guessed]
         repairs += [f"{name}: {repair}" for repair in person.repairs]
     answer = {"judgments": judgments}
@@ -99,37 +99,31 @@ def _loose(name: str) -> str:
 class Person:
     """One defendant's judgment, with what was repaired in it and the fields that are guesses."""
 
-    def __init__(self, name: str, found: Mapping[str, Any] | None, labels: Labels) -> None:
-        """Set the person's object in the reply; None if there is none."""
-        self._name = name
-        self._found = found or {}
+    def __init__(self, found: Mapping[str, Any], labels: Labels) -> None:
+        """Set the person's object in the reply, which may be empty."""
+        self._found = found
         self._labels = labels
         self.repairs: list[str] = []
         self.guessed: list[str] = []
 
     def judgment(self) -> dict[str, Any]:
         """Read the judgment; missing parts get the commonest labels."""
-        charges = self._read_labels("charges", self._charge_of)
+        known_charges = self._labels.normal_forms.get("charges", {})
+        charges = self._read_labels("charges", lambda text: snap(text, known_charges))
         with_charge: set[str] = set()
         for charge in charges:
             with_charge.update(self._labels.pairs.get(charge, ()))
-        articles = self._read_labels("articles", lambda text: self._article_of(text, with_charge))
+        known = self._labels.normal_forms.get("articles", {})
+        articles = self._read_labels("articles", lambda text: article_of(text, known, with_charge))
         penalty = self._read_penalty()
         if not self._found:
             self.repairs = ["no answer"]
         charges = charges or self._commonest("charges")
         return {
-            "name": self._name,
             "charges": charges,
             "articles": articles or self._articles_of(charges),
             "penalty": penalty or self._labels.commonest("penalty") or PENALTIES[GUESSED],
         }
-
-    def _charge_of(self, written: str) -> str | None:
-        return snap(written, self._labels.normal_forms.get("charges", {}))
-
-    def _article_of(self, written: str, with_charge: Collection[str]) -> str | None:
-        return article_of(written, self._labels.normal_forms.get("articles", {}), with_charge)
 
     def _read_labels(self, field: str, label_of: Callable[[str], str | None]) -> list[str]:
         most = self._labels.most.get(field, 0)

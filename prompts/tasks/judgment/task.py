@@ -3,26 +3,22 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from panjue.prompts.example import Answer, AnswerFields, Decoded, Example
+from panjue.prompts.example import Answer, AnswerFields, Example
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.errors import did_you_mean
 from panjue.prompts.plumbing.files import dump, read_object
 from panjue.prompts.render import render
-from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task, closed_object
+from panjue.prompts.task import Ask, Data, Schema, Score, Task, closed_object
 from panjue.prompts.tasks.evidence import evidence
 from panjue.prompts.tasks.judgment.articles import article_name
 from panjue.prompts.tasks.judgment.metric import FINAL_PARTS, METRICS, TITLES
 from panjue.prompts.tasks.judgment.penalties import BY_SEVERITY, PENALTIES
 from panjue.prompts.tasks.judgment.read import FIELDS, by_hand, read
-from panjue.prompts.tasks.judgment.repair import KEYS, in_reply, name_in_reply, repair
-
-
-def prompt(example: Example) -> Messages:
-    return render("judgment", example)
+from panjue.prompts.tasks.judgment.repair import KEYS, decode, in_reply, name_in_reply
 
 
 def schema(example: Example, labels: Labels) -> Schema:
@@ -32,22 +28,21 @@ def schema(example: Example, labels: Labels) -> Schema:
     `maxItems` keeps greedy decoding from repeating a label up to the token limit. No
     `uniqueItems`: no grammar backend supports it; `decode` removes duplicates.
     """
-    lists = {
-        field: {
+    definitions: dict[str, Schema] = {}
+    for field in FIELDS:
+        definitions[field] = {
             "type": "array",
             "items": {"enum": labels.names(field)},
             "minItems": 1,
             "maxItems": labels.most[field],
         }
-        for field in FIELDS
-    }
+    definitions["penalty"] = {"enum": list(PENALTIES)}
     judgments = {
         "type": "array",
         "prefixItems": [_judgment_schema(name) for name in example.names],
         "items": False,
         "minItems": len(example.names),
     }
-    definitions = {**lists, "penalty": {"enum": list(PENALTIES)}}
     return {**closed_object({"judgments": judgments}), "$defs": definitions}
 
 
@@ -61,10 +56,6 @@ def _judgment_schema(name: str) -> Schema:
 def target(example: Example) -> str:
     assert example.answer is not None, "a test case has no target"
     return dump(in_reply(example.answer))
-
-
-def decode(reply: str, example: Example, labels: Labels) -> Decoded:
-    return repair(reply, example.names, labels)
 
 
 def count_labels(examples: Iterable[Example]) -> Labels:
@@ -142,7 +133,13 @@ TASK = Task(
         by_hand=by_hand,
         fields=("id", "fact", "defendants", "outcomes"),
     ),
-    ask=Ask(prompt=prompt, schema=schema, target=target, decode=decode, labels=count_labels),
+    ask=Ask(
+        prompt=partial(render, "judgment"),
+        schema=schema,
+        target=target,
+        decode=decode,
+        labels=count_labels,
+    ),
     score=Score(
         metrics=METRICS,
         weight=weight,

@@ -12,14 +12,13 @@ from panjue.prompts.example import Answer, Decoded, Example, known_groups
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import last_object, load_json
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import FileRow, check_text, dump
+from panjue.prompts.plumbing.files import FileRow, as_object, check_text, dump
 from panjue.prompts.plumbing.rows import list_items
 from panjue.prompts.plumbing.submissions import JSON_LIST
 from panjue.prompts.render import neutralize, render
 from panjue.prompts.task import (
     Ask,
     Data,
-    Messages,
     Schema,
     Score,
     Task,
@@ -41,28 +40,21 @@ MAX_SPAN_LENGTH = 400
 
 def rows(path: Path) -> Iterator[FileRow]:
     for i, document in enumerate(list_items(path, "data")):
-        for outer_place, paragraph in _items(document, "paragraphs", f"data[{i}]"):
-            for place, question in _items(paragraph, "qas", outer_place):
-                yield place, partial(_row, document, paragraph, question)
-
-
-def _items(parent: Any, key: str, place: str) -> list[tuple[str, Any]]:
-    """Return (place, item) of a list; without a list one None, which `_row` refuses."""
-    items = None
-    if isinstance(parent, dict):
-        items = parent.get(key)
-    if not isinstance(items, list) or not items:
-        return [(place, None)]
-    return [(f"{place}.{key}[{i}]", item) for i, item in enumerate(items)]
+        place = f"data[{i}]"
+        try:
+            for j, paragraph in enumerate(document["paragraphs"]):
+                for k, question in enumerate(paragraph["qas"]):
+                    place = f"data[{i}].paragraphs[{j}].qas[{k}]"
+                    yield place, partial(_row, document, paragraph, question)
+        except (KeyError, TypeError):
+            form = "{paragraphs: [{context, qas: [{id, question, …}]}]}"
+            raise UserError(f"{path}:{place}: no document of the form {form}") from None
 
 
 def _row(document: Any, paragraph: Any, question: Any) -> dict[str, Any]:
     """Return a question's fields with those of its paragraph and its document."""
-    if not all(isinstance(part, dict) for part in (document, paragraph, question)):
-        raise UserError("expected {paragraphs: [{context, qas: [{id, question, …}]}]}")
-    row = {"domain": document.get("domain"), **paragraph}
-    row.pop("qas")
-    row.update(question)
+    row = {"domain": document.get("domain"), **paragraph, **as_object(question)}
+    del row["qas"]
     check_text(row)
     return row
 
@@ -100,20 +92,24 @@ def read(row: Mapping[str, Any]) -> Example:
 
 def _references_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the texts of all references; none without gold answers."""
-    texts = _texts(row["answers"]) if "answers" in row else ()
-    if any(texts) or (texts and "is_impossible" not in row):
+    texts = _texts(row.get("answers", []))
+    is_labelled = "is_impossible" not in row or any(texts)
+    if texts and is_labelled:
         return texts
-    return (texts or ("",)) if row.get("is_impossible") in ("true", True) else ()
+    if row.get("is_impossible") in ("true", True):
+        return texts or ("",)
+    return ()
 
 
 def _texts(answers: Any) -> tuple[str, ...]:
     """Return the texts of answers; no answer is an empty text, as in the official code."""
-    items = answers if isinstance(answers, list) else [None]
-    values = [item.get("text") if isinstance(item, dict) else item for item in items]
-    texts = tuple(value for value in values if isinstance(value, str))
-    if len(texts) < len(items):
-        raise UserError("'answers' must be a list of {answer_start, text}")
-    return texts
+    texts = []
+    for answer in answers if isinstance(answers, list) else [None]:
+        text = answer.get("text") if isinstance(answer, dict) else answer
+        if not isinstance(text, str):
+            raise UserError("'answers' must be a list of {answer_start, text}")
+        texts.append(text)
+    return tuple(texts)
 
 
 def _commonest(texts: Sequence[str]) -> str | None:
@@ -140,10 +136,6 @@ def kind_of(reference: str) -> str:
 
 def _answer(kind: str, span: str) -> dict[str, str]:
     return {"type": kind, "answer": span if kind == "span" else ""}
-
-
-def prompt(example: Example) -> Messages:
-    return render("reading", example)
 
 
 def schema(_example: Example, _labels: Labels) -> Schema:
@@ -225,7 +217,7 @@ def baselines(example: Example) -> Iterator[tuple[str, Row, Row]]:
 TASK = Task(
     data=Data(read=read, write=write, rows=rows, submission=JSON_LIST, check=check),
     ask=Ask(
-        prompt=prompt,
+        prompt=partial(render, "reading"),
         schema=schema,
         target=target,
         decode=decode,

@@ -12,6 +12,8 @@ CLASSES = (
     "十年以上",
 )
 
+SEXES = ("male", "female")
+
 TASK = Classes(
     "severity",
     CLASSES,
@@ -19,9 +21,13 @@ TASK = Classes(
         **{f"有期徒刑{term}": term for term in CLASSES[1:]},
         **{f"{term}有期徒刑": term for term in CLASSES[1:]},
     },
-    text=("fact", "text"),
-    groups={"gender": ("male", "female"), "region": ()},
+    text="fact",
+    groups={
+        "gender": SEXES,
+        "region": (),
+        "defendant_gender": SEXES,
+        "court_region": (),
+    },
     person="defendant",
     evidence=evidence,
-    aliases={"defendant_gender": "gender", "court_region": "region"},
 ).task()

@@ -93,12 +93,12 @@ def test_replies_by_hand(reply: str, answers: list[str], repairs: list[str]) -> 
     ("ret", "complaint"),
     [
         (["peru"], None),
-        ([], "0 answers"),
+        ([], "list of texts"),
         (["a", "b", "c", "d", "e", "f"], "6 answers"),
         (["a", "a"], "twice"),
         ("a", "list of texts"),
         ([1], "list of texts"),
-        ([""], "list of texts"),
+        ([" "], "list of texts"),
     ],
 )
 def test_faults(ret: Any, complaint: str | None) -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.dialogue.metric import holder_points, sextuple
 from panjue.prompts.tasks.dialogue.sextuples import SEXTUPLE
-from panjue.prompts.tasks.dialogue.similarity import cosine, table
+from panjue.prompts.tasks.dialogue.similarity import cosine
 from panjue.prompts.tasks.metrics import Row, name_of
 
 TASK = load_task("dialogue")
@@ -153,8 +154,15 @@ def test_cosines_are_symmetric_and_of_equal_texts_one(text: str, other: str) -> 
     assert np.isclose(cosine(text, text), 1.0)
 
 
-def test_cosines_by_hand() -> None:
-    # ab: a b ab. abc: a b c ab bc. aab: a twice, b, aa, ab.
-    cosines = table(["ab", ""], ["abc", "aab", "", "丙"])
-    first = [3 / np.sqrt(3 * 5), (2 + 1 + 1) / np.sqrt(3 * 7), 0.0, 0.0]
-    assert np.allclose(cosines, [first, [0.0, 0.0, 1.0, 0.0]])
+@pytest.mark.parametrize(
+    ("text", "other", "expected"),
+    [
+        ("ab", "abc", 3 / sqrt(3 * 5)),  # a b ab, of a b c ab bc
+        ("ab", "aab", (2 + 1 + 1) / sqrt(3 * 7)),  # a twice, b, aa, ab
+        ("ab", "", 0),
+        ("ab", "丙", 0),
+        ("", "", 1),
+    ],
+)
+def test_cosines_by_hand(text: str, other: str, expected: float) -> None:
+    assert cosine(text, other) == pytest.approx(expected)

@@ -13,7 +13,7 @@ from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.render import neutralize
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from panjue.prompts.tasks.judgment.task import decode
+from panjue.prompts.tasks.judgment.repair import decode
 
 NAMES = ["张某", "张某甲", "张某 甲", "Ａ某", "A某", "a某", "李某", "<b>王", '赵"某', "钱{某}"]
 CHARGES = (

@@ -10,7 +10,8 @@ from panjue.prompts.plumbing.decode import flatten_forms
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.render import neutralize
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from panjue.prompts.tasks.judgment.task import check, decode, target, write
+from panjue.prompts.tasks.judgment.repair import decode
+from panjue.prompts.tasks.judgment.task import check, target, write
 
 NAME = st.text(st.sampled_from("张王某甲A1１·（）“”\"\\{}[]<>|':,😀 　"), min_size=1, max_size=6)
 NAMES = st.lists(
@@ -330,11 +331,6 @@ def test_labels_that_look_equal_are_named() -> None:
         "articles '303-2', '303－2' look equal; keep one spelling",
     ]
     assert not list(KNOWN.look_alikes(["charges", "articles", "penalty"]))
-
-
-def test_what_two_persons_are_given_in_one_object_is_nobodys(labels: Labels) -> None:
-    both = '{"name":"甲","charges":["诈骗罪"],"charges":["盗窃罪"],"penalty":"死刑"}'
-    assert not decode(both, ONE, labels).readable
 
 
 def test_a_last_answer_too_far_away_is_not_replaced_by_a_draft(labels: Labels) -> None:

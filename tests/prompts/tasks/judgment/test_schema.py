@@ -13,7 +13,8 @@ from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from panjue.prompts.tasks.judgment.task import decode, schema, target
+from panjue.prompts.tasks.judgment.repair import decode
+from panjue.prompts.tasks.judgment.task import schema, target
 from tests.prompts.tasks.judgment.test_repair import answered
 
 # No control characters: no name has them, and DEL llguidance takes only in its escaped form.
