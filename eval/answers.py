@@ -61,13 +61,16 @@ class AnsweredFile:
             ) from None
 
     def row(self, rows: Rows, call: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the row of a call, which is `{id}`, or `{id, call}` of several."""
         row = rows.get(call_key(call))
         if row is None:
             raise UserError(
                 f"{rows.path}: no row for id {call['id']}; "
                 "run `panjue generate` again, it continues where it stopped"
             )
-        texts = row.get("texts") if row.get("refused") is None else [""]
+        if row.get("refused") is not None:
+            return row
+        texts = row.get("texts")
         if not (isinstance(texts, list) and texts and all(isinstance(t, str) for t in texts)):
             raise UserError(
                 f"{rows.path}: id {call['id']}: 'texts' must list the replies; "
@@ -92,9 +95,9 @@ def advisor_of(answers: Answers, task: Task, labels: Labels) -> Advisor | None:
 
 
 def open_answers(path: Path, gold: Path | None = None) -> AnsweredFile:
-    """Open the answers in a folder, or in a run folder that has one such folder for `gold`.
+    """Open a folder of answers, or those of a run folder that `find_answers` chooses.
 
-    `gold` is read instead of the test file that was answered.
+    With `gold` the cases are read from it, else from the test file that was answered.
     """
     if not path.is_dir():
         raise UserError(f"{path}: there is no such folder")

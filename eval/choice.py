@@ -69,7 +69,7 @@ def choose(folder: Path, into: Path) -> Choice:
             row = task.data.write(example, answer)
             values.add(example, metric_values(task, gold, row, f"id {example.id}"))
         judgments += model_judgments(advisor, example, read)
-    metric = task.score.names[-1]
+    metric = task.score.headline
     scores = paired_differences(of_classifier, of_model)[metric]
     choice = Choice(
         metric=metric,
@@ -93,7 +93,7 @@ def model_judgments(
     assert example.answer, "cases without gold are refused before"
     gold = advisor.task.answer.items_of(example.answer)
     for judgment in advisor.judgments(read.decoded, read.answer, read.opinions):
-        if judgment.agreement:
+        if judgment.is_by_model:
             gold_value = gold[judgment.item][judgment.field]
             yield judgment, is_same(gold_value, judgment.value)
 

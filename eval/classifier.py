@@ -243,9 +243,10 @@ class Classifier:
     def item_probabilities(
         self, found: Mapping[str, NDArray[Any]], item: int
     ) -> dict[str, Probabilities]:
-        """Return field -> label -> probability of one row of `found`: field -> [items, labels].
+        """Return field -> label -> probability of item number `item`.
 
-        Labels without a chance are left out, unless all are.
+        `found` has field -> probabilities, [items, labels]. Labels of probability 0 are left out,
+        unless all are 0: no field is without a label.
         """
         probabilities = {}
         for name, of_field in self.fields.items():

@@ -90,7 +90,7 @@ def fairness(reader: Reader, gold: Path, submission: Path, by: Sequence[str]) ->
             choices = f"there are {', '.join(values.groups) or 'none'}; add others in a side file"
             hint = did_you_mean(attribute, values.groups)
             raise UserError(f"--by: no example has {attribute!r}{hint} ({choices}: --groups FILE)")
-    metric = reader.task.score.names[-1]
+    metric = reader.task.score.headline
     return Fairness(
         metric=metric,
         total=summarize(values, resamples=0).mean[metric],
@@ -103,7 +103,7 @@ def fairness(reader: Reader, gold: Path, submission: Path, by: Sequence[str]) ->
 def by_attribute(values: MetricValues, attribute: str) -> Attribute:
     summaries = summaries_by_group(values, attribute)
     unknown = summaries.pop(UNKNOWN, None)
-    metric = values.task.score.names[-1]
+    metric = values.task.score.headline
     groups = {}
     for name in sorted(summaries, key=lambda name: -summaries[name].examples):
         groups[name] = _group(summaries[name], metric)

@@ -22,7 +22,7 @@ from panjue.prompts.example import Decoded, Example, call_key, first_reply
 from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.files import atomic_write
 from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.reader import protect_inputs
+from panjue.prompts.reader import explained
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item
 
@@ -82,7 +82,7 @@ def write_page(run: Path, gold: Path | None) -> None:
         check_complete(opened)
     page_path = opened.folder / "report.html"
     skipped = opened.reader.skipped
-    with protect_inputs(skipped):
+    with explained(skipped):
         result = page_data(opened)
     with atomic_write(page_path) as out:
         out.write(page(result))

@@ -50,6 +50,10 @@ class Judgment(NamedTuple):
     agreement: str  # `agree` or `differ`, as model and classifier do; empty: the latter answered
     chance: float  # the classifier's probability that exactly this value is right
 
+    @property
+    def is_by_model(self) -> bool:
+        return bool(self.agreement)
+
 
 def scaling_of(
     judgments: Iterable[tuple[Judgment, bool]],

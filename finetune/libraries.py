@@ -169,7 +169,7 @@ def cap_steps(trainer: ReplyTrainer) -> None:
     """Let `max_steps` shorten the epochs; transformers would train for so many steps instead."""
     most = trainer.args.max_steps
     if most > 0:
-        trainer.args.max_steps = -1  # not set
+        trainer.args.max_steps = -1  # not set: `steps` then counts those of all epochs
         trainer.args.max_steps = min(most, steps(trainer))
 
 

@@ -27,7 +27,7 @@ LORA_BYTES = 39_000 * 2**20
 def variables(makeflags: str) -> dict[str, str]:
     """Return all variables as make's command line has them, empty where they are not given."""
     given = dict.fromkeys(VARIABLES, "")
-    _, _, words = f" {makeflags}".partition(" -- ")
+    _, _, words = f" {makeflags}".partition(" -- ")  # "s -- TASK=a"; without flags "-- TASK=a"
     for word in re.findall(r"(?:\\.|[^\\\s])+", words):  # make quotes spaces, doubles dollars
         name, _, value = word.partition("=")
         if name not in VARIABLES:

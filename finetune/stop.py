@@ -48,6 +48,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
                 # The step may take minutes. Not `print`: the signal may have interrupted one.
                 with suppress(OSError):
                     os.write(2, b"stopping after this step is saved; a second signal stops now\n")
+        # A second signal ends the process at once, if it is no copy of the first.
         elif time.monotonic() - self._received_at > SIGNAL_DEBOUNCE_S:
             self._release()
             signal.raise_signal(number)

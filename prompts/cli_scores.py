@@ -10,7 +10,7 @@ from rich.console import Console
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.plumbing.run import find_answers
-from panjue.prompts.reader import Reader, protect_inputs, side_groups
+from panjue.prompts.reader import Reader, check_output, explained, side_groups
 from panjue.prompts.task import load_task
 
 app = typer.Typer()
@@ -58,7 +58,8 @@ def score(
     from panjue.eval.score import show
 
     submission, reader, note = submission_of(submission, gold, task)
-    with protect_inputs(reader.skipped, json, note):
+    check_output(json)
+    with explained(reader.skipped, note):
         scores = compute(reader, gold, submission)
     show(scores, Console())
     reader.skipped.show()
@@ -84,7 +85,7 @@ def compare(
     if gold:
         check_complete(first_run)
         check_complete(run)
-    with protect_inputs(run.reader.skipped):
+    with explained(run.reader.skipped):
         comparison = compare_runs(run.reader, run.test, first_run.folder, run.folder)
     show_runs(comparison, first, second, Console())
     run.reader.skipped.show()
@@ -114,7 +115,8 @@ def fairness(
     submission, reader, note = submission_of(submission, gold, task)
     reader = replace(reader, side=side_groups(groups))
     attributes = [name.strip() for name in by.split(",") if name.strip()]
-    with protect_inputs(reader.skipped, json, note):
+    check_output(json)
+    with explained(reader.skipped, note):
         result = compute(reader, gold, submission, attributes)
     show_fairness(result, Console())
     reader.skipped.show()
@@ -133,7 +135,7 @@ def check(
 
     submission, reader, note = submission_of(submission, cases, task)
     faults = 0
-    with protect_inputs(reader.skipped, note=note):
+    with explained(reader.skipped, note):
         for fault in find_faults(reader, submission, cases):
             print(fault)
             faults += 1

@@ -26,7 +26,8 @@ class Example:
     id: int | str  # unique within its file; joins examples, completions and scores
     text: str  # the long part, which may be shortened; `{text}` in the template
     names: tuple[str, ...] = ()
-    """The persons that the answer is about, in order; the first sentence that names each stays."""
+    """What the answer is about, in order: persons, or heads of lines. `shorten` keeps the first
+    sentence with each."""
     inputs: Mapping[str, str] = field(default_factory=dict)  # further fields of the template
     answer: Answer | None = None  # gold; None in a test file
     references: tuple[tuple[str, ...], ...] = ()

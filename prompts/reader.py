@@ -49,17 +49,21 @@ class Skipped:
 
 
 @contextmanager
-def protect_inputs(skipped: Skipped, output: Path | None = None, note: str = "") -> Iterator[None]:
-    """Refuse to overwrite what is no result; append `note` and the skipped rows to an error."""
-    if output and not is_free(output):
-        raise UserError(f"{output}: may be a file of something else; choose a new NAME.json")
+def explained(skipped: Skipped, note: str = "") -> Iterator[None]:
+    """Append to an error which rows were skipped, and `note` on how the files were read."""
     try:
         yield
     except UserError as error:
-        if isinstance(error, Unreadable):
-            note = ""
+        was_read = not isinstance(error, Unreadable)
+        how = note if was_read else ""
         rows = f"; {skipped}" if skipped.rows else ""
-        raise UserError(f"{error}{note}{rows}") from None
+        raise UserError(f"{error}{how}{rows}") from None
+
+
+def check_output(path: Path | None) -> None:
+    """Refuse to write numbers to a file of something else, such as an input."""
+    if path and not is_free(path):
+        raise UserError(f"{path}: may be a file of something else; choose a new NAME.json")
 
 
 def is_free(path: Path) -> bool:

@@ -49,8 +49,8 @@ def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> S
     from the middle outwards. Sentences with a name follow, the longest first. The first sentence
     that names each of `example.names` always stays. If no sentence has a name (masked names
     differ), the first sentence stays, or with an anchor the most similar one: no text becomes
-    empty. Training and serving use the same budget, so that both see the same prompts. The answer
-    and the labels are not read.
+    empty. Training and serving use the same budget, so that both see the same prompts; a case that
+    it cannot hold gets more in `serve.ask`. The answer and the labels are not read.
     """
     full = count(example)
     if full <= budget:

@@ -142,6 +142,11 @@ class Score:
     def names(self) -> tuple[str, ...]:
         return tuple(map(name_of, self.metrics))
 
+    @property
+    def headline(self) -> str:
+        """Return the name of the headline metric."""
+        return self.names[-1]
+
 
 @dataclass(frozen=True)
 class Task:

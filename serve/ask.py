@@ -21,7 +21,7 @@ from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import RunRecord
-from panjue.prompts.shorten import shortened_prompt
+from panjue.prompts.shorten import ShortenedPrompt, shortened_prompt
 from panjue.prompts.task import Messages, Schema, Task
 
 T = TypeVar("T")
@@ -120,10 +120,11 @@ class Asker:
             in_prompts = RunRecord.read(trained).opinions
             self.advisor = replace(self.advisor, in_prompts=in_prompts)
 
-    def question(self, example: Example, longest: int = 0) -> Question:
+    def question(self, example: Example, source_limit: int = 0) -> Question:
         """Return the question for one example; raise Refusal if it cannot be asked.
 
-        `longest` is that of the source. A long case takes tens of milliseconds.
+        `source_limit` is the source's limit on prompt and reply; 0 allows no more than training
+        had. A long case takes tens of milliseconds.
         """
         opinions: Sequence[Opinion] = ()
         if self.advisor:
@@ -132,23 +133,31 @@ class Asker:
         schema = self.task.ask.schema(example, self.labels) if self._constrained else None
         if self.tokenizer is None:
             return Question([], schema, 0, 0, self.task.ask.prompt(example), opinions)
-        shorten = partial(shortened_prompt, self.task, example, self.labels, self.tokenizer)
-        limit = self.budget.usual
-        longest = max(limit, min(longest, self.budget.longest))
-        asked = shorten(limit)
-        for longer in (min(limit + asked.room, longest), longest):
-            if longer > limit and not asked.shortened.fits:  # as little as the case needs
-                limit = longer
-                asked = shorten(longer)
+        asked, limit = self._within(source_limit, example)
         shortened, messages, prompt, room = asked
         if not shortened.fits:
             raise Refusal(
                 f"the prompt needs {len(prompt)} tokens and the reply {room}, and max_tokens is "
-                f"{longest}; shorten the text, give the engine more memory"
+                f"{limit}; shorten the text, give the engine more memory"
             )
         if schema and (problem := self._problem(schema)):
             raise Refusal(f"the grammar library refuses its schema: {problem}")
         return Question(prompt, schema, limit - len(prompt), shortened.dropped, messages, opinions)
+
+    def _within(self, source_limit: int, example: Example) -> tuple[ShortenedPrompt, int]:
+        """Return the prompt within the lowest of three limits that holds it, and that limit.
+
+        These are the limit of training, the same with the room for the reply, and the highest one.
+        """
+        shorten = partial(shortened_prompt, self.task, example, self.labels, self.tokenizer)
+        limit = self.budget.usual
+        highest = max(limit, min(source_limit, self.budget.longest))
+        asked = shorten(limit)
+        for higher in (min(limit + asked.room, highest), highest):
+            if higher > limit and not asked.shortened.fits:
+                limit = higher
+                asked = shorten(limit)
+        return asked, limit
 
     def _problem(self, schema: Schema) -> str:
         """Return why the grammar library refuses a schema; empty if it does not.

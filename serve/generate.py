@@ -314,8 +314,9 @@ def read_cases(file: Path, reader: Reader, folder: Path, *, for_choice: bool = F
 
 
 def record_of(job: Job, cases: Cases, answered_by: AnsweredBy, because: str) -> AnswersRecord:
-    """Return what the answers depend on; a run resumes only with an equal record."""
+    """Return what the answers are made from; a run resumes if this shapes the same replies."""
     trained = job.run.result
+    # Of the settings the record has those that shape replies: adapter, seed, sampling and so on.
     known = job.config.model_dump(include=set(AnswersRecord.model_fields))
     known |= {
         "task": job.task_name,

@@ -152,13 +152,13 @@ class Replica:
         rows: asyncio.Queue[CompletionRow | None] = asyncio.Queue()
         work = self._answerer.answer(example, rows.put_nowait, old_rows)
         answering = asyncio.ensure_future(work)
-        answering.add_done_callback(lambda _: rows.put_nowait(None))
+        answering.add_done_callback(lambda _: rows.put_nowait(None))  # there are no more rows
         while (row := await rows.get()) is not None:
             yield row
         try:
             await answering
         except EngineEnded:
-            os._exit(1)  # as above
+            os._exit(1)  # Ray starts another process, as in `start`
 
 
 @dataclass(eq=False)

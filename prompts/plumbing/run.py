@@ -246,8 +246,10 @@ def _is_answered(folder: Path) -> bool:
 def _has_answers(folder: Path) -> bool:
     """Say whether a folder has the answers to one test file, in a run or copied out of it."""
     path = folder / MANIFEST
-    if not path.is_file() or folder.parent.name == ANSWERS:
-        return path.is_file()
+    if not path.is_file():
+        return False
+    if folder.parent.name == ANSWERS:
+        return True
     with suppress(UserError):  # a manifest.json of something else, say of a web page
         return "test_sha256" in read_object(path)
     return False

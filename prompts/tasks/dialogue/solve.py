@@ -39,7 +39,7 @@ def _chains(answer: Answer) -> Iterator[Chain]:
 
 
 def question(dialogue: Example, start: int, window: int, events: Iterable[str]) -> Example:
-    """Return the question about `window` sentences from `start`; the lines of others may go."""
+    """Return the question about `window` sentences from `start`, with `CONTEXT` before them."""
     end = start + window
     asked = dialogue.turns[start:end]
     shown = dialogue.turns[max(0, start - CONTEXT) : end]
@@ -47,7 +47,7 @@ def question(dialogue: Example, start: int, window: int, events: Iterable[str]) 
         dialogue,
         id=f"{dialogue.id}/{asked[0].number}",
         text=transcript(shown),
-        names=tuple(map(head, asked)),
+        names=tuple(map(head, asked)),  # with the heads of their lines, which `shorten` keeps
         inputs=inputs(asked, events),
         turns=asked,
         answer=None,

@@ -79,7 +79,10 @@ def _describe(
 
 
 def _outcome(draw: random.Random, name: str, deeds: list[Deed], shift: int) -> dict[str, Any]:
-    """Sentence by our rule: two steps per level of the gravest deed, one for role and record."""
+    """Sentence by our rule: two steps per level (0-2) of the gravest deed, and `shift`.
+
+    `shift` is 1 for a repeater and -1 for who does not lead. So the severity is 0 to 6.
+    """
     gravest = max(level for _, level in deeds)
     severity = 1 + 2 * gravest + shift
     if severity:

@@ -204,12 +204,13 @@ def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
 
 
 def baselines(example: Example) -> Iterator[tuple[str, Row, Row]]:
-    """Yield the human baseline, each reference against the others, and the first sentence."""
+    """Yield `human`, each reference against the others if there are any, and `first sentence`."""
     sets = example.references
-    # The text that the first set leaves out is the first text of the second set.
-    texts = (sets[1][0], *sets[0]) if len(sets) > 1 else ()
-    for references, text in zip(sets, texts, strict=False):
-        yield "human", {"references": [references]}, {"answer": text}
+    if len(sets) > 1:
+        # The text that the first set leaves out is the first text of the second set.
+        texts = (sets[1][0], *sets[0])
+        for others, text in zip(sets, texts, strict=True):
+            yield "human", {"references": [others]}, {"answer": text}
     first = re.split("[。！？；]", example.text, maxsplit=1)[0]
     yield "first sentence", {"references": sets}, {"answer": first}
 
