@@ -169,7 +169,7 @@ def show(scores: ScoreResult, console: Console) -> None:
     # In 80 columns the headings of baselines wrap, and no name or number is cut.
     whole = [Column(name, no_wrap=True) for name in ("metric", "score", "95% interval")]
     table = Table(*whole, *scores.baselines)
-    headline = scores.values.task.score.headline
+    headline = scores.total.headline
     for name, value in scores.total.mean.items():
         low, high = scores.total.interval[name]
         interval = f"{low:.4f} - {high:.4f}"
@@ -217,7 +217,7 @@ def remarks(scores: ScoreResult) -> Iterator[str]:
         yield f"unreadable replies: {scores.unreadable_rate:.2%}"
     if scores.in_sample:
         yield f"{scores.in_sample}; expect lower scores on other cases"
-    headline = scores.values.task.score.headline
+    headline = scores.total.headline
     for name, baseline in scores.baselines.items():
         if scores.total.mean[headline] < baseline[headline]:
             yield f"{headline} is below the baseline '{name}': {baseline[headline]:.4f}"

@@ -199,7 +199,7 @@ def size_weights(
         possible = row[row > 0]
         chances.append(size_chances(possible.tolist()))
     expected = np.maximum(np.mean(chances, axis=0), 1e-9)
-    sizes = np.minimum(stage.gold[is_known].sum(1), MAX_SIZE)
+    sizes = np.minimum(stage.gold[is_known].sum(1, dtype=int), MAX_SIZE)
     found = np.bincount(sizes, minlength=MAX_SIZE + 1) / len(sizes)
     return tuple((found / expected).tolist())
 

@@ -53,7 +53,7 @@ EVENT_STREAM = Headers(
     {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"}
 )
 
-Answer = Callable[[OnText], Coroutine[Any, Any, dict[str, Any]]]
+Answering = Callable[[OnText], Coroutine[Any, Any, dict[str, Any]]]
 """Function that answers a case, and passes on each new piece of the reply."""
 
 
@@ -208,7 +208,7 @@ OWN = {"/v1/models": models, "/v1/labels": labels, "/readyz": ready}
 """Path -> function that returns the body of the response."""
 
 
-async def send_events(names: Sequence[str], answer: Answer, send: Send) -> None:
+async def send_events(names: Sequence[str], answer: Answering, send: Send) -> None:
     """Send the answer to a case as server-sent events; if the engine fails, this is the last."""
     await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM.raw})
     await send(event("start", {"defendants": list(names)}))

@@ -147,10 +147,3 @@ def test_a_choice_of_another_version_is_one_line(held_out: Path, change: dict[st
     write_json(path, {**read_json(path), **change})
     with pytest.raises(UserError, match=r"choice\.json: is of another version; delete it"):
         read_choice(held_out)
-
-
-def test_cases_without_gold_decide_nothing(held_out: Path, case: Row, write: Write) -> None:
-    test = write("cases.jsonl", [case(i, *GOLD, gold=False) for i in range(10)])
-    write_answers(held_out, test, trained=str(held_out.parents[1] / "adapter"))
-    with pytest.raises(UserError, match="id 0 has no gold answer"):
-        chosen(held_out)

@@ -74,7 +74,10 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
         def __init__(self, change: Any) -> None:
             self._change = change
 
-        def alone(self, example: Example, _reply: Any) -> Any:
+        def opinions(self, _example: Example, _row: Any) -> list[Any]:
+            return []
+
+        def alone(self, example: Example, _opinions: Any) -> Any:
             fallback = TASK.ask.decode("", example, Labels()).answer
             answer = json.loads(dump(example.answer or fallback))
             self._change(example, answer)

@@ -49,7 +49,7 @@ def _numbers() -> dict[str, str]:
     return digits
 
 
-NUMBERS = _numbers()
+NUMBER_WORDS = _numbers()
 """A number below a hundred in words, without hyphens -> in digits."""
 
 ISO_DATE = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})")
@@ -131,7 +131,7 @@ def contest_form(answer: str) -> str:
     text = " ".join(answer.lower().encode("utf-8", "ignore").decode("utf-8").split())
     date = ISO_DATE.fullmatch(text)
     if not date:
-        return NUMBERS.get(text.replace("-", " ")) or _spoken_date(text) or text
+        return NUMBER_WORDS.get(text.replace("-", " ")) or _spoken_date(text) or text
     month = int(date[2])
     if not 1 <= month <= 12:
         return text
