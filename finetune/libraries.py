@@ -63,6 +63,19 @@ SILENT = (
 )
 """Settings of trl that would change a training without a word."""
 
+POSITIVE = {
+    "max_steps": int,
+    "per_device_train_batch_size": int,
+    "per_device_eval_batch_size": int,
+    "save_total_limit": int,
+    "ddp_timeout": int,
+    "num_train_epochs": int | float,
+    "logging_steps": int | float,
+    "eval_steps": int | float,
+    "save_steps": int | float,
+}
+"""Numbers above 0; transformers takes some of them at 0 or below for `not set`."""
+
 KEEPS_BASE = (True, False, "gaussian", "orthogonal")
 """Initializations of LoRA that leave the base as it is. With others the adapter does not fit the
 original base, which vLLM and `merge` use."""
@@ -79,10 +92,16 @@ def check_library_settings(config: SftConfig) -> None:
     for name, use in INSTEAD.items():
         if name in config.trainer:
             raise UserError(f"trainer.{name}: use {use}")
+    for name, kind in POSITIVE.items():
+        value = config.trainer.get(name)
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        if value is not None and not (is_number and value > 0):
+            what = "a whole number" if kind is int else "a number"
+            raise UserError(f"trainer.{name}: must be {what} above 0, got {value}")
     check_managed("trainer", config.trainer, SILENT)
     check_managed("lora", config.lora, ("layer_replication",))  # vLLM ignores it
     if config.lora.get("init_lora_weights", True) not in KEEPS_BASE:
-        reason = "all others change the base too"
+        reason = "others change the base too"
         raise UserError(f"lora.init_lora_weights: use true, gaussian or orthogonal; {reason}")
     checked("lora", LoraConfig, config.lora)
     # transformers ignores names that it does not know.
@@ -183,5 +202,5 @@ def shares(config: SftConfig, processes: int) -> tuple[int, int]:
         )
     default = 1 if torch.accelerator.is_available() else each
     most = int(config.trainer.get("per_device_train_batch_size") or default)
-    size = max((n for n in range(1, min(most, each) + 1) if each % n == 0), default=1)
+    size = max(n for n in range(1, min(most, each) + 1) if each % n == 0)
     return size, each // size

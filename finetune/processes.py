@@ -40,7 +40,8 @@ def join_processes(config: SftConfig) -> PartialState:
 
 def check_driver() -> None:
     """Refuse a GPU that torch cannot use; the training would run on the CPU without a word."""
-    if torch.version.cuda is None or torch.accelerator.is_available():
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    if is_hidden or torch.version.cuda is None or torch.accelerator.is_available():
         return
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]

@@ -26,6 +26,9 @@ from panjue.prompts.plumbing.run import MANIFEST, RESULTS, Run, RunRecord
 from panjue.prompts.render import names_opinions
 from panjue.prompts.task import Task
 
+MAX_DIFFERENCES = 4
+"""Differences between two runs that a message shows."""
+
 
 def run_record(config: SftConfig, base: Path, task: Task) -> RunRecord:
     """Return the record of a training that begins; `base` is the folder of the base model."""
@@ -69,6 +72,10 @@ def is_finished(run: Run, record: RunRecord) -> bool:
     if (run.folder / MANIFEST).exists():
         old = RunRecord.read(run.folder).model_copy(update={"classifier_sha256": None})
         reason = old.difference(record)
+        parts = reason.split("; ")
+        reason = "; ".join(parts[:MAX_DIFFERENCES])
+        if len(parts) > MAX_DIFFERENCES:
+            reason += f"; {len(parts) - MAX_DIFFERENCES} more"
     if reason:
         raise UserError(
             f"{run.folder}: holds another run ({reason}); it is kept: choose another run=FOLDER "

@@ -219,8 +219,9 @@ class Answerer:
     slots: asyncio.Semaphore
     passes: Sequence[Sampling] = ({},)
 
-    def __str__(self) -> str:
-        return ""  # progress has nothing to say of it, as it has of replicas
+    def status(self) -> str:
+        """Return what progress shows of it: nothing, while replicas are counted."""
+        return ""
 
     @property
     def runner(self) -> asyncio.Runner:
@@ -294,12 +295,15 @@ async def answer_all(
             errors.append(error)
 
     async with asyncio.TaskGroup() as group:
-        for example in examples:
-            async with slots:
-                pass  # questions wait in line, and so does the next example
-            if errors:
-                break
-            group.create_task(answer_one(example))
-            await asyncio.sleep(0)  # it gets in line
+        try:
+            for example in examples:
+                async with slots:
+                    pass  # questions wait in line, and so does the next example
+                if errors:
+                    break
+                group.create_task(answer_one(example))
+                await asyncio.sleep(0)  # it gets in line
+        except Exception as error:  # the next example cannot be read
+            errors.append(error)
     if errors:
         raise errors[0]

@@ -155,7 +155,7 @@ def verify(packed: Path, cases: Path) -> None:
         try:
             with zipfile.ZipFile(packed) as archive:
                 archive.extractall(folder)  # checks the sum of each file
-        except (zipfile.BadZipFile, zlib.error) as error:
+        except (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError, EOFError) as error:
             raise UserError(f"{packed}: {error}; pack it again") from None
         if not (folder / EXPECTED).exists():
             raise UserError(f"{packed}: is no bundle; `panjue bundle RUN OUT.zip` makes one")

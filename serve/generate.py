@@ -183,7 +183,7 @@ class Generation:
         answerer = self.answerer or self.start()
         todo = (example for example in cases.reader.read(cases.file) if str(example.id) not in done)
         with stream(path) as file, meter(self.console, cases.count, len(done)) as progress:
-            out = Output(file, progress, answerer.__str__)
+            out = Output(file, progress, answerer.status)
 
             async def answer(example: Example) -> None:
                 old_rows = earlier.of(example) if earlier else {}

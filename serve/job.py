@@ -20,7 +20,7 @@ class Job:
     config: GenerateConfig
     run: Run
     task_name: str
-    budget: Budget = field(default_factory=Budget)  # of the training; an endpoint may have none
+    budget: Budget = field(default_factory=Budget)  # of the training, if there is one
     solve: dict[str, Any] = field(default_factory=dict)  # of training, then of `config`
     served: Served | None = None  # the model to load
 

@@ -188,7 +188,8 @@ class Fleet:
         for actor in actors:
             self._start(actor)
 
-    def __str__(self) -> str:
+    def status(self) -> str:
+        """Return what progress shows: the replicas that run."""
         again = f", {self.repeats} cases given out again" if self.repeats else ""
         return f"{len(self._running)} of {self._count} replicas{again}"
 

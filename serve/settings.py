@@ -56,7 +56,7 @@ ENDPOINT_SAMPLING = (
     "presence_penalty",
     "frequency_penalty",
 )
-"""Settings of `sampling` that OpenAI's chat completions have too; others are not sent."""
+"""Settings of `sampling` that OpenAI's chat completions have too; others are refused."""
 
 RESOURCES = (
     "gpu_memory_utilization",

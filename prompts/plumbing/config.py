@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,6 +10,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
+from pydantic.fields import FieldInfo
 
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import open_bytes
@@ -141,22 +142,33 @@ def setting_lines(cls: type[Config]) -> Iterator[str]:
         yield f"    {_one_line(info.description or '')}"
 
 
-def first_complaint(error: ValidationError, known: Collection[str] = ()) -> str:
-    """Return the place and the problem of pydantic's first error, and the nearest known name."""
+def first_complaint(error: ValidationError, known: Mapping[str, FieldInfo] = {}) -> str:
+    """Return the place and the problem of pydantic's first error; `known` are the settings."""
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
     if known and first["type"] == "extra_forbidden":
         return f"no setting {key!r}{did_you_mean(key, known)}"
+    if key in known and first["type"] == "missing":
+        return f"set {key!r}: {known[key].description}"
     problem = first["msg"].removeprefix("Value error, ")
     return f"{key}: {problem}" if key else problem
+
+
+ABSOLUTE_PATH = re.compile(r"(?:file:/{2,3}|~\w*/|/(?!/)|[A-Za-z]:[\\/]|\\\\)")
+EMBEDDED_PATH = re.compile(
+    r"""(?<=[="':])(?:file://)?(?:~\w*)?/(?!/)(?:[^\s"'/,]+/)*([^\s"'/,]+)""", re.ASCII
+)
+"""An absolute path after `=`, a colon or a quote."""
 
 
 def scrubbed(value: Any) -> Any:
     """Return settings with each absolute path reduced to its last part."""
     if isinstance(value, Mapping):
-        return {key: scrubbed(inner) for key, inner in value.items()}
+        return {scrubbed(key): scrubbed(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [scrubbed(inner) for inner in value]
-    if isinstance(value, str) and value.startswith(("/", "~")):
-        return Path(value).name
-    return value
+    if not isinstance(value, str):
+        return value
+    if ABSOLUTE_PATH.match(value):
+        return re.split(r"[/\\]", value.rstrip("/\\"))[-1] or value
+    return EMBEDDED_PATH.sub(r"\1", value)

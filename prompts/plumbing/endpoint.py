@@ -2,11 +2,11 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import httpx
 
-from panjue.prompts.plumbing.errors import UserError, of_library
+from panjue.prompts.plumbing.errors import UserError, first_line
 
 
 def parse_endpoint(name: str) -> tuple[str, str] | None:
@@ -32,7 +32,8 @@ def key_of(variable: str) -> str:
     return key
 
 
-CLIENT_VARIABLES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+PROXIES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY")
+CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 """Environment variables that clients are made with; those of proxies may be in lower case."""
 
 NOT_BY_PROXY = "localhost,127.0.0.1,::1"
@@ -47,6 +48,11 @@ def making_client() -> Iterator[None]:
     direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
     if NOT_BY_PROXY not in direct:
         os.environ["no_proxy"] = f"{direct},{NOT_BY_PROXY}"
-    names = [name for name in os.environ if name.upper() in CLIENT_VARIABLES]
-    with of_library(" or ".join(names)) if names else nullcontext():
+    try:
         yield
+    except Exception as error:  # the libraries have no class for it
+        kind = CERTIFICATES if isinstance(error, OSError) else PROXIES
+        names = [name for name in os.environ if name.upper() in kind]
+        if not names:
+            raise
+        raise UserError(f"{' or '.join(names)}: {first_line(error)}") from None

@@ -46,7 +46,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 @lru_cache(maxsize=1024)  # a label that is wrong in a whole file is looked for once
 def _nearest(word: str, known: tuple[str, ...]) -> str:
-    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.5)), "")
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")
 
 
 def first_line(error: BaseException) -> str:

@@ -97,6 +97,8 @@ def check_text(value: Json) -> None:
         dump(value).encode("utf-8")
     except UnicodeEncodeError:
         raise UserError("a lone \\ud800-\\udfff escape is only half a character") from None
+    except RecursionError:
+        raise UserError("it is nested too deeply") from None
 
 
 def dump(value: Json) -> str:
@@ -227,7 +229,7 @@ def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
         was = before.get(key)
         now = after.get(key)
         if was != now and not is_moved:
-            changes.append(f"{key}: {_text(was)} -> {_text(now)}")
+            changes.append(f"{key}: {_short(was)} -> {_short(now)}")
     return "; ".join(changes)
 
 
@@ -239,8 +241,11 @@ def _leaves(mapping: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str
             yield f"{prefix}{key}", value
 
 
-def _text(value: Json) -> str:
-    return value if isinstance(value, str) else dump(value)
+def _short(value: Json) -> str:
+    text = value if isinstance(value, str) else dump(value)
+    if len(text) <= 40:
+        return text
+    return f"{text[:12]}…{text[-12:]}"
 
 
 LOCK_TIMEOUT_S = 1.0

@@ -236,6 +236,9 @@ def test_a_gpu_that_torch_cannot_use_is_refused(monkeypatch: pytest.MonkeyPatch)
     for without in ("No CUDA GPUs are available", "Found no NVIDIA driver on your system."):
         monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=RuntimeError(without)))
         check_driver()
+    monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=error))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    check_driver()
 
 
 def test_the_rows_of_another_process_are_waited_for(tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ def test_no_is_a_strategy_and_not_a_truth_value(name: str) -> None:
         ("trainer.accelerator_config={}", "trainer: 'accelerator_config' is set by panjue"),
         ("trainer.seed=1", "trainer.seed: use seed"),
         ("trainer.packing=maybe", "trainer.packing: must be true, false or auto, got maybe"),
+        ("trainer.max_steps=-5", "trainer.max_steps: must be a whole number above 0, got -5"),
+        ("trainer.num_train_epochs=0", "trainer.num_train_epochs: must be a number above 0, got 0"),
+        ("trainer.save_total_limit=x", "trainer.save_total_limit: must be a whole number above 0"),
         ("lora.r=abc", "lora: r: Input should be a valid integer"),
         ("lora.lora_alfa=8", "lora: no setting 'lora_alfa'; did you mean 'lora_alpha'"),
         ("lora.init_lora_weights=foo", "lora.init_lora_weights: use true, gaussian or orthogonal"),
@@ -66,7 +69,7 @@ def test_packs_whose_examples_would_not_be_kept_apart_are_refused(
     [
         ("trainer.max_length=5", "^trainer.max_length: use max_tokens$"),
         ("trainer.ddp_timeout=long", "^trainer.ddp_timeout: "),
-        ("trainer.max_steps=many", "^trainer: max_steps: Input should be a valid integer"),
+        ("trainer.max_steps=many", "^trainer.max_steps: must be a whole number above 0, got many"),
         ("trainer.use_cpu=true", "^trainer: 'use_cpu' is set by panjue$"),
         ("trainer.learning_rat=1", "^trainer: .*learning_rat.*did you mean 'learning_rate'"),
         ("trainer.save_strategy=often", "^trainer: .*often.* is not a valid SaveStrategy"),

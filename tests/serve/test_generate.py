@@ -6,7 +6,7 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
@@ -431,6 +431,22 @@ def test_a_loop_that_is_cancelled_leaves_nothing_running() -> None:
 
     asyncio.run(cancel())
     assert running == ended == {0, 1, 2}
+
+
+def test_a_file_that_cannot_be_read_to_its_end_is_one_error_after_the_answers() -> None:
+    answered: list[int | str] = []
+
+    def examples() -> Iterator[Example]:
+        yield Example(0, "甲")
+        raise UserError("cases.jsonl:2: cut off")
+
+    async def answer(example: Example) -> None:
+        await asyncio.sleep(0.01)
+        answered.append(example.id)
+
+    with pytest.raises(UserError, match="^cases.jsonl:2: cut off$"):
+        asyncio.run(answer_all(examples(), answer, asyncio.Semaphore(8)))
+    assert answered == [0]
 
 
 def test_answers_of_the_classifier_are_not_replaced_by_those_to_another_file(

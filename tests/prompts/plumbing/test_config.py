@@ -10,6 +10,7 @@ from panjue.prompts.plumbing.errors import UserError
 
 class Settings(Config):
     name: str
+    """Folder that the run is written to."""
     max_tokens: int = 4096
     trainer: dict[str, Any] = Field(default_factory=dict)
 
@@ -51,8 +52,8 @@ def test_file_then_overrides_then_defaults(path: Path) -> None:
         ("size: 2", "no section 'size' (there are sft, generate, serve)"),
         ("sft: [1, 2]", "section 'sft' must be lines of `key: value`"),
         ("sft: abc", "section 'sft' must be lines of `key: value`"),
-        ("sft: {max_tokens: 3}", "name: Field required"),
-        ("", "name: Field required"),
+        ("sft: {max_tokens: 3}", "set 'name': Folder that the run is written to."),
+        ("", "set 'name': Folder that the run is written to."),
         ("sft: {name: a, max_tokns: 3}", "no setting 'max_tokns'; did you mean 'max_tokens'?"),
         ("[1]", "expected lines of `key: value`, found a list"),
         ("3", "Invalid loaded object type: int"),
@@ -107,7 +108,10 @@ def test_a_broken_override_is_named_and_not_the_file(path: Path, word: str, prob
         ("/x/my cases.json", "my cases.json"),
         ("~/z", "z"),
         ("runs/demo", "runs/demo"),
-        ({"k": ["/a/b", 1, None]}, {"k": ["b", 1, None]}),
+        ("file:///home/me/x.json", "x.json"),
+        ("--x=/home/me/q", "--x=q"),
+        (r"C:\Users\me\a.json", "a.json"),
+        ({"/k/l": ["/a/b", 1, None]}, {"l": ["b", 1, None]}),
     ],
 )
 def test_no_absolute_path_stays(given: Any, left: Any) -> None:

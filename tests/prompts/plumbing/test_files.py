@@ -137,3 +137,10 @@ def test_a_key_given_twice_is_a_fault_in_a_row_and_none_in_a_library_s_file(tmp_
         parse_row(twice.encode())
     (tmp_path / "config.json").write_text(twice, "utf-8")
     assert read_object(tmp_path / "config.json") == {"id": 1, "a": {"b": 2}}
+
+
+@pytest.mark.parametrize("depth", [900, 990, 1200, 100_000])
+def test_a_deep_row_with_an_escape_is_read_or_refused_in_a_line(depth: int) -> None:
+    raw = b'{"a": "\\u4e00", "b": ' + b"[" * depth + b"]" * depth + b"}\n"
+    with suppress(UserError):
+        parse_row(raw)
