@@ -1,4 +1,8 @@
-"""Tiny bases with random weights of the real classes, as the hub has them today."""
+"""Tiny bases with random weights of the real classes, as the hub has them today.
+
+Most families need no code. To add one, give it an entry in `FAMILIES`, run tests/test_families.py,
+put its name into the sets there that it fails for, and add a row to finetune/README.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -444,7 +444,7 @@ def test_a_file_that_cannot_be_read_to_its_end_is_one_error_after_the_answers() 
         await asyncio.sleep(0.01)
         answered.append(example.id)
 
-    with pytest.raises(UserError, match="^cases.jsonl:2: cut off$"):
+    with pytest.raises(UserError, match=r"^cases.jsonl:2: cut off$"):
         asyncio.run(answer_all(examples(), answer, asyncio.Semaphore(8)))
     assert answered == [0]
 

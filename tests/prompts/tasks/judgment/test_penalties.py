@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.tasks.judgment.penalties import penalty_class, sentence
+from panjue.prompts.plumbing.files import dump, read_object
+from panjue.prompts.task import task_folders
+from panjue.prompts.tasks.judgment.penalties import PENALTIES, penalty_class, sentence
+
+
+def test_the_schema_of_submissions_has_as_many_classes() -> None:
+    schema = read_object(task_folders()["judgment"] / "submission.schema.json")
+    assert f'"maximum":{len(PENALTIES) - 1}}}' in dump(schema)
 
 
 @pytest.mark.parametrize(
