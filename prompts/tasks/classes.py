@@ -53,6 +53,8 @@ class Classes:
     text: str = "text"  # the field with the text; FairLex's own files have `text`
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Fields to report by -> the names of their numbers; empty if they have names."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Another name of such a field in files -> its name here."""
     person: str = ""  # field with the name of the person concerned; `{person}` in the template
     synonyms: Mapping[str, str] = field(default_factory=dict)  # word in a reply -> class
     evidence: Callable[[str], Sequence[float]] | None = None  # of a text, for its classifier
@@ -69,8 +71,8 @@ class Classes:
     def read(self, row: Mapping[str, Any]) -> Example:
         """Read one row. The groups are fields of the row, or of its `attributes`."""
         key = id_of(row)
-        field = self.text if self.text in row else "text"
-        text = text_of(row, field)
+        text_field = self.text if self.text in row else "text"
+        text = text_of(row, text_field)
         given = row.get(self.person) or ""
         if not isinstance(given, str):
             raise UserError(f"{self.person!r} must be a name")
@@ -93,10 +95,11 @@ class Classes:
     def _groups(self, row: Mapping[str, Any]) -> dict[str, str]:
         attributes = row.get("attributes")
         fields = {**attributes, **row} if isinstance(attributes, dict) else row
+        values = {self.aliases.get(name, name): value for name, value in fields.items()}
         groups = {}
         for name, names in self.groups.items():
-            if name in fields:
-                groups[name] = _group(name, names, fields[name])
+            if name in values:
+                groups[name] = _group(name, names, values[name])
         return known_groups(groups)
 
     def _words(self, row: Row) -> list[str]:
@@ -253,16 +256,18 @@ def _with_id(number: int | str, load: Callable[[], dict[str, Any]]) -> dict[str,
     return {"id": number, **load()}
 
 
-def _group(field: str, names: Sequence[str], value: Any) -> Any:
+def _group(name: str, names: Sequence[str], value: Any) -> Any:
     """Return the name of a number; None for -1, which is a missing ClassLabel."""
+    if isinstance(value, bool):
+        raise UserError(f"{name!r} must be a name or a number, found {value}")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if value == -1:
         return None
-    if type(value) is not int or not names:
+    if not isinstance(value, int) or not names:
         return value
     if not 0 <= value < len(names):
-        raise UserError(f"{field!r} must be a name or a number from 0 to {len(names) - 1}")
+        raise UserError(f"{name!r} must be a name or a number from 0 to {len(names) - 1}")
     return names[value]
 
 

@@ -1,9 +1,9 @@
 """Sextuples and emotion events of a dialogue, as schema, reply and submission."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from jsonschema import Draft202012Validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from panjue.prompts.example import Decoded, Example, Turn
 from panjue.prompts.labels import Labels
@@ -162,54 +162,116 @@ def reserve(example: Example) -> int:
     return 64 + 40 * len(example.turns) + 192 * len(speakers(example.turns))
 
 
-def _open_object(properties: Mapping[str, Schema]) -> Schema:
-    return {**closed_object(properties), "additionalProperties": True}
+class EmotionForm(BaseModel):
+    """An emotion in a file."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    state: str
+    reason: str
+    source_id: str
 
 
-TEXT = {"type": "string"}
-SEXTUPLE_ROW = closed_object(dict.fromkeys(SEXTUPLE, TEXT))
-EMOTION_ROW = closed_object(dict.fromkeys(EMOTION, TEXT))
-EVENT_ROW = _open_object({"event": TEXT, "emotions": {"type": "array", "items": EMOTION_ROW}})
-HOLDER_ROW = _open_object({"events": {"type": "array", "items": EVENT_ROW}})
-EMOTIONS = {"type": "object", "additionalProperties": HOLDER_ROW}
+class EventForm(BaseModel):
+    """An event with its emotions in a file."""
+
+    model_config = ConfigDict(strict=True)
+
+    event: str
+    emotions: list[EmotionForm]
+
+
+class HolderForm(BaseModel):
+    """What a file has of a holder."""
+
+    model_config = ConfigDict(strict=True)
+
+    events: list[EventForm]
+
+
+class SextupleForm(BaseModel):
+    """A sextuple in a submission."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    target: str
+    aspect: str
+    opinion: str
+    sentiment: str
+    rationale: str
+
+
+class SentenceForm(BaseModel):
+    """A sentence with its sextuple, or none, in a submission."""
+
+    model_config = ConfigDict(strict=True)
+
+    input_sentence: str
+    holder: str
+    event: str
+    final_model_response: Annotated[list[SextupleForm], Field(max_length=1)]
+
+
+class DialogueForm(BaseModel):
+    """A submission row."""
+
+    model_config = ConfigDict(strict=True)
+
+    chat: list[SentenceForm]
+    emo: dict[str, HolderForm]
+
+
+DIALOGUE: TypeAdapter[Any] = TypeAdapter(DialogueForm)
+"""The form of a submission row."""
+
+EMOTIONS: TypeAdapter[Any] = TypeAdapter(dict[str, HolderForm])
 """The form of a file of emotions: holder to events."""
 
 
-def form_faults(form: Schema, value: Any) -> Iterator[str]:
-    """Yield what is wrong by a JSON Schema, with its place."""
-    for error in Draft202012Validator(form).iter_errors(value):
-        yield f"{error.json_path}: {error.message:.200}"
+def form_faults(form: TypeAdapter[Any], value: Any) -> Iterator[str]:
+    """Yield what is wrong in the form of a value, with its place.
+
+    With jsonschema this took half of the time that scoring 700 dialogues takes.
+    """
+    try:
+        form.validate_python(value)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            place = ".".join(map(str, detail["loc"]))
+            yield f"{place}: {detail['msg']:.200}"
 
 
 def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
-    """Yield the faults of a submission row: of its form, then labels outside the five."""
-    sentences = []
-    for turn in example.turns:
-        form: dict[str, Schema] = {
-            "input_sentence": {"const": turn.sentence},
-            "holder": {"const": turn.holder},
-            "event": TEXT,
-            "final_model_response": {"type": "array", "items": SEXTUPLE_ROW, "maxItems": 1},
-        }
-        sentences.append(_open_object(form))
-    emotions = {**EMOTIONS, "required": speakers(example.turns)}
-    faults = list(form_faults(_open_object({"chat": _list_of(sentences), "emo": emotions}), row))
+    """Yield the faults of a submission row: of its form, or of its texts, holders and labels."""
+    faults = list(form_faults(DIALOGUE, row))
     if faults:
         yield from faults
         return
+    chat = row["chat"]
+    if len(chat) != len(example.turns):
+        yield f"the chat must list {len(example.turns)} sentences"
+        return
     sextuples = []
-    for number, sentence in enumerate(row["chat"], start=1):
-        sextuples += [{"id": number, **one} for one in sentence["final_model_response"]]
-    yield from unknown_labels(sextuples, row["emo"])
+    for turn, sentence in zip(example.turns, chat, strict=True):
+        if sentence["input_sentence"] != turn.sentence or sentence["holder"] != turn.holder:
+            yield f"sentence {turn.number}: the text or the holder differs from the dialogue"
+        sextuples += [{"id": turn.number, **one} for one in sentence["final_model_response"]]
+    for holder in speakers(example.turns):
+        if holder not in row["emo"]:
+            yield f"holder {holder!r} is not answered"
+    yield from unknown_labels(sextuples, row["emo"], SENTIMENTS)
 
 
-def unknown_labels(sextuples: Iterable[Row], emo: Mapping[str, Row]) -> Iterator[str]:
-    """Yield the sentiments and states outside the five: they are scored, but not trained on."""
+def unknown_labels(
+    sextuples: Iterable[Row], emo: Mapping[str, Row], states: Sequence[str]
+) -> Iterator[str]:
+    """Yield the sentiments outside the five and the states that are none of `states`."""
     for row in sextuples:
         if row["sentiment"] not in (*SENTIMENTS, ""):
             yield f"sentence {row['id']}: the sentiment {row['sentiment']!r} is none of the five"
     for holder, value in emo.items():
         for event in value["events"]:
-            for state in [emotion["state"] for emotion in event["emotions"]]:
-                if state not in SENTIMENTS:
+            for emotion in event["emotions"]:
+                state = emotion["state"]
+                if state not in states:
                     yield f"holder {holder}: the state {state!r} is none of the five"

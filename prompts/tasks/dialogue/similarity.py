@@ -9,19 +9,21 @@ from math import sqrt
 @lru_cache(maxsize=4096)
 def cosine(text: str, other: str) -> float:
     """Return the cosine of the counts of characters and their pairs; of two empty texts it is 1."""
+    if text == other:
+        return 1.0
     if not text or not other:
-        return float(text == other)
+        return 0.0
     first = _grams(text)
     second = _grams(other)
     return _product(first, second) / sqrt(_product(first, first) * _product(second, second))
 
 
 @lru_cache(maxsize=4096)
-def _grams(text: str) -> Counter[str]:
+def _grams(text: str) -> dict[str, int]:
     grams = Counter(text)
-    grams.update(first + second for first, second in pairwise(text))
-    return grams
+    grams.update(map("".join, pairwise(text)))
+    return dict(grams)  # a Counter is slow to say that it lacks a key
 
 
-def _product(first: Counter[str], second: Counter[str]) -> int:
-    return sum(count * second[gram] for gram, count in first.items())
+def _product(first: dict[str, int], second: dict[str, int]) -> int:
+    return sum(count * second.get(gram, 0) for gram, count in first.items())

@@ -16,6 +16,7 @@ from panjue.prompts.tasks.dialogue.gold import gold_oracle
 from panjue.prompts.tasks.dialogue.metric import DIALOGUE_METRICS, shown
 from panjue.prompts.tasks.dialogue.sextuples import (
     EMOTIONS,
+    SENTIMENTS,
     SEXTUPLE,
     check,
     decode,
@@ -46,7 +47,8 @@ def read(row: Mapping[str, Any]) -> Example:
     answer = None
     if is_labelled:
         answer = {"sentences": sextuples, "holders": _holders(emo)}
-        notes += unknown_labels(sextuples, emo or {})
+        # They are scored, but not trained on. Gold may have an empty state.
+        notes += unknown_labels(sextuples, emo or {}, (*SENTIMENTS, ""))
     return Example(
         id=str(id_of(row)),
         text=transcript(turns),

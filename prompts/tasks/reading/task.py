@@ -12,7 +12,7 @@ from panjue.prompts.example import Answer, Decoded, Example, known_groups
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import last_object, load_json
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import FileRow, as_object, check_text, dump
+from panjue.prompts.plumbing.files import FileRow, check_text, dump
 from panjue.prompts.plumbing.rows import list_items
 from panjue.prompts.plumbing.submissions import JSON_LIST
 from panjue.prompts.render import neutralize, render
@@ -40,20 +40,26 @@ MAX_SPAN_LENGTH = 400
 
 def rows(path: Path) -> Iterator[FileRow]:
     for i, document in enumerate(list_items(path, "data")):
-        place = f"data[{i}]"
-        try:
-            for j, paragraph in enumerate(document["paragraphs"]):
-                for k, question in enumerate(paragraph["qas"]):
-                    place = f"data[{i}].paragraphs[{j}].qas[{k}]"
-                    yield place, partial(_row, document, paragraph, question)
-        except (KeyError, TypeError):
-            form = "{paragraphs: [{context, qas: [{id, question, …}]}]}"
-            raise UserError(f"{path}:{place}: no document of the form {form}") from None
+        for outer_place, paragraph in _items(document, "paragraphs", f"data[{i}]"):
+            for place, question in _items(paragraph, "qas", outer_place):
+                yield place, partial(_row, document, paragraph, question)
+
+
+def _items(parent: Any, key: str, place: str) -> list[tuple[str, Any]]:
+    """Return (place, item) of a list; without a list one None, which `_row` refuses."""
+    items = None
+    if isinstance(parent, dict):
+        items = parent.get(key)
+    if not isinstance(items, list) or not items:
+        return [(place, None)]
+    return [(f"{place}.{key}[{i}]", item) for i, item in enumerate(items)]
 
 
 def _row(document: Any, paragraph: Any, question: Any) -> dict[str, Any]:
     """Return a question's fields with those of its paragraph and its document."""
-    row = {"domain": document.get("domain"), **paragraph, **as_object(question)}
+    if not all(isinstance(part, dict) for part in (document, paragraph, question)):
+        raise UserError("no document of the form {paragraphs: [{context, qas: [{id, …}]}]}")
+    row = {"domain": document.get("domain"), **paragraph, **question}
     del row["qas"]
     check_text(row)
     return row

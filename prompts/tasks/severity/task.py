@@ -12,8 +12,6 @@ CLASSES = (
     "十年以上",
 )
 
-SEXES = ("male", "female")
-
 TASK = Classes(
     "severity",
     CLASSES,
@@ -22,12 +20,8 @@ TASK = Classes(
         **{f"{term}有期徒刑": term for term in CLASSES[1:]},
     },
     text="fact",
-    groups={
-        "gender": SEXES,
-        "region": (),
-        "defendant_gender": SEXES,
-        "court_region": (),
-    },
+    groups={"gender": ("male", "female"), "region": ()},
+    aliases={"defendant_gender": "gender", "court_region": "region"},
     person="defendant",
     evidence=evidence,
 ).task()

@@ -25,6 +25,8 @@ def test_severity() -> None:
     assert (example.text, example.answer) == ("某案", {"label": "十年以上"})
     assert example.groups == {"gender": "female"}, "what nobody knows is no group"
     assert SEVERITY.gold(example) == {"id": 7, "label": 5}
+    published = {"id": 7, "fact": "某案", "defendant_gender": 1, "court_region": "北京"}
+    assert SEVERITY.data.read(published).groups == {"gender": "female", "region": "北京"}
     assert "判断被告人的刑期" in SEVERITY.ask.prompt(example)[0]["content"]
     about = SEVERITY.data.read({**row, "defendant": "李某A"})
     assert "判断被告人李某A的刑期" in SEVERITY.ask.prompt(about)[0]["content"]
@@ -70,6 +72,7 @@ def test_scotus_has_names_of_classes_and_fscs_numbers() -> None:
         (SEVERITY, {"label": "1"}, "'label' must be one of 0"),
         (SEVERITY, {"label": True}, "'label' must be one of 0"),
         (SEVERITY, {"label": 1.0}, "'label' must be one of 0"),
+        (SEVERITY, {"gender": True}, "'gender' must be a name or a number, found True"),
         (ECTHR, {"labels": [10]}, "'labels' must be a list of 0, 1"),
         (ECTHR, {"labels": 1}, "'labels' must be a list of 0, 1"),
         (SCOTUS, {"label": 10}, "'label' must be one of Criminal Procedure, Civil"),

@@ -184,6 +184,41 @@ def test_wrong_settings_are_named(given: dict[str, Any], told: str) -> None:
         configured(load_task("judgment"), given)
 
 
+@pytest.mark.parametrize(("state", "notes"), [("", 0), ("doubt", 0), ("joy", 1)])
+def test_gold_may_have_an_empty_state(state: str, notes: int) -> None:
+    chat = [{"Holder": "甲", "sentence": "…", **{field.title(): "" for field in SEXTUPLE}}]
+    emotion = {"state": state, "reason": "理由", "source_id": "1"}
+    emo = {"甲": {"events": [{"event": "事件", "emotions": [emotion]}]}}
+    example = TASK.data.read({"id": "1", "chat": chat, "emo": emo})
+    assert len(example.notes) == notes
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "faults"),
+    [
+        ('"aspect"', '"aspects"', 2),
+        ('"emotions"', '"emotion"', 1),
+        ('"state": "doubt"', '"state": ""', 1),
+        ('"holder"', '"who"', 1),
+        ('"holder": "甲"', '"holder": "乙"', 1),
+        ('"emo": {"甲"', '"emo": {"乙"', 1),
+        ('"chat": [', '"chat": [], "c": [', 1),
+    ],
+)
+def test_faults_of_a_submission(old: str, new: str, faults: int) -> None:
+    example = dialogue(1, "甲")
+    sextuple = {**dict.fromkeys(SEXTUPLE, "…"), "sentiment": "doubt"}
+    emotion = {"state": "doubt", "reason": "理由", "source_id": "1"}
+    events = [{"event": "事件", "emotions": [emotion]}]
+    answer = {"sentences": [sextuple], "holders": [{"holder": "甲", "events": events}]}
+    row = TASK.data.write(example, answer)
+    assert list(TASK.data.check(example, row, None)) == []
+    text = json.dumps(row, ensure_ascii=False)
+    assert old in text
+    changed = json.loads(text.replace(old, new))
+    assert len(list(TASK.data.check(example, changed, None))) == faults
+
+
 def test_all_real_dialogues_are_read(shared: Path) -> None:
     folder = shared / "emocaustics"
     examples = list(Reader(TASK).read(folder))

@@ -109,8 +109,10 @@ def test_bad_questions_are_named_and_may_be_skipped(tmp_path: Path) -> None:
     [
         ('{"data": 3}', ": has no list 'data'"),
         ('{"data": [{"paragraphs": 3}]}', r":data\[0\]: no document of the form"),
-        ('{"data": [{"paragraphs": [{}]}]}', r":data\[0\]: no document of the form"),
-        ('{"data": [{"paragraphs": [{"qas": [3]}]}]}', r":data.*qas\[0\]: expected a JSON object"),
+        ('{"data": [{"paragraphs": [{}]}]}', r":data.*paragraphs\[0\]: no document of the form"),
+        ('{"data": [{"paragraphs": []}]}', r":data\[0\]: no document of the form"),
+        ('{"data": [{"paragraphs": [{"qas": []}]}]}', r":data.*paragraphs\[0\]: no document"),
+        ('{"data": [{"paragraphs": [{"qas": [3]}]}]}', r":data.*qas\[0\]: no document of the form"),
     ],
 )
 def test_another_form_is_named(content: str, complaint: str, tmp_path: Path) -> None:
@@ -118,6 +120,14 @@ def test_another_form_is_named(content: str, complaint: str, tmp_path: Path) -> 
     path.write_text(content, "utf-8")
     with pytest.raises(UserError, match=f"train.json{complaint}"):
         list(Reader(TASK).read(path))
+
+
+@pytest.mark.parametrize("part", [{}, {"paragraphs": []}, {"paragraphs": [{"qas": []}]}, 3])
+def test_a_document_without_questions_may_be_skipped(part: Any, tmp_path: Path) -> None:
+    path = changed(tmp_path, ("0", part))
+    reader = Reader(TASK, on_bad_row="skip")
+    assert [example.id for example in reader.read(path)][:1] == ["b2_1"]
+    assert len(reader.skipped.rows) == 1
 
 
 PART = "a span that is not in the text, shortened"
