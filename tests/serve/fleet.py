@@ -77,7 +77,7 @@ async def outcome(deaths: int, calls: int, *, stopped: bool = False) -> dict[str
             await asyncio.wait_for(work(), 0.001 if stopped else None)
         except (UserError, TimeoutError) as problem:
             error = str(problem) or "stopped"
-        said = str(fleet)
+        said = fleet.status()
         for fake in fakes:
             ray.kill(fake)  # type: ignore[arg-type]
     return {"keys": keys, "said": said, "again": fleet.repeats, "error": error}
