@@ -31,8 +31,8 @@ def compared_opinions(
 ) -> Iterator[list[tuple[Field, str]]]:
     """Yield each item's fields as the classifier answers them, and how the model's compare.
 
-    `items` has the model's answer beside gold, `own` the classifier's. `decoded` is the reply; None
-    if it is not known what of the answer is a guess.
+    `items` has the model's answer beside gold, `own` the classifier's. `decoded` says which fields
+    the reply does not have; None if that is not known: then every field is compared.
     """
     for (name, answers), (_, own_answers) in zip(items, own, strict=True):
         number = example.names.index(name) if task.answer.items else 0

@@ -63,7 +63,8 @@ def grams(text: str, marks: Sequence[str] = ()) -> Hashes:
     with_magnitudes = NUMBER.sub(magnitude, text.lower())
     tokens = [token.encode() for token in TOKEN.findall(with_magnitudes)]
     single = list(map(crc32, tokens))
-    # The hash of a text and more text continues the hash of the first: that of "a b" that of "a".
+    # crc32(b" b", crc32(b"a")) is crc32(b"a b"): the hash of a pair continues that of its first
+    # token. The last token begins no pair, and `map` leaves it out.
     with_space = [b" " + token for token in tokens[1:]]
     pairs = map(crc32, with_space, single)
     of_marks = [crc32(mark.encode()) for mark in marks]

@@ -238,8 +238,8 @@ def likely_sets(
 ) -> dict[frozenset[str], float]:
     """Return the sets of the likeliest labels, with their probabilities.
 
-    The empty set is one of them only if training had it. The sets that are not formed have the
-    rest of the probability.
+    `weights` are `LabelField.sizes`. The empty set is one of them only if training had it. The sets
+    that are not formed have the rest of the probability.
     """
     ranked = by_probability(probabilities, probabilities)[:LABELS_OF_SETS]
     sets: list[frozenset[str]] = []

@@ -124,6 +124,7 @@ def _labels(task: Task, *, has_gold: bool) -> dict[str, tuple[str, str]]:
 def _cases(
     answered: AnsweredFile, decoding: Mapping[str, Any], *, has_gold: bool
 ) -> Iterator[PageCase]:
+    """Yield every case; without gold an answer is its own gold, so that it can be shown."""
     task = answered.task
     rows = submission_rows(task, answered.folder)
     path = answered.folder / "confidence.jsonl"
@@ -134,13 +135,17 @@ def _cases(
     fallback = decoding.get("fallback", task.score.fallback)
     for example in answered.examples():
         row = rows.get(example.id)
-        gold = task.gold(example) if has_gold else row and own_gold(row)
-        if gold and not has_gold:
+        if has_gold:
+            gold = task.gold(example)
+        elif row:
+            gold = own_gold(row)
             metric_values(task, gold, row, f"{rows.path}: id {example.id}")  # refuses a broken row
+        else:
+            gold = None
         items = list(items_of(task, gold, row)) if gold else []
         calls = _calls(task, completions, example) if completions else []
         decoded = None
-        if calls and decoding and not task.solve:
+        if calls and decoding and not task.solve:  # of several replies none is the answer
             decoded = task.ask.decode(first_reply(calls[0]), example, answered.labels)
         opinions = []
         if advisor and gold:
@@ -157,7 +162,7 @@ def _cases(
             opinions=opinions,
             confidence=mean_confidence(confidence) if confidence else None,
             handled=dict(_handled(calls, decoded, fallback)),
-            reply=[row.get("refused") or first_reply(row) for row in calls],
+            reply=[call.get("refused") or first_reply(call) for call in calls],
         )
 
 

@@ -81,11 +81,12 @@ class ScoreResult:
             "unweighted": self.total.unweighted,
             "interval": self.total.interval,
             **asdict(self),
-            "groups": groups,
+            "groups": groups,  # as means, without intervals
         }
+        # `total` is spread above; the fault of the classifier is only for the console.
         del numbers["total"], numbers["classifier_fault"]
         for name in ("notes", "never_asked", "in_sample"):
-            if not numbers[name]:
+            if not numbers[name]:  # there is nothing to say
                 del numbers[name]
         result: dict[str, Any] = without_nan(numbers)
         return result

@@ -87,6 +87,8 @@ def is_finished(run: Run, record: RunRecord) -> bool:
 def claim_run(config: SftConfig, record: RunRecord, classifier: Path | None) -> None:
     """Write config.yaml and manifest.json, which assign the run folder to this training.
 
+    `classifier` is the file in the run's folder `rows`.
+
     A training with checkpoints goes on only with the opinions of the same classifier.
     """
     run = Run(config.run)
@@ -99,6 +101,7 @@ def claim_run(config: SftConfig, record: RunRecord, classifier: Path | None) -> 
                 f"{config.run}: its checkpoints saw the opinions of another text classifier; "
                 "restore rows/, or choose another run=FOLDER"
             )
+    # The other sections of the config file, for `generate` and `serve`, are kept.
     sections = load_values(config.path) if config.path else {}
     sections = {**sections, "sft": config.model_dump(mode="json")}
     with atomic_write(run.config) as out:

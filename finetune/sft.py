@@ -204,12 +204,12 @@ def make_model(config: SftConfig, folder: Path, args: Any) -> Model:
     frozen = config.method != "full"
     quantization = config.quantization if config.method == "qlora" else None
     dtype = resolve_dtype(config.dtype, args, frozen=frozen)
-    # Under FSDP one process reads the weights, and the others get their shares of them.
-    is_alone = torch.accelerator.is_available() and not is_sharded(os.environ)
-    device = PartialState().device if is_alone else None
+    # A process loads all weights straight to its device. Under FSDP one reads and shares them out.
+    loads_all = torch.accelerator.is_available() and not is_sharded(os.environ)
+    device = PartialState().device if loads_all else None
     model: Model = load_base(folder, dtype, quantization, config.attn_implementation, device)
     if frozen:
-        torch.manual_seed(config.seed)
+        torch.manual_seed(config.seed)  # LoRA starts from random matrices
         model = with_lora(model, config.lora)
     return model
 

@@ -59,7 +59,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         inputs: dict[str, Tensor],
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """Return the batch's share of the mean loss of the step's reply tokens."""
+        """Return the sum of the losses of this batch, divided by the reply tokens of the step."""
         losses = self.reply_losses(model, inputs)
         # The state is in every checkpoint, so a resumed run continues the count.
         tokens = self.accelerator.gather(inputs["length"].sum()).sum()
@@ -68,7 +68,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             return losses.mean()
         loss: Tensor = losses.sum() / num_items_in_batch
         if self.args.average_tokens_across_devices:
-            loss = loss * self.accelerator.num_processes  # DDP divides by it
+            loss = loss * self.accelerator.num_processes  # DDP averages over processes
         return loss
 
     def reply_losses(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:
@@ -140,6 +140,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         checkpoint = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
         if self.is_world_process_zero() and checkpoint.exists():
             drop(checkpoint)  # incomplete: a run was killed here
+        self.accelerator.wait_for_everyone()  # each process writes its random state there
         with full_disk_named(checkpoint):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # each process has written its random state

@@ -46,9 +46,9 @@ def check_quantization(folder: Path, name: str) -> None:
     quantization = quantization_of(folder)
     if not quantization or quantization.get("load_in_4bit"):
         return
-    form = quantization.get("quant_method", "by an unknown method")
+    form = quantization.get("quant_method", "unknown method")
     way_out = "take the same model in bfloat16"
-    raise UserError(f"{name}: its weights are quantized ({form}), to answer only; {way_out}")
+    raise UserError(f"{name}: its weights are quantized ({form}), not to be trained; {way_out}")
 
 
 def quantization_of(folder: Path) -> Mapping[str, Any]:

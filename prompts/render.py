@@ -98,11 +98,19 @@ def neutralize_tokens(tokenizer: Any, text: str) -> str:
     return text
 
 
+FULL_WIDTH = 0xFEE0
+"""From an ASCII character to its full-width form."""
+
+
 def _with_full_width(token: re.Match[str]) -> str:
+    """Return a token with another first character: the full-width form, or `＿`.
+
+    It always changes, or `neutralize_tokens` would never end: so `＿` becomes `＊`.
+    """
     first = token[0][0]
     rest = token[0][1:]
     if "!" <= first <= "~":
-        return chr(ord(first) + 0xFEE0) + rest
+        return chr(ord(first) + FULL_WIDTH) + rest
     if first == "＿":
         return "＊" + rest
     return "＿" + rest

@@ -157,8 +157,9 @@ class Run:
 
     @property
     def trained(self) -> Path:
+        """Return `result`; UserError if there is none."""
         path = self.folder / MANIFEST
-        if path.is_file() and "test_sha256" in read_object(path):
+        if path.is_file() and "test_sha256" in read_object(path):  # the record of answers
             raise UserError(f"{self.folder}: has answers; give the run folder, with its training")
         if result := self.result:
             return result

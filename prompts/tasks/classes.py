@@ -257,10 +257,13 @@ def _with_id(number: int | str, load: Callable[[], dict[str, Any]]) -> dict[str,
 
 
 def _group(name: str, names: Sequence[str], value: Any) -> Any:
-    """Return the name of a number; None for -1, which is a missing ClassLabel."""
+    """Return the group that a value means: a number is looked up in `names`, if there are any.
+
+    None for -1, which is a missing ClassLabel. Other values stay, for `known_groups` to check.
+    """
     if isinstance(value, bool):
         raise UserError(f"{name!r} must be a name or a number, found {value}")
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer():  # pandas makes 0.0 of an int column
         value = int(value)
     if value == -1:
         return None

@@ -127,8 +127,9 @@ def contest_form(answer: str) -> str:
     Lower case; a date as year, English month and day; a number below a hundred in digits if it is
     the whole answer, since a name may contain one (`three gorges dam`).
     """
-    # A JSON escape can be half a character, which a submission cannot contain.
-    text = " ".join(answer.lower().encode("utf-8", "ignore").decode("utf-8").split())
+    # An escape such as \\ud800 in JSON is half a character, which a submission cannot contain.
+    encodable = answer.encode("utf-8", "ignore").decode("utf-8")
+    text = " ".join(encodable.lower().split())
     date = ISO_DATE.fullmatch(text)
     if not date:
         return NUMBER_WORDS.get(text.replace("-", " ")) or _spoken_date(text) or text

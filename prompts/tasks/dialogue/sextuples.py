@@ -265,7 +265,10 @@ def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
 def unknown_labels(
     sextuples: Iterable[Row], emo: Mapping[str, Row], states: Sequence[str]
 ) -> Iterator[str]:
-    """Yield the sentiments outside the five and the states that are none of `states`."""
+    """Yield the sentiments and states outside the five.
+
+    `states` are the five, and in gold an empty one.
+    """
     for row in sextuples:
         if row["sentiment"] not in (*SENTIMENTS, ""):
             yield f"sentence {row['id']}: the sentiment {row['sentiment']!r} is none of the five"

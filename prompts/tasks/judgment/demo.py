@@ -79,9 +79,9 @@ def _describe(
 
 
 def _outcome(draw: random.Random, name: str, deeds: list[Deed], shift: int) -> dict[str, Any]:
-    """Sentence by our rule: two steps per level (0-2) of the gravest deed, and `shift`.
+    """Sentence by our rule: the severity is 1, plus two for each level (0-2) of the gravest deed.
 
-    `shift` is 1 for a repeater and -1 for who does not lead. So the severity is 0 to 6.
+    `shift` is added: 1 for a repeated offender, -1 for an accessory, 0 for both. So it is 0 to 6.
     """
     gravest = max(level for _, level in deeds)
     severity = 1 + 2 * gravest + shift
