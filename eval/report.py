@@ -87,8 +87,7 @@ def write_page(run: Path, gold: Path | None) -> None:
     with atomic_write(page_path) as out:
         out.write(page(result))
     print(f"written: {page_path}")
-    if skipped.rows:
-        print(skipped)
+    skipped.show()
     if result.scores is None:
         print(f"{opened.test}: has cases without gold: the page has no scores")
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from panjue.finetune.settings import BaseConfig
 from panjue.finetune.sft import train
-from panjue.prompts.plumbing.config import check_known
+from panjue.prompts.plumbing.config import check_known, check_managed
 from panjue.prompts.plumbing.files import read_json, replace_folder, sha256, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
@@ -53,6 +53,7 @@ CHAT_TEMPLATE = (
 
 def make_base(config: BaseConfig) -> None:
     """Write an untrained model to the folder `model`, then train it and save RUN/model."""
+    check_managed("shape", config.shape, ("eos_token_id", "pad_token_id"))
     check_known("shape", config.shape, Qwen3Config.__dataclass_fields__)
     start = {"shape": config.shape, "seed": config.seed, "train_sha256": sha256(config.train)}
     start_file = Path(config.model) / "start.json"

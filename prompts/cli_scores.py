@@ -139,8 +139,7 @@ def check(
         for fault in find_faults(reader, submission, cases):
             print(fault)
             faults += 1
-    if reader.skipped.rows:
-        print(reader.skipped)
+    reader.skipped.show()
     if not faults:
         print(f"{submission}: clean")
         return

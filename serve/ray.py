@@ -48,7 +48,7 @@ def running_fleet(job: Job, signals: StopSignals, console: Console) -> Iterator[
         fleet = runner.run(signals.until_stopped(start(job, console)))
         fleet.runner = runner
         yield fleet
-        console.print(str(fleet))
+        console.print(fleet.status())
         if fleet.error:
             console.print(f"a replica has ended: {fleet.error}", markup=False)
 

@@ -54,7 +54,15 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-LIBRARY_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ImportError, OSError)
+LIBRARY_ERRORS = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ImportError,
+    OSError,
+    re.error,
+)
 """What libraries raise about settings and files that they cannot use."""
 
 
@@ -63,7 +71,7 @@ def of_library(section: str, way_out: str = "") -> Iterator[None]:
     """Turn what a library raises about the user's settings or files into `section: message`."""
     try:
         yield
-    except (*LIBRARY_ERRORS, re.error, RuntimeError) as error:
+    except (*LIBRARY_ERRORS, RuntimeError) as error:
         # wandb and other loggers that are not installed raise a RuntimeError, as CUDA does.
         if isinstance(error, RuntimeError) and "to be installed" not in str(error):
             raise

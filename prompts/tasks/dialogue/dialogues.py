@@ -58,10 +58,12 @@ def _dialogue(folder: Path, key: str) -> dict[str, Any]:
 
 def _document(path: Path, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
     try:
-        value = parse_json(path.read_bytes().removeprefix(BOM), each_key_once)
+        raw = path.read_bytes().removeprefix(BOM)
     except OSError as error:
         raise UserError(str(error.strerror)) from None
-    check_text(value)
+    value = parse_json(raw, each_key_once)
+    if rb"\u" in raw:  # any other text is UTF-8
+        check_text(value)
     if not isinstance(value, kind):
         raise UserError(f"expected a JSON {kind.__name__}, found {type(value).__name__}")
     return value
