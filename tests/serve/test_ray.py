@@ -1,9 +1,11 @@
 """Replicas in a Ray cluster: who gets which cases, and what happens when one ends."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -30,8 +32,11 @@ def test_rows_of_an_earlier_run_are_found_by_example(tmp_path: Path) -> None:
 def outcomes() -> dict[str, Any]:
     """Return what came of all scenarios of `fleet.py`."""
     words = [sys.executable, str(Path(__file__).with_name("fleet.py"))]
-    with RAY:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+    with RAY, TemporaryDirectory() as folder:  # Ray's own folder may name a cluster that has died
+        environment = {**os.environ, "RAY_TMPDIR": folder}
+        done = subprocess.run(
+            words, env=environment, capture_output=True, text=True, timeout=600, check=False
+        )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
