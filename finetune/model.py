@@ -27,6 +27,9 @@ def load_base(
     It goes straight to `device`: by way of the memory of the host, eight processes would need eight
     copies there.
     """
+    # On an H100 or H200, cuDNN's attention has NaN gradients if there is a mask, as in packs, and
+    # the width is 64 above a multiple of 128 (torch 2.11 and later, pytorch/pytorch#196678).
+    torch.backends.cuda.enable_cudnn_sdp(False)
     settings: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
     if device:
         settings["device_map"] = {"": device}

@@ -1,5 +1,6 @@
 """trl's SFTTrainer on rows of `finetune.data`: fast losses, safe checkpoints."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         self._sampler = sampler
         super().__init__(*args, data_collator=collate, **kwargs)
         self.args.remove_unused_columns = False  # `collate` needs the length
+        self.args.logging_nan_inf_filter = False  # it would log NaN as 0
         self.model_accepts_loss_kwargs = True  # makes transformers count `num_items_in_batch`
         # trl casts the adapter of a quantized base to bfloat16 (trl/trainer/sft_trainer.py:908), in
         # which most of the late, small updates change nothing.
@@ -85,6 +87,16 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         return self._sampler or super()._get_train_sampler(train_dataset)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the tokens so far; end a training whose loss or gradient is no longer a number."""
+        watched = ["loss", "eval_loss"]
+        if not self.args.fp16:  # there the first steps look for a scale, and skip such gradients
+            watched.append("grad_norm")
+        for name in watched:
+            if not math.isfinite(logs.get(name, 0)):
+                raise UserError(
+                    f"step {self.state.global_step}: {name} is {logs[name]}; train into another "
+                    "folder with a lower trainer.learning_rate or attn_implementation=eager"
+                )
         prefix = "" if self.model.training else "eval_"
         logs[f"{prefix}num_tokens"] = self.state.num_input_tokens_seen
         super().log(logs, start_time)

@@ -13,10 +13,11 @@ from trl import SFTConfig
 from panjue.finetune.data import IGNORED, LengthSampler, RowMaker, RowReport, collate, pack
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.model import load_tokenizer
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
-from .conftest import logged
+from .conftest import logged, main
 
 TASK = load_task("judgment")
 SIZE = 1024
@@ -117,3 +118,11 @@ def test_an_order_by_length_is_that_of_its_seed_and_epoch() -> None:
     places = list(order)
     steps = [[lengths[i] for i in places[n : n + 4]] for n in range(4, 200, 4)]
     assert sum(max(step) - min(step) for step in steps) / len(steps) < 5, "of forty"
+
+
+def test_a_training_whose_loss_is_no_number_ends(workshop: Path, tmp_path: Path) -> None:
+    words = ["trainer.max_steps=6", "trainer.logging_steps=1", "trainer.learning_rate=1e30"]
+    with pytest.raises(UserError, match=r"^step \d: (loss|grad_norm) is (nan|inf); train into"):
+        main(workshop / "sft.yaml", [f"run={tmp_path}/run", *words])
+    assert not (tmp_path / "run/adapter").exists()
+    assert not torch.backends.cuda.cudnn_sdp_enabled(), "its gradients are NaN on an H100"
