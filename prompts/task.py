@@ -79,8 +79,6 @@ class Data:
     check: Callable[[Example, Row, Labels | None], Iterator[str]] = lambda *_: iter(())
     """The faults of a submission row that the contest would reject."""
     by_hand: Callable[[str, Sequence[str]], Example] | None = None  # typed text, names
-    fields: tuple[str, ...] = ()
-    """The fields of a row of a cases file, for messages; the last one is the answer."""
 
 
 @dataclass(frozen=True)
