@@ -149,7 +149,8 @@ class Run:
     @property
     def result(self) -> Path | None:
         """Return the folder with the LoRA weights or the whole model; None if it is not trained."""
-        for place in (self.folder / "adapter", self.folder / "model", self.folder):
+        for name in (*RESULTS, "."):
+            place = self.folder / name
             if (place / "labels.json").is_file() and (place / MANIFEST).is_file():
                 return place
         return None

@@ -27,7 +27,7 @@ WORDS = ["盗窃", "\n\n"]
 
 
 def tokenizer_of(special: list[str], more: list[str], **kwargs: Any) -> PreTrainedTokenizerFast:
-    """Return a byte-level tokenizer with these tokens, and a template that starts with the first."""
+    """Return a byte-level tokenizer with these tokens; its template starts with the first."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE({sign: n for n, sign in enumerate(alphabet)}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
