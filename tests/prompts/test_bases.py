@@ -39,7 +39,7 @@ def base(workshop: Path, tmp_path: Path) -> Path:
         (
             "model.safetensors.index.json",
             '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}',
-            "{base}: has no model-00001-of-00002.safetensors; the copy or download is incomplete",
+            "{base}/model-00001-of-00002.safetensors: is no whole file of weights: No such file",
         ),
     ],
 )
