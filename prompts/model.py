@@ -15,15 +15,7 @@ from panjue.prompts.task import task_folders
 CLASSIFIER = "classifier.npz"
 """The text classifier in the folder of an adapter; its hash is in the adapter's manifest."""
 
-MODEL_FILES = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*.json",
-    "*.jinja",
-    "*.txt",
-    "*.model",
-    CLASSIFIER,
-)
+MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", CLASSIFIER)
 """Files of a model that are downloaded, hashed and read: no pickles, no code."""
 
 CONFIG_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json")

@@ -22,7 +22,7 @@ class Skipped:
     rows: dict[tuple[Path, int | str], str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Return the count and the first row; there must be at least one."""
+        """Return the count and the first row; there is at least one."""
         [(path, place), reason] = next(iter(self.rows.items()))
         return f"bad rows skipped: {len(self.rows)}; the first: {path}:{place}: {reason}"
 

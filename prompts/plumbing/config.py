@@ -24,9 +24,7 @@ DATA = ("train", "dev", "mix")
 class Config(BaseModel):
     """Base of every stage's settings: frozen, closed; the docstring under a field is its help."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=()
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     _path: Path | None = PrivateAttr(None)
 
     @property
@@ -148,22 +146,12 @@ def first_complaint(error: ValidationError, known: Mapping[str, FieldInfo] = {})
     return f"{key}: {problem}" if key else problem
 
 
-ABSOLUTE_PATH = re.compile(r"(?:file:/{2,3}|~\w*/|/(?!/)|[A-Za-z]:[\\/]|\\\\)")
-"""The start of an absolute path: of Linux, of a home folder, of Windows, or as a URL."""
-EMBEDDED_PATH = re.compile(
-    r"""(?<=[="':])(?:file://)?(?:~\w*)?/(?!/)(?:[^\s"'/,]+/)*([^\s"'/,]+)""", re.ASCII
-)
-"""An absolute path after `=`, a colon or a quote."""
-
-
 def scrubbed(value: Any) -> Any:
     """Return settings with each absolute path reduced to its last part."""
     if isinstance(value, Mapping):
-        return {scrubbed(key): scrubbed(inner) for key, inner in value.items()}
+        return {key: scrubbed(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [scrubbed(inner) for inner in value]
-    if not isinstance(value, str):
-        return value
-    if ABSOLUTE_PATH.match(value):
-        return re.split(r"[/\\]", value.rstrip("/\\"))[-1] or value
-    return EMBEDDED_PATH.sub(r"\1", value)
+    if isinstance(value, str) and value.startswith(("/", "~")):
+        return Path(value).name
+    return value

@@ -33,7 +33,7 @@ AnsweredBy = Literal["model", "classifier"]
 class Record(BaseModel):
     """Base of the records; a `manifest.json` has exactly these keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     may_differ: ClassVar = {"versions"}
     """Keys with which a run may resume that began with other values."""

