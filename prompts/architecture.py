@@ -15,7 +15,7 @@ TEXT_KEYS = {
     r"^language_model\.(?=lm_head\.)": "",
     r"^(model\.)?language_model\.(model\.)?(?!lm_head\.)": "model.",
 }
-"""Names of weights in a model that sees or hears -> in its language model alone."""
+"""Patterns of names of weights in a model that sees or hears -> what its language model has."""
 
 ASK_VLLM = """
 import sys, transformers

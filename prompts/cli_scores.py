@@ -78,15 +78,16 @@ def compare(
     from panjue.eval.compare import check_runs, compare_runs, show_runs
 
     first_run = open_answers(first, gold)
-    run = open_answers(second, gold)
-    check_runs(first_run, run, same_file=gold is None)
+    second_run = open_answers(second, gold)
+    reader = second_run.reader
+    check_runs(first_run, second_run, same_file=gold is None)
     if gold:
         check_complete(first_run)
-        check_complete(run)
-    with run.reader.explaining():
-        comparison = compare_runs(run.reader, run.test, first_run.folder, run.folder)
-    show_runs(comparison, first, second, Console())
-    run.reader.skipped.show()
+        check_complete(second_run)
+    with reader.explaining():
+        result = compare_runs(reader, second_run.test, first_run.folder, second_run.folder)
+    show_runs(result, first, second, Console())
+    reader.skipped.show()
 
 
 @app.command()

@@ -190,7 +190,7 @@ def known_groups(groups: Any) -> dict[str, str]:
 
 
 def group_of(attribute: str, value: Any) -> str:
-    """Return the group that a value of a file means; every attribute is read here."""
+    """Return the group that a value in a file means: a text, or `UNKNOWN`."""
     if not isinstance(value, str | int | float | None):
         raise UserError(f"group {attribute!r} must be one text or number")
     if isinstance(value, float) and value.is_integer():  # pandas makes 0.0 of an int column

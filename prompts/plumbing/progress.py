@@ -58,6 +58,7 @@ class Meter:
 
 @contextmanager
 def meter(console: Console, total: int, start: int = 0) -> Iterator[Meter]:
+    """Give a Meter, which shows a bar on a terminal while the block runs."""
     progress = Meter(console, total, start)
     if not console.is_terminal or console.quiet:
         yield progress

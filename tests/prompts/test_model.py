@@ -91,12 +91,19 @@ def test_a_base_that_cannot_be_had_is_one_line_with_the_ways_out(
             model_folder("Qwen/Qwen3-8B")
 
 
-def test_a_hub_that_no_request_can_be_sent_to_is_named_by_its_variable(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("HTTPS_PROXY", "socks://127.0.0.1:1080", "HTTPS_PROXY.*: Unknown scheme"),
+        ("SSL_CERT_FILE", "/nowhere.pem", r"SSL_CERT_FILE: \[Errno 2\]"),
+    ],
+)
+def test_what_keeps_a_request_from_the_hub_is_named_by_its_variable(
+    variable: str, value: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     close_session()
-    monkeypatch.setenv("HTTPS_PROXY", "socks://127.0.0.1:1080")
-    with pytest.raises(UserError, match=r"HTTPS_PROXY.*: Unknown scheme"):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(UserError, match=problem):
         model_folder("Qwen/Qwen3-8B")
     monkeypatch.setattr(constants, "ENDPOINT", "hf-mirror.com")
     with pytest.raises(UserError, match=r"^HF_ENDPOINT=hf-mirror.com: begins without https://$"):
