@@ -93,6 +93,15 @@ def test_a_run_folder_says_of_which_task_it_is(folder: Path, panjue: Panjue) -> 
     assert panjue(*words).returncode == 0
 
 
+def test_a_guessed_task_is_in_doubt_if_a_row_is_not_of_it(folder: Path, panjue: Panjue) -> None:
+    path = folder / "other.jsonl"
+    words = ("score", path, folder / "submission.jsonl")
+    assert panjue(*words).stderr == f"panjue: {path}: No such file or directory\n"
+    path.write_text('{"id": 1}', "utf-8")
+    assert "name its --task" in panjue(*words).stderr
+    assert "--task" not in panjue(*words, "--task", "judgment").stderr
+
+
 def test_a_package_that_is_missing_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, panjue: Panjue
 ) -> None:
