@@ -22,7 +22,6 @@ from panjue.prompts.example import Decoded, Example, call_key, first_reply
 from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.files import atomic_write
 from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.reader import explained
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item
 
@@ -81,13 +80,12 @@ def write_page(run: Path, gold: Path | None) -> None:
     if gold:
         check_complete(opened)
     page_path = opened.folder / "report.html"
-    skipped = opened.reader.skipped
-    with explained(skipped):
+    with opened.reader.explaining():
         result = page_data(opened)
     with atomic_write(page_path) as out:
         out.write(page(result))
     print(f"written: {page_path}")
-    skipped.show()
+    opened.reader.skipped.show()
     if result.scores is None:
         print(f"{opened.test}: has cases without gold: the page has no scores")
 

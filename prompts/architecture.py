@@ -15,7 +15,7 @@ TEXT_KEYS = {
     r"^language_model\.(?=lm_head\.)": "",
     r"^(model\.)?language_model\.(model\.)?(?!lm_head\.)": "model.",
 }
-"""Names of weights in a model that sees or hears -> in its language model alone."""
+"""Patterns of names of weights in a model that sees or hears -> what its language model has."""
 
 ASK_VLLM = """
 import sys, transformers
@@ -44,23 +44,22 @@ def check_quantization(folder: Path, name: str) -> None:
     Transformers would load others as garbage, or put random ones in their place.
     """
     quantization = quantization_of(folder)
-    if not quantization or quantization.get("load_in_4bit"):
-        return
-    form = quantization.get("quant_method", "unknown method")
-    way_out = "take the same model in bfloat16"
-    raise UserError(f"{name}: its weights are quantized ({form}), not to be trained; {way_out}")
+    if quantization and not quantization.get("load_in_4bit"):
+        method = quantization.get("quant_method", "unknown method")
+        raise UserError(
+            f"{name}: its weights are quantized ({method}); take the same model in bfloat16"
+        )
 
 
 def quantization_of(folder: Path) -> Mapping[str, Any]:
     """Return how a base's weights are quantized, as its config has it; empty if they are not."""
     config = read_object(folder / "config.json")
-    text = config.get("text_config") or {}
-    found = config.get("quantization_config") or text.get("quantization_config")
-    return found or config.get("compression_config") or {}
+    of_text = (config.get("text_config") or {}).get("quantization_config")
+    return config.get("quantization_config") or of_text or config.get("compression_config") or {}
 
 
 def text_config(folder: Path) -> Any:
-    """Return the config of the language model, which is trained without what sees and hears."""
+    """Return transformers' config of the language model in a base, without what sees or hears."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 
@@ -72,7 +71,7 @@ def text_config(folder: Path) -> Any:
             f"{folder}: transformers has no language model of {config.model_type} alone, which "
             "could be trained; take a text model, such as Qwen/Qwen3-8B"
         )
-    if text is not config:  # the class of the whole model heeds these of the whole config
+    if text is not config:  # for the whole model these two are read from the whole config
         text.tie_word_embeddings = config.tie_word_embeddings
         if hasattr(config, "quantization_config"):
             text.quantization_config = config.quantization_config
@@ -86,7 +85,7 @@ def is_part(folder: Path) -> bool:
 
 
 def is_listed(architecture: str) -> bool:
-    """Say whether vLLM has a class of its own for a model, from its source: it is not imported."""
+    """Say whether vLLM has a class of its own for a model: by its source, without an import."""
     vllm = find_spec("vllm")
     if vllm is None or vllm.origin is None:
         return False
@@ -103,17 +102,14 @@ def vllm_problem(architecture: str) -> str:
     """
     words = [sys.executable, "-P", "-c", ASK_VLLM, architecture]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
+    if done.returncode == 0 or "No module named 'vllm" in done.stderr:
         return ""
     lines = done.stderr.strip().splitlines() or ["it ended"]
-    reason = lines[-1]
-    if "No module named 'vllm" in reason:
-        return ""
-    return reason
+    return lines[-1]
 
 
 def load_language_model(folder: Path, **settings: Any) -> Any:
-    """Load the language model from safetensors; each weight of one must be in the other.
+    """Load the language model from safetensors; the files must have exactly its weights.
 
     `settings` are further arguments of transformers' `from_pretrained`.
     """
@@ -122,7 +118,7 @@ def load_language_model(folder: Path, **settings: Any) -> Any:
 
     text = text_config(folder)
     is_whole = not is_part(folder)
-    model, found = AutoModelForCausalLM.from_pretrained(
+    model, loading = AutoModelForCausalLM.from_pretrained(
         folder,
         config=text,
         key_mapping=None if is_whole else TEXT_KEYS,
@@ -131,14 +127,15 @@ def load_language_model(folder: Path, **settings: Any) -> Any:
         trust_remote_code=False,
         **settings,
     )
-    faults = [f"has no {key}" for key in sorted(found["missing_keys"])]
-    for key in sorted(found["unexpected_keys"]):
+    faults = [f"has no {key}" for key in sorted(loading["missing_keys"])]
+    for key in sorted(loading["unexpected_keys"]):
         if is_whole or "language_model" in key:
             faults.append(f"has {key}, for which the model has no place")
     if faults:
         more = f" ({len(faults)} such weights)" if len(faults) > 1 else ""
         raise UserError(f"{folder}: {faults[0]}{more}; its weights are of another model")
-    if not is_whole:  # it is saved under the names of a text model
-        old = model._weight_conversions
-        model._weight_conversions = [one for one in old if not isinstance(one, WeightRenaming)]
+    if not is_whole:  # without these it is saved under the names of a text model
+        conversions = model._weight_conversions
+        kept = [one for one in conversions if not isinstance(one, WeightRenaming)]
+        model._weight_conversions = kept
     return model

@@ -32,18 +32,18 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, e.g. trainer.max_steps=10")]
 
 
-def _print_version(wanted: bool) -> None:  # typer passes it so
+def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"panjue {version('panjue')}")
         raise typer.Exit
 
 
-def _settings(module: str, name: str) -> Any:
-    """Return the option that lists the settings of a command."""
+def _settings(module: str, config_class: str) -> Any:
+    """Return the option `--settings` of a command: it prints the settings and ends."""
 
     def show(wanted: bool) -> None:
         if wanted:
-            print(*setting_lines(getattr(import_module(module), name)), sep="\n")
+            print(*setting_lines(getattr(import_module(module), config_class)), sep="\n")
             raise typer.Exit
 
     return typer.Option("--settings", callback=show, is_eager=True, help="list all settings")
@@ -60,6 +60,7 @@ def options(
 
 
 def _load(module: str, name: str) -> Any:
+    """Import a function of a stage; its libraries then write their warnings to `debug_log`."""
     function = getattr(import_module(f"panjue.{module}"), name)
     quiet_libraries()
     return function

@@ -10,7 +10,7 @@ from rich.console import Console
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.plumbing.run import find_answers
-from panjue.prompts.reader import Reader, check_output, explained, side_groups
+from panjue.prompts.reader import Reader, check_output, side_groups
 from panjue.prompts.task import load_task
 
 app = typer.Typer()
@@ -26,24 +26,22 @@ OptionalTask = Annotated[
 ]
 
 
-def submission_of(path: Path, gold: Path | None, name: str | None) -> tuple[Path, Reader, str]:
-    """Return the submission or the folder of answers that is meant, its reader, and a note.
+def submission_of(path: Path, gold: Path, task: str | None) -> tuple[Path, Reader]:
+    """Return the submission or the folder of answers that `path` means, and its reader.
 
-    Task and treatment of bad rows are those of the run folder. If there is none, the note is for
-    errors.
+    The reader has the task and the treatment of bad rows of the run folder, if there is one.
     """
     from panjue.eval.answers import reader_of
 
     answers = find_answers(path, gold)
     if answers is None:
-        name = name or "judgment"
-        return path, Reader(load_task(name)), f" (read as task {name!r}: is that right?)"
+        return path, Reader(load_task(task or "judgment"), is_guess=task is None)
     record = answers.record
-    if name not in (None, record.task):
-        raise UserError(f"{answers.folder}: is a run of the task {record.task!r}, not {name!r}")
+    if task not in (None, record.task):
+        raise UserError(f"{answers.folder}: is a run of the task {record.task!r}, not {task!r}")
     reader = reader_of(answers, gold)
-    is_whole = path.is_dir() and not reader.task.data.submission.is_one(path)
-    return answers.folder if is_whole else path, reader, ""
+    is_submission = not path.is_dir() or reader.task.data.submission.is_one(path)
+    return path if is_submission else answers.folder, reader
 
 
 @app.command()
@@ -57,9 +55,9 @@ def score(
     from panjue.eval.score import score as compute
     from panjue.eval.score import show
 
-    submission, reader, note = submission_of(submission, gold, task)
+    submission, reader = submission_of(submission, gold, task)
     check_output(json)
-    with explained(reader.skipped, note):
+    with reader.explaining():
         scores = compute(reader, gold, submission)
     show(scores, Console())
     reader.skipped.show()
@@ -80,15 +78,16 @@ def compare(
     from panjue.eval.compare import check_runs, compare_runs, show_runs
 
     first_run = open_answers(first, gold)
-    run = open_answers(second, gold)
-    check_runs(first_run, run, same_file=gold is None)
+    second_run = open_answers(second, gold)
+    reader = second_run.reader
+    check_runs(first_run, second_run, same_file=gold is None)
     if gold:
         check_complete(first_run)
-        check_complete(run)
-    with explained(run.reader.skipped):
-        comparison = compare_runs(run.reader, run.test, first_run.folder, run.folder)
-    show_runs(comparison, first, second, Console())
-    run.reader.skipped.show()
+        check_complete(second_run)
+    with reader.explaining():
+        result = compare_runs(reader, second_run.test, first_run.folder, second_run.folder)
+    show_runs(result, first, second, Console())
+    reader.skipped.show()
 
 
 @app.command()
@@ -112,11 +111,11 @@ def fairness(
     from panjue.eval.fairness import fairness as compute
     from panjue.eval.fairness import show_fairness
 
-    submission, reader, note = submission_of(submission, gold, task)
+    submission, reader = submission_of(submission, gold, task)
     reader = replace(reader, side=side_groups(groups))
     attributes = [name.strip() for name in by.split(",") if name.strip()]
     check_output(json)
-    with explained(reader.skipped, note):
+    with reader.explaining():
         result = compute(reader, gold, submission, attributes)
     show_fairness(result, Console())
     reader.skipped.show()
@@ -133,9 +132,9 @@ def check(
     """Print every fault of SUBMISSION, with its place; exit code 1 if any."""
     from panjue.eval.check import check as find_faults
 
-    submission, reader, note = submission_of(submission, cases, task)
+    submission, reader = submission_of(submission, cases, task)
     faults = 0
-    with explained(reader.skipped, note):
+    with reader.explaining():
         for fault in find_faults(reader, submission, cases):
             print(fault)
             faults += 1

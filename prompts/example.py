@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, NamedTuple
 
 from panjue.prompts.plumbing.config import Config
@@ -56,7 +57,7 @@ class Decoded:
 
 
 Solving = Generator[Sequence[Example], Sequence[Decoded], Answer]
-"""The steps of an answer that takes several calls.
+"""The steps of an answer that takes several calls: a generator.
 
 It yields the questions that can be asked now, each an example of the same task with its own id,
 receives their decoded replies in that order, and returns the answer. The same replies always give
@@ -72,15 +73,15 @@ def once(example: Example) -> Solving:
 
 def run_steps(solving: Solving, reply: Callable[[int, Example], Decoded]) -> Answer:
     """Return the answer that results when `reply` answers question 0, 1 and so on."""
-    number, replies = 0, None
+    numbers = count()
+    replies = None
     while True:
         try:
             questions = solving.send(replies)  # type: ignore[arg-type]  # None starts it
         except StopIteration as end:
             answer: Answer = end.value
             return answer
-        replies = [reply(number + i, question) for i, question in enumerate(questions)]
-        number += len(replies)
+        replies = [reply(next(numbers), question) for question in questions]
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,14 @@ class AnswerFields:
         return (*self.sets, *self.classes)
 
     def kind(self, name: str) -> str:
+        """Return the name that `Labels` has for a field."""
         return self.kinds.get(name, name)
 
     def counts(self, name: str, counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-        """Return label -> count of a field, from `Labels.counts`."""
-        kind = counts[self.kind(name)]
-        return {label: n for label, n in kind.items() if label != self.nothing}
+        """Return label -> count of a field, from `Labels.counts`, without the empty set."""
+        of_field = dict(counts[self.kind(name)])
+        of_field.pop(self.nothing, None)
+        return of_field
 
     def items_of(self, answer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Return the items of an answer, or of a row of a submission; KeyError: it has none."""
@@ -142,7 +145,7 @@ class Solve:
     settings: Config
 
     def training_examples(self, example: Example) -> Iterator[Example]:
-        """Yield the questions of a perfect run: from the same `steps` as in use."""
+        """Yield the questions of `steps`, with their answers, as if a perfect model replied."""
         oracle = self.gold_oracle(example)
         answered = []
 
@@ -187,7 +190,7 @@ def known_groups(groups: Any) -> dict[str, str]:
 
 
 def group_of(attribute: str, value: Any) -> str:
-    """Return the group that a value of a file means; every attribute is read here."""
+    """Return the group that a value in a file means: a text, or `UNKNOWN`."""
     if not isinstance(value, str | int | float | None):
         raise UserError(f"group {attribute!r} must be one text or number")
     if isinstance(value, float) and value.is_integer():  # pandas makes 0.0 of an int column

@@ -78,7 +78,7 @@ def collect(answers: Iterable[Mapping[str, Iterable[str]]]) -> Labels:
     most: Counter[str] = Counter()
     pairs: dict[str, Counter[str]] = {}
     for answer in answers:
-        sets = {kind: sorted(set(labels)) for kind, labels in answer.items()}
+        sets = {kind: set(labels) for kind, labels in answer.items()}
         for kind, labels in sets.items():
             counts.setdefault(kind, Counter()).update(labels)
             most[kind] = max(most[kind], len(labels))
@@ -94,4 +94,5 @@ def collect(answers: Iterable[Mapping[str, Iterable[str]]]) -> Labels:
 
 
 def _ranked(counter: Counter[str]) -> dict[str, int]:
+    """Return label -> count, the commonest first; equal counts by code point."""
     return dict(sorted(counter.items(), key=lambda item: (-item[1], item[0])))

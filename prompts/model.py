@@ -15,15 +15,7 @@ from panjue.prompts.task import task_folders
 CLASSIFIER = "classifier.npz"
 """The text classifier in the folder of an adapter; its hash is in the adapter's manifest."""
 
-MODEL_FILES = (
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "*.json",
-    "*.jinja",
-    "*.txt",
-    "*.model",
-    CLASSIFIER,
-)
+MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", CLASSIFIER)
 """Files of a model that are downloaded, hashed and read: no pickles, no code."""
 
 CONFIG_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json")
@@ -66,31 +58,26 @@ def check_weights(folder: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     again = "the copy or download is incomplete, make it again"
-    files = {path.name for path in folder.glob("*.safetensors")}
-    wanted: set[str] = set()
-    for path in folder.glob("*.safetensors.index.json"):
-        wanted.update(map(str, read_object(path)["weight_map"].values()))
-    missing = sorted(wanted - files)
-    if missing:
-        raise UserError(f"{folder}: has no {missing[0]}; {again}")
-    if not files:
+    paths = set(folder.glob("*.safetensors"))
+    if not paths:
         raise UserError(
             f"{folder}: has no .safetensors weights; {again}, or convert weights of another format"
         )
-    for name in sorted(files):
+    for index in folder.glob("*.safetensors.index.json"):
+        paths |= {folder / name for name in read_object(index)["weight_map"].values()}
+    for path in sorted(paths):
         try:
-            with safe_open(folder / name, "np"):
+            with safe_open(path, "np"):  # it compares the size with the header
                 pass
-        except SafetensorError as error:
-            problem = f"{folder / name}: is no whole file of weights: {error}"
-            raise UserError(f"{problem}; {again}") from None
+        except (SafetensorError, FileNotFoundError) as error:
+            raise UserError(f"{path}: is no whole file of weights: {error}; {again}") from None
 
 
 def is_demo(folder: Path) -> bool:
     """Say whether a model or adapter descends from a base that `panjue base` made.
 
     A training names its base in its manifest; `start.json` is only in the untrained model of
-    `panjue base`. From an adapter to that it is three trainings at most.
+    `panjue base`. From a merged model to that it is three steps at most.
     """
     for _ in range(3):
         manifest = folder / "manifest.json"
@@ -131,8 +118,9 @@ def _from_hub(name: str, files: Sequence[str]) -> Path:
 def lora_rank(adapter: Path) -> int | None:
     """Return an adapter's rank, rounded up to one that vLLM has; None if it has none as large."""
     config = read_object(adapter / "adapter_config.json")
-    rank = max([config["r"], *(config.get("rank_pattern") or {}).values()])
-    return next((size for size in VLLM_RANKS if size >= rank), None)
+    of_layers = config.get("rank_pattern") or {}
+    highest = max([config["r"], *of_layers.values()])
+    return next((rank for rank in VLLM_RANKS if rank >= highest), None)
 
 
 def has_classifier(trained: Path) -> bool:
@@ -142,7 +130,7 @@ def has_classifier(trained: Path) -> bool:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer of a model; check that no text can forge its control tokens."""
+    """Load the tokenizer of a model; refuse one with which a text can forge control tokens."""
     from transformers import AutoTokenizer
 
     with of_library(f"{folder}: its tokenizer", "; restore its files"):
@@ -181,7 +169,7 @@ def model_sha256(folder: Path) -> str:
 
 
 def _ends_sha256(path: Path) -> str:
-    """Return the hash of the first and last MiB of a file, or of all of a smaller file."""
+    """Return the hash of the first and last MiB of a file, or of all of a shorter file."""
     with path.open("rb") as data:
         digest = hashlib.sha256(data.read(MIB))
         data.seek(max(MIB, path.stat().st_size - MIB))

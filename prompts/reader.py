@@ -7,20 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from panjue.prompts.example import UNKNOWN, Example, groups_of
+from panjue.prompts.example import Example, groups_of, known_groups
 from panjue.prompts.plumbing.errors import Unreadable, UserError
-from panjue.prompts.plumbing.files import (
-    atomic_write,
-    dump,
-    located,
-    read_lines,
-    read_object,
-)
-from panjue.prompts.plumbing.rows import format_hint
+from panjue.prompts.plumbing.files import atomic_write, dump, located, read_lines, read_object
 from panjue.prompts.task import Task
 
 OnBadRow = Literal["stop", "skip"]
-"""What to do with a bad row."""
 
 
 @dataclass
@@ -30,7 +22,7 @@ class Skipped:
     rows: dict[tuple[Path, int | str], str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Return the count and the first row; there must be at least one."""
+        """Return the count and the first row; there is at least one."""
         [(path, place), reason] = next(iter(self.rows.items()))
         return f"bad rows skipped: {len(self.rows)}; the first: {path}:{place}: {reason}"
 
@@ -48,78 +40,78 @@ class Skipped:
                 out.write(dump({"file": str(file), "place": place, "reason": reason}) + "\n")
 
 
-@contextmanager
-def explained(skipped: Skipped, note: str = "") -> Iterator[None]:
-    """Append to an error which rows were skipped, and `note` on how the files were read."""
-    try:
-        yield
-    except UserError as error:
-        was_read = not isinstance(error, Unreadable)
-        how = note if was_read else ""
-        rows = f"; {skipped}" if skipped.rows else ""
-        raise UserError(f"{error}{how}{rows}") from None
-
-
 def check_output(path: Path | None) -> None:
-    """Refuse to write numbers to a file of something else, such as an input."""
-    if path and not is_free(path):
-        raise UserError(f"{path}: may be a file of something else; choose a new NAME.json")
+    """Refuse to write numbers to a file of something else, such as an input.
 
-
-def is_free(path: Path) -> bool:
-    """Say whether a path is for results: a new NAME.json, or the numbers of an earlier score."""
-    if path.suffix != ".json":
-        return False
-    if not path.exists():
-        return True
-    with suppress(UserError):
-        return read_object(path).keys() >= {"examples", "missing"}
-    return False
+    Allowed are a new NAME.json, and one with the numbers of an earlier score.
+    """
+    if path is None:
+        return
+    if path.suffix == ".json":
+        if not path.exists():
+            return
+        with suppress(UserError):
+            if read_object(path).keys() >= {"examples", "missing"}:
+                return
+    raise UserError(f"{path}: may be a file of something else; choose a new NAME.json")
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads the files of a task with the options of one run.
-
-    `side` has further groups by id; `held_out` reads only the tenth that training holds out.
-    """
+    """Reads the files of a task with the options of one run."""
 
     task: Task
     side: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    held_out: bool = False
+    """Id -> attribute -> group: groups from a file of their own (`side_groups`)."""
+    held_out: bool = False  # read only the tenth that training holds out
     on_bad_row: OnBadRow = "stop"
     skipped: Skipped = field(default_factory=Skipped)
+    is_guess: bool = False  # nobody has named the task: errors ask whether it is right
 
     def read(self, path: Path) -> Iterator[Example]:
         """Yield the examples of a file, each id once."""
-        first: dict[str, int | str] = {}  # id -> its place
+        place_of_id: dict[str, int | str] = {}
         for place, load in self.task.data.rows(path):
             try:
                 example = self._example(load())
-                before = first.setdefault(str(example.id), place)
-                if before != place:
-                    raise UserError(f"id {example.id} is already used at {before}")
+                first_place = place_of_id.setdefault(str(example.id), place)
+                if first_place != place:
+                    raise UserError(f"id {example.id} is already used at {first_place}")
             except (UserError, KeyError) as error:
                 reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
                 if self.on_bad_row == "stop":
-                    hint = "" if first else format_hint(path, self.task.data.fields)
-                    raise UserError(f"{path}:{place}: {reason}{hint}") from None
+                    raise UserError(f"{path}:{place}: {reason}") from None
                 self.skipped.rows[path, place] = reason
                 continue
             if not self.held_out or is_held_out(example):
                 yield example
 
     def _example(self, row: Mapping[str, Any]) -> Example:
-        """Return the example of a row, with the groups of the row and of `side`."""
+        """Return the example of a row, with its known groups; those of `side` count most.
+
+        A group that `side` calls unknown stays unknown, whatever the row has.
+        """
         example = self.task.data.read(row)
         groups = {**example.groups, **groups_of(row.get("groups") or {})}
-        groups |= self.side.get(str(example.id), {})  # an unknown group of it counts too
-        known = {name: group for name, group in groups.items() if group != UNKNOWN}
-        return replace(example, groups=known)
+        groups |= self.side.get(str(example.id), {})
+        return replace(example, groups=known_groups(groups))
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Append to an error of the block which rows were skipped, and whether the task is sure."""
+        try:
+            yield
+        except UserError as error:
+            problem = str(error)
+            if self.is_guess and not isinstance(error, Unreadable):
+                problem += " (read as a file of judgment; if it is none, name its --task)"
+            if self.skipped.rows:
+                problem += f"; {self.skipped}"
+            raise UserError(problem) from None
 
 
 def side_groups(path: Path | None) -> dict[str, dict[str, str]]:
-    """Return id -> groups of a side file; they count more than those of the case."""
+    """Return id -> attribute -> group, from a JSONL file of groups for `Reader.side`."""
     side: dict[str, dict[str, str]] = {}
     if path is None:
         return side
@@ -135,7 +127,7 @@ def side_groups(path: Path | None) -> dict[str, dict[str, str]]:
 
 
 def is_held_out(example: Example) -> bool:
-    """Choose a tenth of all examples by the hash of their text, in whatever file they are."""
+    """Say whether an example is of the tenth that training holds out, in whatever file it is."""
     return int(text_hash(example)[:8], 16) % 10 == 0
 
 

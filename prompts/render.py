@@ -13,6 +13,7 @@ from panjue.prompts.task import Messages
 
 
 def prompt_file(task: str) -> Path:
+    """Return the `prompt.md` of a task."""
     places = (Path(root) / task / "prompt.md" for root in tasks.__path__)
     return next(place for place in places if place.exists())
 
@@ -62,28 +63,28 @@ def control_ids(tokenizer: Any) -> dict[str, int]:
 
 @lru_cache(maxsize=8)
 def _control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
+    """Return what matches every control token of a tokenizer; None if it has none."""
     words = set(control_ids(tokenizer))
     # Before they match tokens, some tokenizers lower-case the text or replace its spaces by ▁.
     words |= {token.replace("▁", " ") for token in words}
-    longest_first = sorted(words, key=len, reverse=True)
-    return re.compile(_any_of(longest_first), re.IGNORECASE) if words else None
+    return re.compile(_any_of(sorted(words)), re.IGNORECASE) if words else None
 
 
 def _any_of(words: Sequence[str]) -> str:
-    """Return a pattern that matches any of the words; common prefixes are factored out.
+    """Return a pattern that matches any of the words: `a(?:b|c)` for `ab` and `ac`.
 
     Some tokenizers have a thousand added tokens: a plain `|` of them would take minutes on a text
     written to attack it.
     """
-    by_first: dict[str, list[str]] = {}
+    rests_of_first: dict[str, list[str]] = {}
     for word in words:
-        by_first.setdefault(word[:1], []).append(word[1:])
-    is_whole = by_first.pop("", None) is not None
-    if not by_first:
+        rests_of_first.setdefault(word[:1], []).append(word[1:])
+    may_end_here = rests_of_first.pop("", None) is not None
+    if not rests_of_first:
         return ""
-    branches = [re.escape(first) + _any_of(rest) for first, rest in by_first.items()]
+    branches = [re.escape(first) + _any_of(rests) for first, rests in rests_of_first.items()]
     pattern = f"(?:{'|'.join(branches)})"
-    return f"{pattern}?" if is_whole else pattern
+    return f"{pattern}?" if may_end_here else pattern
 
 
 def neutralize_tokens(tokenizer: Any, text: str) -> str:

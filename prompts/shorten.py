@@ -4,8 +4,10 @@ After a change here raise `render.RULES`.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from panjue.prompts.example import Example
@@ -58,16 +60,14 @@ def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> S
     max_length = MAX_SENTENCE_LENGTH if example.anchor else None
     sentences = split_sentences(example.text, max_length, example.names)
     order = leaving_order(sentences, example.names, example.anchor)
-    # Every dropped sentence lowers the token count, so binary search finds the fewest to drop.
-    low, high = 1, len(order)
-    while low < high:
-        middle = (low + high) // 2
-        if count(without(example, sentences, order[:middle])) <= budget:
-            high = middle
-        else:
-            low = middle + 1
-    dropped = order[:low]
-    shorter = without(example, sentences, dropped) if dropped else example
+
+    def fits(n_dropped: int) -> bool:
+        return count(without(example, sentences, order[:n_dropped])) <= budget
+
+    # Every dropped sentence lowers the count, so binary search finds the fewest; else all go.
+    fewest = bisect_left(range(1, len(order)), True, key=fits) + 1
+    dropped = order[:fewest]
+    shorter = without(example, sentences, dropped)
     tokens = count(shorter)
     return Shortened(shorter, tokens, full, len(dropped), fits=tokens <= budget)
 
@@ -93,20 +93,20 @@ def shortened_prompt(
     more room than one of two, and training and serving get the same result.
     """
     room = reply_room(task, example, labels, tokenizer)
-    prompts: list[tuple[Messages, list[int]]] = []
+    prompts: dict[str, tuple[Messages, list[int]]] = {}  # text -> its prompt, made by `count`
 
     def count(shorter: Example) -> int:
         messages = neutralize_messages(tokenizer, task.ask.prompt(shorter))
-        prompts[:] = [(messages, prompt_ids(tokenizer, messages))]
-        return len(prompts[0][1])
+        ids = prompt_ids(tokenizer, messages)
+        prompts[shorter.text] = (messages, ids)
+        return len(ids)
 
     if room < max_tokens:
         shortened = shorten(example, max_tokens - room, count)
     else:  # no text is short enough: do not shorten it
         full = count(example)
         shortened = Shortened(example, full, full, 0, fits=False)
-    [(messages, ids)] = prompts
-    assert len(ids) == shortened.tokens, "counted last: the example that is returned"
+    messages, ids = prompts[shortened.example.text]
     return ShortenedPrompt(shortened, messages, ids, room)
 
 
@@ -123,39 +123,39 @@ def split_sentences(text: str, max_length: int | None, names: Sequence[str]) -> 
 
     Names such as John F. Kennedy are never cut. The parts, joined again, give the text.
     """
-    masked = text
+    masked = text  # names without their full stops, which end no sentence
     for name in sorted(names, key=len, reverse=True):
         masked = masked.replace(name, "甲" * len(name))
-    parts = []
+    parts: list[str] = []
     for sentence in SENTENCE.findall(masked):
-        is_long = max_length and len(sentence) > max_length
-        parts += UP_TO_COMMA.findall(sentence) if is_long else [sentence]
-    sentences = []
-    start = 0
-    for part in filter(None, parts):
-        sentences.append(text[start : start + len(part)])
-        start += len(part)
-    return sentences
+        if max_length and len(sentence) > max_length:
+            parts += UP_TO_COMMA.findall(sentence)
+        else:
+            parts.append(sentence)
+    ends = list(accumulate(map(len, parts)))
+    places = pairwise([0, *ends])
+    return [text[start:end] for start, end in places if start < end]
 
 
 def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str) -> list[int]:
     """Return the indices of the sentences that may be dropped, in the order of dropping."""
-    named = [names_in(sentence, names) for sentence in sentences]
-    introducing = set()
+    nameless = []
+    naming = []  # only names that an earlier sentence has introduced
     introduced: set[str] = set()
-    for i, found in enumerate(named):
-        if found - introduced:
-            introducing.add(i)
-            introduced |= found
+    for i, sentence in enumerate(sentences):
+        names_here = names_in(sentence, names)
+        if not names_here:
+            nameless.append(i)
+        elif names_here <= introduced:
+            naming.append(i)
+        introduced |= names_here
     pairs = {anchor[i : i + 2] for i in range(len(anchor) - 1)}
-    shared = [sum(pair in sentence for pair in pairs) for sentence in sentences]
+    similarity = [sum(pair in sentence for pair in pairs) for sentence in sentences]
     middle = (len(sentences) - 1) / 2
-    nameless = [i for i, found in enumerate(named) if not found]
-    nameless.sort(key=lambda i: (shared[i], abs(i - middle)))
-    naming = [i for i, found in enumerate(named) if found and i not in introducing]
+    nameless.sort(key=lambda i: (similarity[i], abs(i - middle)))
     naming.sort(key=lambda i: -len(sentences[i]))
     order = nameless + naming
-    if introducing:
+    if introduced:
         return order
     # Keep the first sentence, or the last in the order; skip those of only white space.
     candidates = reversed(order) if anchor else range(len(sentences))

@@ -63,6 +63,18 @@ def no_labels(_examples: Iterable[Example]) -> Labels:
     return Labels()
 
 
+def no_faults(_example: Example, _row: Row, _labels: Labels | None) -> Iterator[str]:
+    return iter(())
+
+
+def equal_weight(_example: Example) -> float:
+    return 1.0
+
+
+def no_baselines(_example: Example) -> Iterator[tuple[str, Row, Row]]:
+    return iter(())
+
+
 def answer_as_json(example: Example) -> str:
     assert example.answer is not None, "a test example has no target"
     return dump(example.answer)
@@ -76,11 +88,9 @@ class Data:
     write: Callable[[Example, Answer], dict[str, Any]]  # one row of the official submission
     rows: Callable[[Path], Iterator[FileRow]] = case_rows
     submission: SubmissionFormat = JSON_LINES
-    check: Callable[[Example, Row, Labels | None], Iterator[str]] = lambda *_: iter(())
+    check: Callable[[Example, Row, Labels | None], Iterator[str]] = no_faults
     """The faults of a submission row that the contest would reject."""
     by_hand: Callable[[str, Sequence[str]], Example] | None = None  # typed text, names
-    fields: tuple[str, ...] = ()
-    """The fields of a row of a cases file, for messages; the last one is the answer."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +110,8 @@ class Ask:
     """Tokens kept free for a reply, beyond 1.5 times the tokens of the fallback."""
 
     def __post_init__(self) -> None:
-        """Drop think blocks before `decode`, so that no task has to."""
-        if getattr(self.decode, "func", None) is not _decode_answer:
-            object.__setattr__(self, "decode", partial(_decode_answer, self.decode))
+        """Have think blocks dropped before the task's `decode`, so that no task has to."""
+        object.__setattr__(self, "decode", partial(_decode_answer, self.decode))
 
 
 def _decode_answer(
@@ -121,9 +130,9 @@ class Score:
     """How answers are scored and shown."""
 
     metrics: tuple[Metric, ...]  # the last one is the headline metric
-    weight: Callable[[Example], float] = lambda _: 1.0
+    weight: Callable[[Example], float] = equal_weight
     fallback: str = "commonest labels"  # its name in reports
-    baselines: Callable[[Example], Iterator[tuple[str, Row, Row]]] = lambda _: iter(())
+    baselines: Callable[[Example], Iterator[tuple[str, Row, Row]]] = no_baselines
     """Name, gold row, row of trivial or human answers."""
     classes: Callable[[Row], Iterable[str]] | None = None
     """The classes of a gold or submission row, for reports by class."""
@@ -183,19 +192,20 @@ def configured(task: Task, given: Mapping[str, Any]) -> Task:
         if given:
             raise UserError("solve: this task takes one call and has no settings")
         return task
-    kind = type(task.solve.settings)
+    settings_class = type(task.solve.settings)
     try:
-        settings = kind.model_validate(dict(given))
+        settings = settings_class.model_validate(dict(given))
     except ValidationError as error:
-        raise UserError(f"solve: {first_complaint(error, kind.model_fields)}") from None
+        raise UserError(f"solve: {first_complaint(error, settings_class.model_fields)}") from None
     return replace(task, solve=replace(task.solve, settings=settings))
 
 
 def task_folders() -> dict[str, Path]:
-    paths: list[Path] = []
+    """Return task -> its folder."""
+    files: list[Path] = []
     for root in tasks.__path__:
-        paths += Path(root).glob("*/task.py")
-    return {path.parent.name: path.parent for path in sorted(paths)}
+        files += Path(root).glob("*/task.py")
+    return {file.parent.name: file.parent for file in sorted(files)}
 
 
 def load_task(name: str) -> Task:

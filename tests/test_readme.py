@@ -44,7 +44,7 @@ def commands(shown: str) -> list[str]:
 
 
 def spans(page: str) -> list[str]:
-    """Return the commands that stand within sentences and tables."""
+    """Return the commands within sentences and tables."""
     plain = re.sub(r"^```.*?^```", "", text(page), flags=re.MULTILINE | re.DOTALL)
     return re.findall(r"`((?:make|panjue) [^`\n]+)`", plain)
 
@@ -79,9 +79,7 @@ def test_make_takes_every_command(given: str, tmp_path: Path) -> None:
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
     words = shlex.split(given.replace("=…", "=x"))
-    dry = ["make", "-n", *words]
-    done = subprocess.run(dry, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    subprocess.run(["make", "-n", *words], cwd=tmp_path, check=True)
     assert {word.partition("=")[0] for word in words if "=" in word} <= {*VARIABLES}
 
 
@@ -94,24 +92,20 @@ def test_both_languages_have_the_same_commands(folder: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
-    for place, heading in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text(page)):
+    for place, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text(page)):
         file = (ROOT / page).parent / place if place else ROOT / page
         assert file.exists(), place
-        heads = re.findall(r"^## (.*)$", file.read_text("utf-8"), re.MULTILINE) if heading else []
-        anchors = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
-        assert not heading or heading in anchors, (place, heading, anchors)
+        if anchor:
+            headings = re.findall(r"^## (.*)$", file.read_text("utf-8"), re.MULTILINE)
+            plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+            assert anchor in [heading.replace(" ", "-") for heading in plain], (place, anchor)
     for config in re.findall(r"finetune/configs/[\w.-]+\.yaml", text(page)):
         assert (ROOT / config).exists() or "NAME" in config, config
 
 
 def test_the_pages_are_short() -> None:
-    for page in READMES[:2]:
-        assert len(text(page).splitlines()) <= 90
-        assert len(text(page).split()) <= 700
-    for page in READMES[2:]:
-        assert len(text(page).split()) <= 900, page
-    assert len(text("finetune/EXPERIMENTS.md").splitlines()) <= 120
-    assert len(text("CHANGELOG.md").splitlines()) <= 60
+    for page in READMES:
+        assert len(text(page).split()) <= (700 if page.startswith("./") else 900), page
     english = [page for page in PAGES if ".zh." not in page]
     assert sum(len(text(page).split()) for page in english) <= 8700
     for page in english:
@@ -129,28 +123,19 @@ def sentences_of(page: str) -> list[list[list[str]]]:
     return [[part.split() for part in each] for each in parts]
 
 
-def test_the_systemd_unit() -> None:
+def test_the_files_to_deploy_with() -> None:
     [unit] = blocks(text("serve/DEPLOY.md"), "ini")
-    parser = configparser.ConfigParser(strict=True, interpolation=None)
+    parser = configparser.ConfigParser(interpolation=None)
     parser.read_string(unit)
-    assert parser.sections() == ["Unit", "Service", "Install"]
-    service = parser["Service"]
-    assert service["ExecStart"].endswith("panjue serve runs/mine")
+    assert parser["Service"]["ExecStart"].endswith("panjue serve runs/mine")
     # An engine that never came up ends like a wrong setting; at boot that may be for a minute only.
-    assert service["Restart"] == "always"
-    assert int(service["RestartSec"]) >= 10
+    assert parser["Service"]["Restart"] == "always"
     assert parser["Unit"]["StartLimitIntervalSec"] == "0"
-
-
-def test_the_compose_file() -> None:
     [block] = blocks(text("serve/DEPLOY.md"), "yaml")
     [service] = yaml.safe_load(block)["services"].values()
     assert "panjue serve runs/mine" in " ".join(service["command"])
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])
     assert service["shm_size"], "Docker's 64 MiB are too few for NCCL between two GPUs"
-
-
-def test_the_slurm_scripts() -> None:
     training, generation = blocks(text("serve/DEPLOY.md"), "bash")
     for script in (training, generation):
         subprocess.run(["bash", "-n", "-c", script], check=True)

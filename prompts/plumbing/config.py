@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import open_bytes
 
-C = TypeVar("C", bound="Config")
+SomeConfig = TypeVar("SomeConfig", bound="Config")
 
 DATA = ("train", "dev", "mix")
 """Settings of a training run that name data files."""
@@ -24,9 +24,7 @@ DATA = ("train", "dev", "mix")
 class Config(BaseModel):
     """Base of every stage's settings: frozen, closed; the docstring under a field is its help."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=()
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     _path: Path | None = PrivateAttr(None)
 
     @property
@@ -38,10 +36,13 @@ SECTIONS = ("sft", "generate", "serve")
 """The sections of a config file, one for each command that takes settings."""
 
 
-def load_section(cls: type[C], path: Path, name: str, overrides: Sequence[str] = ()) -> C:
-    """Build `cls` from a section of a config file, overridden by words without the section's name.
+def load_section(
+    cls: type[SomeConfig], path: Path, name: str, overrides: Sequence[str] = ()
+) -> SomeConfig:
+    """Build `cls` from section `name` of a config file and from words like `trainer.max_steps=10`.
 
-    A file without the section gives the defaults, and so does a missing `config.yaml` of a run.
+    The words count most. A file without the section gives the defaults, and so does a missing
+    `config.yaml` of a run.
     """
     sections = load_values(path) if path.exists() else {}
     for section in sections:
@@ -51,13 +52,14 @@ def load_section(cls: type[C], path: Path, name: str, overrides: Sequence[str] =
     values = sections.get(name) or {}
     if not isinstance(values, Mapping):
         raise UserError(f"{path}: section {name!r} must be lines of `key: value`")
-    overrides = [_as_text(cls, word) for word in overrides]
     try:
         config = cls.model_validate(_overridden(values, overrides))
     except ValidationError as error:
-        key = str((error.errors()[0]["loc"] or ("",))[0])
-        words = [word for word in overrides if re.split("[.=]", word)[0] == key]
-        place = words[-1] if words else path
+        place = str(path)
+        setting = str((error.errors()[0]["loc"] or ("",))[0])
+        for word in overrides:
+            if re.split("[.=]", word)[0] == setting:
+                place = word
         raise UserError(f"{place}: {first_complaint(error, cls.model_fields)}") from None
     config._path = path
     return config
@@ -67,7 +69,7 @@ YAML_ERRORS = (OmegaConfBaseException, yaml.YAMLError, UnicodeError)
 
 
 def load_values(path: Path) -> dict[str, Any]:
-    """Return the values of a YAML file; no names are checked."""
+    """Return the values of a YAML file; its keys are not checked."""
     try:
         with open_bytes(path) as file:
             loaded = OmegaConf.load(file)
@@ -79,39 +81,24 @@ def load_values(path: Path) -> dict[str, Any]:
 
 
 def _plain(config: Any) -> dict[str, Any]:
+    """Return the values of an OmegaConf object as JSON has them: all keys are texts."""
     values = OmegaConf.to_container(config, resolve=True)
-    return dict(json.loads(json.dumps(values)))  # keys are texts then
+    return dict(json.loads(json.dumps(values)))
 
 
 def _overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the values of a section, changed by the words `key=value`."""
     merged: Any = OmegaConf.create(dict(values))
     for word in overrides:
-        key, equals, value = word.partition("=")
-        if not equals:
+        if "=" not in word:
             raise UserError(f"{word!r}: an override is written key=value")
-        quote = f"""put text in quotes: {key}='"…"'"""
-        if re.search(r"(^|\s)#", value) and value[0] not in "\"'":
-            raise UserError(f"{word!r}: the text after # is a comment in YAML; {quote}")
         try:
             override = _plain(OmegaConf.from_dotlist([word]))
             merged = OmegaConf.merge(merged, override)
-        except (*YAML_ERRORS, TypeError) as error:  # of a list in place of a section
+        except (*YAML_ERRORS, TypeError) as error:  # TypeError: a list for an object of settings
             problem = _one_line(error)
-            raise UserError(f"{word!r}: {problem}; the value is YAML, {quote}") from None
+            raise UserError(f"{word!r}: {problem}; the value is YAML: quote a text") from None
     return _plain(merged)
-
-
-TEXT_TYPES = (str, Path, str | None, Path | None)
-
-
-def _as_text(cls: type[Config], word: str) -> str:
-    """Quote a value like 2024_11 of a setting that is a text or a path: YAML has it as 202411."""
-    key, _, value = word.partition("=")
-    info = cls.model_fields.get(key)
-    is_text = info and info.annotation in TEXT_TYPES
-    if is_text and re.fullmatch(r"[\d._:+-]+", value):
-        return f"{key}='{value}'"
-    return word
 
 
 def _one_line(text: object) -> str:
@@ -126,6 +113,7 @@ def check_managed(section: str, keys: Iterable[str], managed: Container[str]) ->
 
 
 def check_known(section: str, keys: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse settings of a section that do not exist."""
     names = list(known)
     for key in keys:
         if key not in names:
@@ -143,7 +131,11 @@ def setting_lines(cls: type[Config]) -> Iterator[str]:
 
 
 def first_complaint(error: ValidationError, known: Mapping[str, FieldInfo] = {}) -> str:
-    """Return the place and the problem of pydantic's first error; `known` are the settings."""
+    """Return the place and the problem of pydantic's first error.
+
+    `known` are the settings by name, if it is about these: a setting that is unknown or missing
+    gets a better message.
+    """
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
     if known and first["type"] == "extra_forbidden":
@@ -154,21 +146,12 @@ def first_complaint(error: ValidationError, known: Mapping[str, FieldInfo] = {})
     return f"{key}: {problem}" if key else problem
 
 
-ABSOLUTE_PATH = re.compile(r"(?:file:/{2,3}|~\w*/|/(?!/)|[A-Za-z]:[\\/]|\\\\)")
-EMBEDDED_PATH = re.compile(
-    r"""(?<=[="':])(?:file://)?(?:~\w*)?/(?!/)(?:[^\s"'/,]+/)*([^\s"'/,]+)""", re.ASCII
-)
-"""An absolute path after `=`, a colon or a quote."""
-
-
 def scrubbed(value: Any) -> Any:
     """Return settings with each absolute path reduced to its last part."""
     if isinstance(value, Mapping):
-        return {scrubbed(key): scrubbed(inner) for key, inner in value.items()}
+        return {key: scrubbed(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [scrubbed(inner) for inner in value]
-    if not isinstance(value, str):
-        return value
-    if ABSOLUTE_PATH.match(value):
-        return re.split(r"[/\\]", value.rstrip("/\\"))[-1] or value
-    return EMBEDDED_PATH.sub(r"\1", value)
+    if isinstance(value, str) and value.startswith(("/", "~")):
+        return Path(value).name
+    return value

@@ -54,24 +54,27 @@ BLOCK = re.compile(
 def after_thinking(reply: str) -> str:
     """Drop all think blocks. One without its end extends to the end of the reply.
 
-    An end without a start closes a block that the prompt has begun.
+    An end without a start closes a block that the prompt has begun. Within a block only its own
+    end counts.
     """
     kept: list[str] = []
-    begin = 0
-    opened = None
+    place = 0  # of the text that is not yet kept or dropped
+    block = None  # the brackets and the name of the block that has begun
     for tag in BLOCK.finditer(reply):
         kind = (tag["open"], (tag["name"] or "").lower())
         is_end = bool(tag["end"] or tag["final"] or tag["plain"])
-        if opened and (opened != kind or not is_end):
+        if block and not (is_end and kind == block):
             continue
-        if is_end and not opened:
+        if not is_end:
+            kept.append(reply[place : tag.start()])
+            block = kind
+        elif block:
+            block = None
+        else:
             kept.clear()
-        elif not is_end:
-            kept.append(reply[begin : tag.start()])
-        begin = tag.end()
-        opened = None if is_end else kind
-    if not opened:
-        kept.append(reply[begin:])
+        place = tag.end()
+    if not block:
+        kept.append(reply[place:])
     return "".join(kept)
 
 
@@ -83,6 +86,8 @@ class Found(NamedTuple):
 
 
 class _Parsed(NamedTuple):
+    """What a text has from one `{` on."""
+
     values: list[dict[str, Any]]  # the objects, each after those in it
     end: int  # of the outermost object, or where it stops being JSON
     is_valid: bool
@@ -112,9 +117,11 @@ def json_objects(reply: str) -> list[Found]:
 
 
 def _parse(text: str, start: int = 0) -> _Parsed:
+    """Parse the object that starts at `start`, as far as it is JSON."""
     values: list[dict[str, Any]] = []
 
     def keep(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Add an object to `values`: the decoder calls this where an object ends."""
         value: dict[str, Any] = {}
         is_clear = True
         for key, item in pairs:
@@ -139,23 +146,27 @@ BRACKETS = {"{": "}", "[": "]"}
 
 
 def _parse_cut(text: str) -> list[Found]:
-    """Return the objects of a text that ends in one: with what is certain, and its brackets."""
-    brackets: list[str] = []
+    """Return the objects of a text that ends in one.
+
+    The text is cut back to what is certain, and its open brackets are closed. A whole string at
+    the very end is certain too, unless it is a key: then closing the brackets gives no JSON.
+    """
+    open_brackets: list[str] = []  # as they are closed
     after_string = certain = 0
     for token in JSON_TOKEN.finditer(text):
         sign = token[0]
         if token["end"]:
             after_string = token.end()
         elif sign in BRACKETS:
-            brackets.append(BRACKETS[sign])
+            open_brackets.append(BRACKETS[sign])
             certain = token.end()
         elif sign == ",":
             certain = token.start()
-        elif brackets and sign in "]}":
-            brackets.pop()
+        elif open_brackets and sign in "]}":
+            open_brackets.pop()
             certain = token.end()
-    closing = "".join(reversed(brackets))
-    ends_in_string = not text[after_string:].strip()  # of a value, or else a key
+    closing = "".join(reversed(open_brackets))
+    ends_in_string = not text[after_string:].strip()
     for end in (after_string, certain) if ends_in_string else (certain,):
         parsed = _parse(text[:end] + closing)
         if parsed.is_valid:
@@ -166,14 +177,14 @@ def _parse_cut(text: str) -> list[Found]:
 
 def last_object(reply: str, keys: Sequence[str]) -> Found:
     """Return the last whole object with all these keys; else the last with any; else none."""
-    complete = partial = Found({}, is_whole=False)
+    with_all = None
+    with_any = Found({}, is_whole=False)
     for found in json_objects(reply):
-        if found.value.keys().isdisjoint(keys):
-            continue
-        partial = found
+        if not found.value.keys().isdisjoint(keys):
+            with_any = found
         if found.is_whole and found.value.keys() >= set(keys):
-            complete = found
-    return complete if complete.is_whole else partial
+            with_all = found
+    return with_all or with_any
 
 
 def strings_in(value: Any) -> list[str]:
@@ -197,8 +208,7 @@ def normal(label: str) -> str:
 def snap(label: str, known: Mapping[str, str]) -> str | None:
     """Return the known label of which `label` is a spelling, or None.
 
-    Similar labels do not match: 行贿 is similar to 受贿, and Article 13 to Article 3.
-
-    `known` has `normal(label)` -> label.
+    `known` has `normal(label)` -> label. Similar labels do not match: 行贿 is similar to 受贿, and
+    Article 13 to Article 3.
     """
     return label if label in known.values() else known.get(normal(label))

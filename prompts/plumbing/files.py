@@ -16,6 +16,7 @@ from panjue.prompts.plumbing.decode import each_key_once
 from panjue.prompts.plumbing.errors import Unreadable, UserError
 
 Json = Any
+"""A value that `json` reads: an object, a list, a text, a number, true, false or None."""
 
 FileRow = tuple[int | str, Callable[[], dict[str, Json]]]
 """Place of a row in its file, and a function that returns the row or raises a UserError."""
@@ -38,10 +39,6 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def open_bytes(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
-    except IsADirectoryError:
-        raise Unreadable(
-            f"{path}: is a folder, expected a file; check the order of the files and --task"
-        ) from None
     except OSError as error:
         raise Unreadable(f"{path}: {error.strerror}") from None
 
@@ -75,9 +72,12 @@ def parse_row(raw: bytes) -> dict[str, Json]:
     return as_object(value)
 
 
-def parse_json(raw: bytes, pairs: Callable[[list[tuple[str, Json]]], Json] | None = None) -> Json:
+def parse_json(
+    raw: bytes, make_object: Callable[[list[tuple[str, Json]]], Json] | None = None
+) -> Json:
+    """Return the value of UTF-8 bytes; `make_object` is the `object_pairs_hook` of `json.loads`."""
     try:
-        return json.loads(raw.decode("utf-8"), object_pairs_hook=pairs)
+        return json.loads(raw.decode("utf-8"), object_pairs_hook=make_object)
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 at byte {error.start}; save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:
@@ -107,19 +107,17 @@ def dump(value: Json) -> str:
 
 
 def quoted(value: Json) -> str:
-    """Return a value as JSON, not too long for a message."""
-    return f"{dump(value):.40}"
+    """Return a value as JSON for a message: its first 40 characters."""
+    return dump(value)[:40]
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[str]]:
     """Open a text file that appears under its name only if the block ends without an error."""
-    if path.is_dir():
-        raise UserError(f"{path}: is a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")  # several may write at once
     try:
-        with _named(path), temporary.open("w", encoding="utf-8", newline="\n") as out:
+        with _naming(path), temporary.open("w", encoding="utf-8", newline="\n") as out:
             yield out
         sync(temporary)
         temporary.replace(path)
@@ -161,8 +159,8 @@ def sync_names(path: Path) -> None:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Add the file name to the error of a full disk."""
+def _naming(path: Path) -> Iterator[None]:
+    """Add the file's name to an error in writing: that of a full disk has none."""
     try:
         yield
     except OSError as error:
@@ -192,15 +190,15 @@ def read_object(path: Path) -> dict[str, Json]:
 def stream(path: Path) -> Iterator[IO[str]]:
     """Open an append-only JSONL stream; first drop an incomplete last line of a killed process."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as tail:
-        end = tail.seek(0, os.SEEK_END)
-        last = b""
-        while end > 0 and last != b"\n":
-            tail.seek(end - 1)
-            last = tail.read(1)
-            end -= last != b"\n"
-        tail.truncate(end)
-    with _named(path), path.open("a", encoding="utf-8", newline="\n") as out:
+    with path.open("ab+") as old:
+        end = old.seek(0, os.SEEK_END)
+        while end > 0:
+            old.seek(end - 1)
+            if old.read(1) == b"\n":
+                break
+            end -= 1
+        old.truncate(end)
+    with _naming(path), path.open("a", encoding="utf-8", newline="\n") as out:
         yield out
 
 
@@ -208,8 +206,7 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, or of a folder's files with their relative names."""
     if path.is_dir():
         files = [inner for inner in sorted(path.rglob("*")) if inner.is_file()]
-        parts = [f"{sha256(file)} {file.relative_to(path)}" for file in files]
-        listed = "\n".join(parts)
+        listed = "\n".join(f"{sha256(file)} {file.relative_to(path)}" for file in files)
         return hashlib.sha256(listed.encode()).hexdigest()
     with path.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()
@@ -221,22 +218,23 @@ def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
     Nested entries are listed one by one: `trainer.max_steps: 10 -> 20`. A path with a hash of its
     file in the next entry is ignored: files may be moved.
     """
-    before = dict(_leaves(old))
-    after = dict(_leaves(new))
+    before = dict(_flat(old))
+    after = dict(_flat(new))
+    keys = before | after
     changes = []
-    for key in before | after:
-        is_moved = f"{key}_sha256" in before | after
+    for key in keys:
         was = before.get(key)
         now = after.get(key)
-        if was != now and not is_moved:
+        if was != now and f"{key}_sha256" not in keys:
             changes.append(f"{key}: {_short(was)} -> {_short(now)}")
     return "; ".join(changes)
 
 
-def _leaves(mapping: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
+def _flat(mapping: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
+    """Yield the entries of a mapping; those of a mapping in it by names with dots."""
     for key, value in mapping.items():
         if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -258,9 +256,14 @@ def exclusive_lock(
 ) -> Iterator[None]:
     """Keep other processes of panjue from writing into a folder while the block runs.
 
-    The kernel releases the lock when the process ends, in whatever way. With `wait` it waits for
-    its turn. A lock for a part of the folder has another `name`. A thread may nest such blocks.
-    `other` is the setting that names another folder. A new folder without files does not stay.
+    The kernel releases the lock when the process ends, in whatever way. A thread may nest such
+    blocks. A folder that the lock has made and the block has left empty is deleted.
+
+    Args:
+        folder: It is made if it does not exist.
+        name: Of the lock's file; a lock for a part of the folder has a name of its own.
+        wait: Wait for the other process; otherwise that is an error.
+        other: The setting that chooses another folder, such as `run=FOLDER`, for this error.
     """
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -277,5 +280,5 @@ def exclusive_lock(
         yield
     finally:
         if is_new and folder.is_dir() and all(path.name == name for path in folder.iterdir()):
-            shutil.rmtree(folder)  # the block was refused; who waits for the lock makes it again
+            shutil.rmtree(folder)
         lock.release()

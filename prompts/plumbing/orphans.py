@@ -34,8 +34,8 @@ def starting_engine() -> Iterator[None]:
     """
     place = TemporaryDirectory()
     reason = Path(place.name, "reason")
-    added = {STARTER_VARIABLE: str(os.getpid()), REASON_VARIABLE: str(reason), **QUIET}
-    added = {key: value for key, value in added.items() if key not in os.environ}
+    wanted = {STARTER_VARIABLE: str(os.getpid()), REASON_VARIABLE: str(reason), **QUIET}
+    added = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(added)
     try:
         yield
@@ -43,8 +43,8 @@ def starting_engine() -> Iterator[None]:
         raise RuntimeError(reason.read_text("utf-8") if reason.exists() else error) from None
     finally:
         place.cleanup()
-        for key in added:
-            del os.environ[key]
+        for name in added:
+            del os.environ[name]
 
 
 class FirstError(logging.Handler):

@@ -20,7 +20,7 @@ SETTLED_ITEMS = 5
 
 
 class Meter:
-    """Counts up to `total`."""
+    """Counts up to `total` and shows it; `start` of these were done before."""
 
     def __init__(self, console: Console, total: int, start: int) -> None:
         self.total = total
@@ -36,9 +36,11 @@ class Meter:
 
     @property
     def rate(self) -> float:
+        """Return how many were done a second."""
         return (self.done - self._start) / self.seconds
 
     def to(self, done: int, text: str) -> None:
+        """Set how many are done; show it with a text."""
         self.done = done
         if self.bar:
             text += self._time_left()
@@ -56,6 +58,7 @@ class Meter:
 
 @contextmanager
 def meter(console: Console, total: int, start: int = 0) -> Iterator[Meter]:
+    """Give a Meter, which shows a bar on a terminal while the block runs."""
     progress = Meter(console, total, start)
     if not console.is_terminal or console.quiet:
         yield progress

@@ -1,8 +1,7 @@
 """Files of rows: JSON lines or one JSON list, read in their order; JSON lines read by id."""
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -35,23 +34,24 @@ def case_rows(path: Path) -> Iterator[FileRow]:
 
 def _is_one_list(path: Path) -> bool:
     """Say whether a file is one JSON list, and not lines of which the first is a list."""
-    rows = [raw for _, raw in islice(lines(path), 2)]
-    if not rows or not rows[0].lstrip().startswith(b"["):
+    first_two = [raw for _, raw in islice(lines(path), 2)]
+    if not first_two or not first_two[0].lstrip().startswith(b"["):
         return False
-    with suppress(UserError):
-        parse_json(rows[0])
-        return len(rows) == 1
-    return True  # a list over several lines
+    try:
+        parse_json(first_two[0])
+    except UserError:
+        return True  # a list that does not end in its first line
+    return len(first_two) == 1
 
 
 def list_rows(path: Path) -> Iterator[FileRow]:
-    for number, row in enumerate(list_items(path), start=1):
-        yield f"row {number}", partial(_item, row)
+    for number, item in enumerate(list_items(path), start=1):
+        yield f"row {number}", partial(_checked_row, item)
 
 
-def _item(value: Json) -> dict[str, Json]:
-    check_text(value)
-    return as_object(value)
+def _checked_row(item: Json) -> dict[str, Json]:
+    check_text(item)
+    return as_object(item)
 
 
 def list_items(path: Path, key: str | None = None) -> list[Any]:
@@ -68,21 +68,12 @@ def list_items(path: Path, key: str | None = None) -> list[Any]:
         return value
 
 
-def format_hint(path: Path, fields: Sequence[str]) -> str:
-    """Return the end of a message on a file whose first row is no case; the last field is gold."""
-    with suppress(UserError, StopIteration):
-        row = next(case_rows(path))[1]()
-        if not {*fields[:-1]} <= row.keys():  # else a field has a wrong value
-            return f"; its fields are {', '.join(row)}; a case has {', '.join(fields)}"
-    return ""
-
-
 def _id_of(row: Mapping[str, Json]) -> str:
     return str(row["id"])
 
 
 class Rows:
-    """A JSONL file that is read by id in any order.
+    """A JSONL file that is read by id, in any order; only the places of its rows are in memory.
 
     If several rows have the same id, the first one is used; `duplicates` lists the others as
     (line number, id).

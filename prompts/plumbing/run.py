@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -33,10 +33,12 @@ AnsweredBy = Literal["model", "classifier"]
 class Record(BaseModel):
     """Base of the records; a `manifest.json` has exactly these keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    versions: Mapping[str, str] = Field(default_factory=dict)
-    """Library -> version; they may change while a run is resumed."""
+    may_differ: ClassVar = {"versions"}
+    """Keys with which a run may resume that began with other values."""
+
+    versions: Mapping[str, str] = Field(default_factory=dict)  # library -> version
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -54,9 +56,9 @@ class Record(BaseModel):
         write_json(folder / MANIFEST, self.model_dump(mode="json", exclude_unset=True))
 
     def difference(self, new: Self) -> str:
-        """Return what `new` has otherwise, in one line; versions do not count."""
-        exclude = {"versions"}
-        return difference(self.model_dump(exclude=exclude), new.model_dump(exclude=exclude))
+        """Return what `new` has otherwise, in one line, but for `may_differ`."""
+        old_values = self.model_dump(exclude=self.may_differ)
+        return difference(old_values, new.model_dump(exclude=self.may_differ))
 
 
 class RunRecord(Record):
@@ -103,6 +105,8 @@ class RunRecord(Record):
 class AnswersRecord(Record):
     """What answers were made from; a generation resumes only with an equal record."""
 
+    may_differ: ClassVar = {"versions", "answered_by", "because", "scaling"}  # not of the replies
+
     task: str
     test: str
     test_sha256: str
@@ -130,11 +134,6 @@ class AnswersRecord(Record):
     solve: dict[str, Any] = Field(default_factory=dict)
     on_bad_row: Literal["stop", "skip"] = "stop"
 
-    def difference(self, new: Self) -> str:
-        """Return what `new` has otherwise in what shapes replies, in one line."""
-        which = {name: getattr(self, name) for name in ("answered_by", "because", "scaling")}
-        return super().difference(new.model_copy(update=which))
-
     @property
     def is_of_adapter(self) -> bool:
         """Say whether the fine-tuned model answered, not its base or an endpoint."""
@@ -149,8 +148,9 @@ class Run:
 
     @property
     def result(self) -> Path | None:
-        """Return the folder of the finished training: adapter or model; None if there is none."""
-        for place in (*(self.folder / name for name in RESULTS), self.folder):
+        """Return the folder with the LoRA weights or the whole model; None if it is not trained."""
+        for name in (*RESULTS, "."):
+            place = self.folder / name
             if (place / "labels.json").is_file() and (place / MANIFEST).is_file():
                 return place
         return None
@@ -190,18 +190,20 @@ class Answers:
 
     @property
     def trained(self) -> Path | None:
-        """Return the adapter or model that answered: of the run around the answers, or recorded.
+        """Return the adapter or model that answered.
 
-        A run that was moved keeps its own, whatever was trained since at its old place.
+        The one in the run folder around the answers counts before the recorded path: there another
+        one may have been trained since the run was moved.
         """
         recorded = self.record.trained
         if not recorded:
             return None
         folder = self.folder.resolve()
-        run = folder.parent.parent
-        for beside in (run / Path(recorded).name, run):  # an adapter alone may be the run folder
-            if folder.parent.name == ANSWERS and (beside / "labels.json").is_file():
-                return beside
+        if folder.parent.name == ANSWERS:
+            run = folder.parent.parent
+            for place in (run / Path(recorded).name, run):  # an adapter alone may be the run folder
+                if (place / "labels.json").is_file():
+                    return place
         return Path(recorded)
 
     @property
@@ -226,20 +228,21 @@ def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
     for manifest in sorted(path.glob(f"{ANSWERS}/*/{MANIFEST}")):
         folder = manifest.parent
         record = AnswersRecord.read(folder)
-        is_to_gold_file = record.test_sha256 == gold_sha256
+        is_to_gold = record.test_sha256 == gold_sha256
         has_its_name = gold is not None and folder.name == gold.stem
-        if is_to_gold_file or not record.for_choice:
-            rank = (is_to_gold_file, not record.for_choice, has_its_name, _is_answered(folder))
-            ranks[folder] = rank
-    best = max(ranks.values(), default=None)
-    found = [folder for folder, rank in ranks.items() if rank == best]
-    if len(found) > 1:
-        names = ", ".join(map(str, found))
+        if is_to_gold or not record.for_choice:
+            # The first of these counts most.
+            ranks[folder] = (is_to_gold, not record.for_choice, has_its_name, _has_replies(folder))
+    best_rank = max(ranks.values(), default=None)
+    best = [folder for folder, rank in ranks.items() if rank == best_rank]
+    if len(best) > 1:
+        names = ", ".join(map(str, best))
         raise UserError(f"{path}: has answers to several test files; say which: {names}")
-    return Answers(found[0]) if found else None
+    return Answers(best[0]) if best else None
 
 
-def _is_answered(folder: Path) -> bool:
+def _has_replies(folder: Path) -> bool:
+    """Say whether a generation got beyond its start."""
     files = [*folder.glob("completions.jsonl"), *folder.glob("submission*")]
     return any(file.stat().st_size for file in files)
 

@@ -44,7 +44,7 @@ class SubmissionFormat:
         return path / self.name
 
     def index(self, path: Path) -> Rows:
-        """Return the rows by id; those of other formats than JSON lines by a temporary file."""
+        """Return the rows by id; `Rows` reads JSON lines, so other formats are first made these."""
         if self.read is _read_lines:
             return Rows(path)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".jsonl") as lines:
@@ -61,10 +61,10 @@ class SubmissionFormat:
 def _read_lines(path: Path) -> Iterator[FileRow]:
     with open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
-            yield number, partial(_line, line)
+            yield number, partial(_row_of_line, line)
 
 
-def _line(line: bytes) -> dict[str, Any]:
+def _row_of_line(line: bytes) -> dict[str, Any]:
     if not line.strip():
         raise UserError("the line is empty")
     return parse_row(line)

@@ -227,7 +227,6 @@ class Classes:
                 self.write,
                 self.rows,
                 check=self.check,
-                fields=(self.text, self.key),
             ),
             Ask(self.prompt, self.schema, self.decode, labels=self.labels),
             Score(

@@ -207,7 +207,7 @@ class Life(RuleBasedStateMachine):
 def score_of(meant: Path, gold: Path) -> tuple[float, float | None] | None:
     """Return `final` of the answers and of the classifier alone; None if it is refused."""
     try:
-        submission, reader, _ = submission_of(meant, gold, None)
+        submission, reader = submission_of(meant, gold, None)
         result = score(reader, gold, submission)
     except UserError:
         return None
@@ -235,6 +235,6 @@ def test_answers_to_the_named_file_are_meant(tmp_path: Path) -> None:
     write_answers(tmp_path / "run", "a", twin)
     (tmp_path / "run/answers/one").rename(tmp_path / "run/answers/held-out-v2")
     write_answers(tmp_path / "run", "a", other)
-    submission, _, _ = submission_of(tmp_path / "run", gold, None)
+    submission, _ = submission_of(tmp_path / "run", gold, None)
     assert submission.name == "held-out-v2"
     assert open_answers(tmp_path / "run", other).folder.name == "two"

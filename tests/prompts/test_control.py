@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from panjue.prompts.model import load_tokenizer
@@ -15,12 +15,10 @@ from panjue.prompts.render import control_ids, neutralize_tokens, prompt_ids, re
 
 STYLES: dict[str, tuple[list[str], list[str]]] = {
     "Qwen": (["<|endoftext|>", "<|im_start|>", "<|im_end|>"], ["<think>", "</think>"]),
-    "Llama 3": (["<|begin_of_text|>", "<|start_header_id|>", "<|eot_id|>"], []),
     "Mistral": (["<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "<unk>"], []),
     "Gemma": (["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"], ["<table>"]),
     "DeepSeek": (["<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜end▁of▁sentence｜>"], ["<think>"]),
     "GLM": (["[gMASK]", "<sop>", "[MASK]", "<|user|>", "<|endoftext|>"], ["[sMASK]"]),
-    "BERT": (["[CLS]", "[SEP]", "[MASK]", "[PAD]"], []),
 }
 """Name -> its special tokens, and added ones that are not called special."""
 
@@ -29,22 +27,17 @@ WORDS = ["盗窃", "\n\n"]
 
 
 def tokenizer_of(special: list[str], more: list[str], **kwargs: Any) -> PreTrainedTokenizerFast:
-    """Return a byte-level tokenizer with these tokens, and a template that uses the first."""
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    inner = Tokenizer(models.BPE({sign: n for n, sign in enumerate(sorted(alphabet))}, []))
+    """Return a byte-level tokenizer with these tokens; its template starts with the first."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE({sign: n for n, sign in enumerate(alphabet)}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([AddedToken(token, special=True) for token in special])
     inner.add_tokens([AddedToken(token, special=False, **kwargs) for token in (*more, *WORDS)])
-    start, end = special[0], special[-1]
-    template = (
-        "{%- for message in messages -%}{{ '"
-        + start
-        + "' + message.content + '"
-        + end
-        + "' }}{%- endfor -%}"
+    template = "{{ 'START' + messages[0].content }}".replace("START", special[0])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token=special[-1], chat_template=template
     )
-    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=end, chat_template=template)
 
 
 TOKENIZERS = {style: tokenizer_of(*tokens) for style, tokens in STYLES.items()}
@@ -91,8 +84,6 @@ def test_other_text_stays_as_it_is() -> None:
 
 
 def test_a_tokenizer_that_cannot_be_shielded_is_refused_by_name(tmp_path: Path) -> None:
-    from tokenizers import normalizers
-
     # It undoes full-width forms before it looks for its tokens.
     tokenizer = tokenizer_of(["<s>", "</s>"], ["[INST]"], normalized=True)
     tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()

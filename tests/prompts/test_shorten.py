@@ -1,3 +1,6 @@
+from dataclasses import replace
+from typing import ClassVar
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +13,6 @@ from panjue.prompts.shorten import (
     shorten,
     shortened_prompt,
     split_sentences,
-    without,
 )
 from panjue.prompts.task import load_task
 
@@ -29,21 +31,8 @@ def length(example: Example) -> int:
     return len(example.text)
 
 
-def example_of(sentences: list[str]) -> Example:
-    return Example(id=1, text="".join(sentences), names=NAMES)
-
-
 def shortened_to(sentences: list[str], budget: int) -> Shortened:
-    return shorten(example_of(sentences), budget, length)
-
-
-def kept(sentences: list[str], shortened: Shortened) -> list[str]:
-    gone = leaving_order(sentences, NAMES, "")[: shortened.dropped]
-    return [sentence for i, sentence in enumerate(sentences) if i not in gone]
-
-
-def shortest(sentences: list[str]) -> int:
-    return len(without(example_of(sentences), sentences, leaving_order(sentences, NAMES, "")).text)
+    return shorten(Example(id=1, text="".join(sentences), names=NAMES), budget, length)
 
 
 @given(st.text() | st.text(st.sampled_from("a。！？；!?;\n”’」』）) ")))
@@ -70,34 +59,29 @@ def test_it_fits_wherever_the_rule_lets_it(sentences: list[str], budget: int) ->
     assert shortened.tokens == length(shortened.example)
     assert shortened.full_tokens == len("".join(sentences))
     assert shortened.fits == (shortened.tokens <= budget)
-    if shortest(sentences) <= budget:
-        assert shortened.fits
+    shortest = shortened_to(sentences, 0)
+    assert shortened.fits == (shortest.tokens <= budget)
+    assert shortest.dropped == len(leaving_order(sentences, NAMES, ""))
     if not shortened.fits:
-        assert shortened.dropped == len(leaving_order(sentences, NAMES, ""))
+        assert shortened == shortest
 
 
 @given(SENTENCES, st.integers(0, 300))
-def test_sentences_that_introduce_a_name_stay(sentences: list[str], budget: int) -> None:
-    remaining = kept(sentences, shortened_to(sentences, budget))
+def test_what_introduces_a_name_stays_all_in_order_and_each_gap_shows(
+    sentences: list[str], budget: int
+) -> None:
+    shortened = shortened_to(sentences, budget)
+    gone = leaving_order(sentences, NAMES, "")[: shortened.dropped]
+    kept = [sentence for i, sentence in enumerate(sentences) if i not in gone]
+    pieces = shortened.example.text.split(GAP)
+    assert "".join(pieces) == "".join(kept)
+    assert "" not in pieces[1:-1], "one gap for neighbors"
+    assert bool(shortened.dropped) == (len(pieces) > 1)
     for name in NAMES:
         # 张某甲 does not name 张某, so the longer name is taken out first.
         bare = [s.replace("张某甲", "") if name == "张某" else s for s in sentences]
         first = next((i for i, sentence in enumerate(bare) if name in sentence), None)
-        if first is not None:
-            assert sentences[first] in remaining
-            assert sentences[first] in shortened_to(sentences, budget).example.text
-
-
-@given(SENTENCES, st.integers(0, 300))
-def test_what_stays_stays_in_order_and_each_gap_shows(sentences: list[str], budget: int) -> None:
-    shortened = shortened_to(sentences, budget)
-    pieces = shortened.example.text.split(GAP)
-    assert "".join(pieces) == "".join(kept(sentences, shortened))
-    assert "" not in pieces[1:-1]  # one gap per stretch
-    assert bool(shortened.dropped) == (len(pieces) > 1)
-    place, text = 0, "".join(sentences)
-    for piece in pieces:
-        place = text.index(piece, place) + len(piece)
+        assert first is None or first not in gone
 
 
 def test_leaving_order_by_hand() -> None:
@@ -118,30 +102,25 @@ def test_leaving_order_by_hand() -> None:
 def test_shortening_by_hand() -> None:
     sentences = ["张某入室。", "天气晴朗。", "物品若干。", "李某望风。", "张某李某均逃走。"]
     example = Example(id=1, text="".join(sentences), names=("张某", "李某"))
-    assert length(example) == 28
     # Middle is sentence 2; one for one: 28 -> 25 -> (2 and 1 share a gap) 20 -> 14.
     for budget, text, dropped in (
         (27, "张某入室。天气晴朗。……李某望风。张某李某均逃走。", 1),
         (25, "张某入室。天气晴朗。……李某望风。张某李某均逃走。", 1),
         (24, "张某入室。……李某望风。张某李某均逃走。", 2),
-        (19, "张某入室。……李某望风。……", 3),
         (14, "张某入室。……李某望风。……", 3),
+        (13, "张某入室。……李某望风。……", 3),
     ):
-        shortened = shorten(example, budget, length)
-        assert shortened == Shortened(
-            Example(id=1, text=text, names=example.names), len(text), 28, dropped, fits=True
-        )
-    refused = shorten(example, 13, length)
-    assert (refused.fits, refused.dropped, refused.tokens) == (False, 3, 14)
+        shorter = replace(example, text=text)
+        fits = budget >= 14
+        expected = Shortened(shorter, len(text), 28, dropped, fits)
+        assert shorten(example, budget, length) == expected
 
 
 class Letters:
     """A tokenizer whose tokens are characters."""
 
     eos_token_id = 0
-
-    def __init__(self) -> None:
-        self.added_tokens_decoder: dict[int, object] = {}
+    added_tokens_decoder: ClassVar[dict[int, object]] = {}
 
     def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> list[int]:
         return [ord(letter) for letter in messages[0]["content"]]
@@ -153,16 +132,9 @@ class Letters:
 
 def test_the_prompt_leaves_room_for_the_reply(case: Example, labels: Labels) -> None:
     task = load_task("judgment")
-    long = Example(
-        case.id,
-        case.text + "其间天气晴朗。" * 500 + "李某到案。",
-        case.names,
-        case.inputs,
-        case.answer,
-    )
+    long = replace(case, text=case.text + "其间天气晴朗。" * 500 + "李某到案。")
     shortened = shortened_prompt(task, long, labels, Letters(), 1000).shortened
     assert shortened.fits
-    assert shortened.dropped > 300
     content = task.ask.prompt(shortened.example)[0]["content"]
     assert "被告人张某甲、李某共同行窃。" in content
     assert "李某到案。" in content
@@ -170,16 +142,17 @@ def test_the_prompt_leaves_room_for_the_reply(case: Example, labels: Labels) -> 
     # The commonest answer is 76 + 75 characters for the two, a comma, 16 around them and the end:
     # 169, half as much again 253. 1000 - 64 - 253 = 683, and a sentence more would have been 7.
     assert 683 - 7 < shortened.tokens <= 683
-
-
-def test_opinions_count_by_the_length_rule(case: Example, labels: Labels) -> None:
-    task = load_task("judgment")
-    long = Example(case.id, case.text + "其间天气晴朗。" * 500, case.names, case.inputs)
-    told = Example(case.id, long.text, case.names, {**case.inputs, "opinions": "意" * 140})
-    one = shortened_prompt(task, long, labels, Letters(), 1000).shortened
+    # Opinions count too, and are never shortened.
+    told = replace(long, inputs={**case.inputs, "opinions": "意" * 140})
     other = shortened_prompt(task, told, labels, Letters(), 1000).shortened
     paragraph = len("\n分类器的意见（可能有误）：\n\n") + 140
-    assert other.full_tokens == one.full_tokens + paragraph
-    assert other.dropped > one.dropped
-    assert other.fits
-    assert other.example.inputs["opinions"] == told.inputs["opinions"], "never shortened"
+    assert other.full_tokens == shortened.full_tokens + paragraph
+    assert 683 - 7 < other.tokens <= 683
+    assert other.example.inputs == told.inputs
+
+
+def test_a_prompt_without_room_for_a_reply_is_not_shortened(case: Example, labels: Labels) -> None:
+    prompt = shortened_prompt(load_task("judgment"), case, labels, Letters(), 317)
+    assert prompt.room == 317
+    assert not prompt.shortened.fits
+    assert prompt.shortened.example == case

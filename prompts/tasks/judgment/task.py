@@ -131,7 +131,6 @@ TASK = Task(
         write=write,
         check=check,
         by_hand=by_hand,
-        fields=("id", "fact", "defendants", "outcomes"),
     ),
     ask=Ask(
         prompt=partial(render, "judgment"),

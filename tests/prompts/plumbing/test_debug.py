@@ -14,7 +14,7 @@ from panjue.prompts.plumbing.debug import debug_log, quiet_libraries
 
 @pytest.fixture
 def loggers() -> Iterator[list[logging.Logger]]:
-    """Return loggers with a handler of their own, as libraries have, of `library` and vLLM."""
+    """Return loggers of `library` and vLLM, with handlers of their own as libraries have."""
     made = [logging.getLogger("library.part"), logging.getLogger("vllm.part")]
     for logger in made:
         logger.addHandler(logging.StreamHandler(sys.__stderr__))
@@ -42,7 +42,6 @@ def test_warnings_are_logged_with_their_time_and_errors_printed(
     log = (run / "debug.log").read_text("utf-8")
     assert re.search(r"^\d{4}-\d\d-\d\d [\d:,]+ \d+ py.warnings WARNING: .*判决 of Python", log)
     assert log.endswith(" library.part WARNING: aligned 1\n")
-    library.handlers.clear()
     with debug_log(run):
         library.addHandler(logging.StreamHandler(sys.__stderr__))  # as on an import in the block
         quiet_libraries()

@@ -46,14 +46,10 @@ def test_records_differ_by_all_but_versions_and_moved_files() -> None:
 
 
 def test_who_answered_is_no_other_setting_of_the_replies() -> None:
-    model, classifier = (
-        AnswersRecord.model_validate(
-            {**ANSWERED, "answered_by": who, "because": f"{who} is better"}
-        )
-        for who in ("model", "classifier")
-    )
-    assert model.difference(classifier) == ""
-    assert model.difference(classifier.model_copy(update={"seed": 1})) == "seed: 0 -> 1"
+    model = AnswersRecord.model_validate(ANSWERED)
+    who = {"answered_by": "classifier", "because": "better", "scaling": {"f": {"reply": (1, 0)}}}
+    assert model.difference(model.model_copy(update=who)) == ""
+    assert model.difference(model.model_copy(update={**who, "seed": 1})) == "seed: 0 -> 1"
 
 
 def test_what_is_missing_or_of_an_older_version_is_one_line(tmp_path: Path) -> None:
@@ -99,10 +95,10 @@ def test_of_several_answers_the_empty_ones_do_not_count(tmp_path: Path) -> None:
             (folder / file).write_text("{}\n", "utf-8")
     with pytest.raises(UserError) as error:
         find_answers(tmp_path)
-    first, second = (f"{tmp_path}/answers/{name}" for name in "ab")
-    assert str(error.value).endswith(f"which: {first}, {second}")
-    shutil.rmtree(second)
-    assert find_answers(tmp_path) == Answers(Path(first))
+    places = tmp_path / "answers"
+    assert str(error.value).endswith(f"which: {places}/a, {places}/b")
+    shutil.rmtree(places / "b")
+    assert find_answers(tmp_path) == Answers(places / "a")
 
 
 def test_answers_of_a_moved_run_find_its_adapter(tmp_path: Path) -> None:
@@ -113,7 +109,7 @@ def test_answers_of_a_moved_run_find_its_adapter(tmp_path: Path) -> None:
     assert Answers(folder).trained == run.trained
 
 
-@pytest.mark.parametrize("content", ["[1, 2]", '{"name": "a web page"}', "no JSON", ""])
+@pytest.mark.parametrize("content", ["[1, 2]", '{"name": "a web page"}', ""])
 def test_a_manifest_of_something_else_is_not_read(content: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(content, "utf-8")
     for path in (tmp_path, tmp_path / "submission.jsonl"):

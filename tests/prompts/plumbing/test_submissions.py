@@ -17,9 +17,9 @@ IDS = st.text(st.characters(codec="utf-8", exclude_categories=["C"]), min_size=1
 
 
 def write(form: SubmissionFormat, path: Path, rows: list[dict[str, Any]]) -> None:
-    with form.writing(path) as put:
+    with form.writing(path) as write_row:
         for row in rows:
-            put(row)
+            write_row(row)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
@@ -29,7 +29,7 @@ def test_what_is_written_is_read_again(
 ) -> None:
     folder = tmp_path_factory.mktemp("form")
     rows = [{"id": key, "ret": ret} for key, ret in lists.items()]
-    write(form, (folder / form.name), rows)
+    write(form, folder / form.name, rows)
     assert [load() for _, load in form.read(folder / form.name)] == rows
     index = form.index(folder / form.name)
     assert index.ids() == lists.keys()
@@ -59,13 +59,7 @@ BROKEN = [
     ("list", '[{"id": "罪"}]'.encode("gbk"), ": not UTF-8 at byte 9; save the file as UTF-8"),
     ("list", b'[{"id": 1}, {"ret": 1}]', ":row 2: the row has no 'id'"),
     ("list", b'[{"id": "\\ud800"}]', ":row 1: .* only half a character"),
-    (
-        "list",
-        b'[{"id": ' + b"[" * 10**5 + b"]" * 10**5 + b"}]",
-        ": not JSON: maximum recur",
-    ),
     ("table", b"\xef\xbb\xbfid,ret\n", ": starts with a byte order mark; save"),
-    ("table", b"qid,ret\n1,[]\n", ":1: the header is not id,ret"),
     ("table", b"", ":1: the header is not id,ret"),
     ("table", b"id,ret\n1,[],2\n", ":2: 3 columns instead of 2"),
     ("table", b"id,ret\n1,[]\n2,peru\n", ":3: 'ret' is not JSON"),
