@@ -47,7 +47,7 @@ class Examples:
         self.train = Spool(config.run)
         self.held_out = Spool(config.run)
         self.mixable = Spool(config.run)
-        self._reader = reader
+        self.reader = reader
         held: set[str] = set()
         self.dropped = 0  # cases of `train` that `dev` has too
         for example in self._read(config.dev):
@@ -79,7 +79,7 @@ class Examples:
         return chain(self.train, mixed)
 
     def _read(self, path: Path | None) -> Iterator[Example]:
-        for example in self._reader.read(path) if path else ():
+        for example in self.reader.read(path) if path else ():
             if example.answer is None:
                 raise UserError(
                     f"{path}: id {example.id} has no answer to learn from; use a training file"
