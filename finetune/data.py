@@ -128,12 +128,14 @@ def training_rows(
 
     `key` is what they depend on. With an `advisor`, prompts show its opinion of each case.
     """
-    made = []
-    for part, of in (("train", examples), ("dev", examples.held_out)):
+
+    def rows(part: str, of: Iterable[Example]) -> tuple[Dataset, RowReport]:
         shown = map(advisor.show, of) if advisor else of
         part_key = {**key, "part": part, "rules": RULES}
-        made.append(cached(folder, part_key, partial(maker.rows, shown)))
-    (train, report), (held_out, held_report) = made
+        return cached(folder, part_key, partial(maker.rows, shown))
+
+    train, report = rows("train", examples)
+    held_out, held_report = rows("dev", examples.held_out)
     if not report.tokens:
         reason = report.refused[0] if report.refused else "all are skipped, held out or in dev"
         raise UserError(f"train: no example is left to train on; {reason}")

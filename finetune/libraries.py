@@ -159,7 +159,7 @@ def trainer_config(config: SftConfig) -> TrainerConfig:
     """Return trl's settings: the config's, defaults for this machine, and those panjue sets."""
     check_library_settings(config)
     has_accelerator = torch.accelerator.is_available()
-    size, steps_of_batch = shares(config, PartialState().num_processes)
+    at_once, times = shares(config, PartialState().num_processes)
     settings = {
         "gradient_checkpointing": has_accelerator,
         "per_device_eval_batch_size": 1 if has_accelerator else 8,
@@ -170,8 +170,8 @@ def trainer_config(config: SftConfig) -> TrainerConfig:
         **precision(config.trainer),
         **FIXED,
         "output_dir": str(config.run / "checkpoints"),
-        "per_device_train_batch_size": size,
-        "gradient_accumulation_steps": steps_of_batch,
+        "per_device_train_batch_size": at_once,
+        "gradient_accumulation_steps": times,
         "seed": config.seed,
         "data_seed": config.seed,  # otherwise the order depends on the number of processes
         "use_cpu": not has_accelerator,
@@ -198,13 +198,15 @@ def precision(given: Mapping[str, Any]) -> dict[str, bool]:
 
 def shares(config: SftConfig, processes: int) -> tuple[int, int]:
     """Return how many examples a process takes at once, and how often in a step of `batch`."""
-    each, rest = divmod(config.batch, processes)
-    if rest or not each:
+    per_process, rest = divmod(config.batch, processes)
+    if rest or not per_process:
         raise UserError(
             f"batch: {config.batch} examples a step cannot be divided among {processes} processes; "
-            f"set batch={processes * max(1, each)}"
+            f"set batch={processes * max(1, per_process)}"
         )
-    default = 1 if torch.accelerator.is_available() else each
+    default = 1 if torch.accelerator.is_available() else per_process
     most = int(config.trainer.get("per_device_train_batch_size") or default)
-    size = max(n for n in range(1, min(most, each) + 1) if each % n == 0)
-    return size, each // size
+    at_once = min(most, per_process)
+    while per_process % at_once:  # only equal parts
+        at_once -= 1
+    return at_once, per_process // at_once

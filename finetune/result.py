@@ -66,14 +66,7 @@ class TrainingRun:
         has_result = any((run.folder / name / MANIFEST).exists() for name in RESULTS)
         if not has_result and not self._has_checkpoints():
             return False  # no work can be lost
-        reason = "there is no record of how it was made"
-        if (run.folder / MANIFEST).exists():
-            old = RunRecord.read(run.folder).model_copy(update={"classifier_sha256": None})
-            reason = old.difference(self.record)
-            parts = reason.split("; ")
-            reason = "; ".join(parts[:MAX_DIFFERENCES])
-            if len(parts) > MAX_DIFFERENCES:
-                reason += f"; {len(parts) - MAX_DIFFERENCES} more"
+        reason = self._difference()
         if reason:
             raise UserError(
                 f"{run.folder}: holds another run ({reason}); it is kept: choose another "
@@ -81,6 +74,18 @@ class TrainingRun:
                 f"see {run.config}"
             )
         return has_result
+
+    def _difference(self) -> str:
+        """Return how the folder's own record differs from this one; empty if it does not."""
+        folder = self.config.run
+        if not (folder / MANIFEST).exists():
+            return "there is no record of how it was made"
+        old = RunRecord.read(folder).model_copy(update={"classifier_sha256": None})
+        parts = old.difference(self.record).split("; ")
+        shown = parts[:MAX_DIFFERENCES]
+        if len(parts) > MAX_DIFFERENCES:
+            shown.append(f"{len(parts) - MAX_DIFFERENCES} more")
+        return "; ".join(shown)
 
     def claim(self, adviser: str | None) -> None:
         """Write config.yaml and manifest.json, which assign the run folder to this training.

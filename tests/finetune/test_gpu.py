@@ -66,10 +66,10 @@ def test_a_step_has_as_many_examples_with_any_number_of_processes(
     assert size <= (at_once or 16)
 
 
-def test_a_batch_that_cannot_be_divided_is_refused() -> None:
-    for batch, other in ((16, 15), (2, 3)):
-        with pytest.raises(UserError, match=f"^batch: {batch} .* 3 processes; set batch={other}$"):
-            shares(a_config(batch=batch), 3)
+@pytest.mark.parametrize(("batch", "other"), [(16, 15), (2, 3)])
+def test_a_batch_that_cannot_be_divided_is_refused(batch: int, other: int) -> None:
+    with pytest.raises(UserError, match=f"^batch: {batch} .* 3 processes; set batch={other}$"):
+        shares(a_config(batch=batch), 3)
 
 
 def test_a_base_is_loaded_straight_to_its_device(workshop: Path) -> None:

@@ -61,7 +61,6 @@ def planned(words: str) -> str:
         # words of the training in later commands: panjue says what differs
         "serve: RUN=done MODEL=m -> sft done/config.yaml run=done model=m; serve done",
         "serve: RUN=done SFT=seed=2 -> sft done/config.yaml run=done seed=2; serve done",
-        "sft: RUN=done TRAIN=t.jsonl -> sft done/config.yaml run=done train=t.jsonl",
         "sft: RUN=done MODEL=m TRAIN=t -> sft C/for-gpu.yaml run=done model=m train=t",
         "serve: RUN=killed -> sft killed/config.yaml run=killed; serve killed",
     ],
@@ -74,12 +73,10 @@ def test_what_is_run(example: str) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("sft: TRAIN=t", "say MODEL=NAME, or RUN=FOLDER of a training: nothing is trained for TR"),
         ("sft: MODEL=m", "say TRAIN=FILE, or RUN=FOLDER of a training: nothing is trained for MO"),
         ("score: TEST=b.jsonl", "say MODEL=NAME and TRAIN=FILE, or RUN=FOLDER of a training: "),
         ("serve: RUN=mien", "nothing is trained for RUN=mien (CONFIG=demo trains a toy)"),
         ("sft generate: MODEL=m TRAIN=t", "say TEST=FILE: the invented cases are for the demo"),
-        ("score: CONFIG=demo TASK=reading", "say TEST=FILE: the invented cases are for the demo"),
         ("sft generate: MODEL=m TRAIN=t TEST=tset.jsonl", "TEST: no file tset.jsonl"),
         ('serve: RUN=done SERVE="', "SERVE: No closing quotation"),
     ],

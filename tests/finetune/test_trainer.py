@@ -14,12 +14,9 @@ from panjue.finetune.data import IGNORED, RowMaker, RowReport, collate, pack
 from panjue.finetune.trainer import LengthSampler, ReplyTrainer
 from panjue.prompts.example import Example
 from panjue.prompts.model import load_tokenizer
-from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.render import prompt_ids
 from panjue.prompts.task import load_task
-
-from .conftest import logged
 
 TASK = load_task("judgment")
 SIZE = 1024
@@ -130,13 +127,6 @@ def test_the_held_out_loss_is_that_of_all_reply_tokens_and_draws_no_random_numbe
     loss = trainer.evaluate()["eval_loss"]
     assert torch.equal(before, torch.get_rng_state())
     assert loss == pytest.approx(mean_loss(trainer.model, made), rel=1e-4)
-
-
-def test_the_lowest_held_out_loss_chooses_the_best(trained: Path) -> None:
-    measured = logged(trained, "eval_loss")
-    assert [entry["step"] for entry in measured] == [6, 12]
-    state = read_json(trained / "checkpoints/checkpoint-12/trainer_state.json")
-    assert state["best_metric"] == min(entry["eval_loss"] for entry in measured)
 
 
 def test_an_order_by_length_is_that_of_its_seed_and_epoch() -> None:
