@@ -29,8 +29,8 @@ from panjue.prompts.plumbing.errors import UserError, of_library
 Model: TypeAlias = PreTrainedModel | PeftModel
 
 
-def check_base(config: SftConfig, console: Console) -> None:
-    """Refuse a base that cannot be trained so or that vLLM does not know, before its download."""
+def check_trainable(config: SftConfig, console: Console) -> None:
+    """Refuse a base that this config cannot train or vLLM does not know, before its download."""
     folder = config_folder(config.model)
     text = text_config(folder)
     if getattr(text, "quantization_config", None) and config.method != "qlora":

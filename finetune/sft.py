@@ -18,7 +18,7 @@ from panjue.finetune.data import RowMaker, pack, training_rows
 from panjue.finetune.examples import Examples
 from panjue.finetune.journal import Journal, print_example, print_plan
 from panjue.finetune.libraries import trainer_config
-from panjue.finetune.model import check_base, choose_packing, load_model
+from panjue.finetune.model import check_trainable, choose_packing, load_model
 from panjue.finetune.processes import join_processes, wait_for_first_process
 from panjue.finetune.result import TrainingRun, kept_loss, run_record
 from panjue.finetune.settings import BaseConfig, SftConfig
@@ -53,7 +53,7 @@ def train(config: SftConfig) -> None:
     console = Console(quiet=not processes.is_main_process, soft_wrap=True, highlight=False)
     disable_progress_bar()  # for loading and saving weights
     task = configured(load_task(config.task), config.solve)
-    check_base(config, console)
+    check_trainable(config, console)
     base = model_folder(config.model)
     run = TrainingRun(config, run_record(config, base, task))
     if not config.dry_run and run.is_finished():
@@ -62,6 +62,8 @@ def train(config: SftConfig) -> None:
     writes = processes.is_main_process and not config.dry_run
     other = "run=FOLDER (make: RUN=FOLDER)"
     with exclusive_lock(config.run, other=other) if writes else nullcontext():
+        if writes:
+            run.is_finished()  # refuses what another process has finished there meanwhile
         try:
             reader = Reader(task, on_bad_row=config.on_bad_row)
             run_training(run, args, reader, base, console)

@@ -23,12 +23,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("panjue.finetune.make.config_for_gpu", lambda: "for-gpu")
     (tmp_path / "finetune").mkdir()
     (tmp_path / "finetune/configs").symlink_to(ROOT / "finetune/configs")
-    for run in (Path("done"), Path("killed")):
-        write_json(run / "manifest.json", {"task": "judgment", "base": "m", "train": "t.jsonl"})
-        (run / "config.yaml").write_text("sft: {train: t.jsonl}\n", "utf-8")
-    for name in ("runs/base/model/labels", "runs/demo/model/labels", "done/adapter/labels"):
-        write_json(Path(f"{name}.json"), [])
-    for name in ("data/demo/train.jsonl", "b.jsonl"):
+    for trained in ("runs/base/model", "runs/demo/model", "done/adapter"):
+        write_json(Path(trained, "labels.json"), [])
+    for name in ("done/config.yaml", "killed/config.yaml", "data/demo/train.jsonl", "b.jsonl"):
         write_json(Path(name), {})
 
 

@@ -27,7 +27,7 @@ def one_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[StopOnSignal]:
     listening = StopOnSignal(Console(file=StringIO()))
     listening.on_train_begin()
     yield listening
-    listening._release()
+    listening._restore_handlers()
     signal.signal(signal.SIGINT, before)
 
 
