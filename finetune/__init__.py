@@ -1,9 +1,8 @@
 """Train an adapter on examples.
 
-Read sft.py first, from top to bottom. It uses, in this order: settings.py and libraries.py,
-processes.py, examples.py, data.py, model.py, trainer.py with checkpoints.py and stop.py,
-classifier.py with calibrate.py and second_stage.py, journal.py, result.py. base.py makes the
-demo's base model.
+Read sft.py first, from top to bottom. It uses, in this order: settings.py, processes.py,
+libraries.py, model.py, result.py, examples.py, classifier.py with calibrate.py and
+second_stage.py, data.py, trainer.py with checkpoints.py and stop.py, journal.py.
 
-make.py says what a target of the Makefile runs.
+base.py makes the demo's base model. make.py says what a target of the Makefile runs.
 """

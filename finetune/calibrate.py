@@ -39,11 +39,11 @@ def calibrated_apart(stage: FirstStage, fold: NDArray[np.int64]) -> NDArray[np.f
     scores = stage.scores.sum(0)
     result = np.zeros(scores.shape)
     for k in range(FOLDS):
-        aside = fold == k
-        used = stage.calibrates & ~aside
+        in_fold = fold == k
+        used = stage.calibrates & ~in_fold
         scale, shift = fit_calibration(scores[used], stage.gold[used], stage.field.is_set)
-        of_fold = replace(stage.field, scale=scale, shift=shift)
-        result[aside] = of_fold.probabilities(scores[aside])
+        calibrated = replace(stage.field, scale=scale, shift=shift)
+        result[in_fold] = calibrated.probabilities(scores[in_fold])
     return result
 
 
@@ -56,8 +56,8 @@ def fit_calibration(
     if is_set:
         return platt(scores, gold)
 
-    def loss(of: NDArray[Any]) -> float:
-        logits = scores * np.exp(of[0])
+    def loss(log_scale: NDArray[Any]) -> float:
+        logits = scores * np.exp(log_scale)
         return float(np.mean(np.logaddexp.reduce(logits, axis=1) - logits[gold]))
 
     [log_scale] = minimize(loss, np.zeros(1), method="Nelder-Mead").x

@@ -1,10 +1,10 @@
-"""Examples -> token rows, made once and memory-mapped; batches and the order of rows."""
+"""Examples -> token rows, made once and memory-mapped; packs and batches of them."""
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,16 @@ from datasets import Dataset, Features, List, Value
 from datasets.arrow_writer import ArrowWriter
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Sampler
-from transformers.trainer_pt_utils import get_length_grouped_indices
 from trl import pack_dataset
 
-from panjue.finetune.processes import wait_for
+from panjue.eval.opinions import Advisor
+from panjue.finetune.examples import Examples
+from panjue.finetune.processes import wait_for_first_process
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.files import dump, sync, write_json
-from panjue.prompts.render import reply_ids
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump, read_json, sync, write_json
+from panjue.prompts.render import RULES, reply_ids
 from panjue.prompts.shorten import shortened_prompt
 from panjue.prompts.task import Task
 
@@ -58,7 +59,6 @@ class TrainingRows:
     report: RowReport
     held_out: Dataset
     held_report: RowReport
-    tokenizer: Any
 
 
 @dataclass(frozen=True)
@@ -117,20 +117,40 @@ class RowMaker:
         }
 
 
-def cached(
+def training_rows(
     folder: Path,
-    key: dict[str, Any],
-    make: Callable[[RowReport], Iterator[TrainingRow]],
-    *,
-    waits: bool = False,
+    key: Mapping[str, Any],
+    maker: RowMaker,
+    examples: Examples,
+    advisor: Advisor | None,
+) -> TrainingRows:
+    """Return the rows to train on and the held-out rows, from the cache in `folder` if possible.
+
+    `key` is what they depend on. With an `advisor`, prompts show its opinion of each case.
+    """
+
+    def rows(part: str, of: Iterable[Example]) -> tuple[Dataset, RowReport]:
+        shown = map(advisor.show, of) if advisor else of
+        part_key = {**key, "part": part, "rules": RULES}
+        return cached(folder, part_key, partial(maker.rows, shown))
+
+    train, report = rows("train", examples)
+    held_out, held_report = rows("dev", examples.held_out)
+    if not report.tokens:
+        reason = report.refused[0] if report.refused else "all are skipped, held out or in dev"
+        raise UserError(f"train: no example is left to train on; {reason}")
+    return TrainingRows(train, report, held_out, held_report)
+
+
+def cached(
+    folder: Path, key: Mapping[str, Any], make: Callable[[RowReport], Iterator[TrainingRow]]
 ) -> tuple[Dataset, RowReport]:
     """Return the rows that `make` yields, from the cache in `folder` if it has the same key.
 
-    With `waits` another process makes the rows, and this one waits for it.
+    The first process makes them; the others wait for it.
     """
     entry = folder / hashlib.sha256(dump(key).encode()).hexdigest()[:16]
-    if waits:
-        wait_for(entry / "report.json")
+    wait_for_first_process(entry / "report.json")
     if not (entry / "report.json").exists():
         shutil.rmtree(entry, ignore_errors=True)
         entry.mkdir(parents=True)
@@ -141,7 +161,7 @@ def cached(
         writer.finalize()
         sync(entry)
         write_json(entry / "report.json", asdict(report))  # last: marks the cache complete
-    report = RowReport(**json.loads((entry / "report.json").read_text("utf-8")))
+    report = RowReport(**read_json(entry / "report.json"))
     return Dataset.from_file(str(entry / "rows.arrow")), report
 
 
@@ -174,23 +194,3 @@ def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
 def positions(sizes: Sequence[int], width: int) -> Tensor:
     """Return 0, 1, … for each of `sizes`, and again for the padding up to `width`."""
     return torch.cat([torch.arange(size) for size in (*sizes, width - sum(sizes))])
-
-
-class LengthSampler(Sampler[int]):
-    """Puts rows or packs of similar length into the same `step` rows, in another way each `epoch`.
-
-    The samplers of transformers use a random state that is lost when a run resumes.
-    """
-
-    def __init__(self, rows: Dataset, step: int, seed: int) -> None:
-        self._sizes = list(rows["length"])
-        self._step = step
-        self._seed = seed
-        self.epoch = 0
-
-    def __len__(self) -> int:
-        return len(self._sizes)
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self._seed * 100_003 + self.epoch)
-        yield from get_length_grouped_indices(self._sizes, self._step, generator=generator)

@@ -4,7 +4,6 @@ import heapq
 import pickle
 import weakref
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -44,42 +43,43 @@ class Examples:
 
     def __init__(self, config: SftConfig, reader: Reader) -> None:
         config.run.mkdir(parents=True, exist_ok=True)
+        self.reader = reader
         self.train = Spool(config.run)
         self.held_out = Spool(config.run)
         self.mixable = Spool(config.run)
-        self._reader = reader
-        held: set[str] = set()
         self.dropped = 0  # cases of `train` that `dev` has too
+        in_dev: set[str] = set()
         for example in self._read(config.dev):
             self.held_out.append(example)
-            held.add(text_hash(example))
+            in_dev.add(text_hash(example))
         for example in self._read(config.train):
-            if text_hash(example) in held:
+            if text_hash(example) in in_dev:
                 self.dropped += 1
-                continue
-            if config.dev is None and is_held_out(example):
+            elif config.dev is None and is_held_out(example):
                 self.held_out.append(example)
             else:
                 self.train.append(example)
         hashes = []
         for example in self._read(config.mix):
             text = text_hash(example)
-            is_held = text in held if config.dev else is_held_out(example)
+            is_held = text in in_dev if config.dev else is_held_out(example)
             if not is_held:
                 self.mixable.append(example)
                 hashes.append(text)
         # Hashes are uniform, so the lowest are a random choice; memory holds hashes, not texts.
-        lowest = heapq.nsmallest(round(config.mix_ratio * len(self.train)), hashes)
-        self._highest = lowest[-1] if lowest else ""
-        self.mixed_size = sum(text <= self._highest for text in hashes)
+        chosen = heapq.nsmallest(round(config.mix_ratio * len(self.train)), hashes)
+        self._highest_chosen = chosen[-1] if chosen else ""
+        self.mixed_size = sum(text <= self._highest_chosen for text in hashes)
 
     def __iter__(self) -> Iterator[Example]:
         """Yield the examples to train on: those of `train`, then those chosen from `mix`."""
-        mixed = (example for example in self.mixable if text_hash(example) <= self._highest)
-        return chain(self.train, mixed)
+        yield from self.train
+        for example in self.mixable:
+            if text_hash(example) <= self._highest_chosen:
+                yield example
 
     def _read(self, path: Path | None) -> Iterator[Example]:
-        for example in self._reader.read(path) if path else ():
+        for example in self.reader.read(path) if path else ():
             if example.answer is None:
                 raise UserError(
                     f"{path}: id {example.id} has no answer to learn from; use a training file"

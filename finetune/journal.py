@@ -2,19 +2,19 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from transformers import TrainerCallback, TrainerState
-from trl import SFTTrainer
 
 from panjue.finetune.data import IGNORED, TrainingRows
 from panjue.finetune.examples import Examples
 from panjue.finetune.model import gpu_memory, lacks_kernels
-from panjue.finetune.trainer import ReplyTrainer, step_size
+from panjue.finetune.trainer import ReplyTrainer, step_size, steps
+from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import Meter, meter
 
@@ -82,9 +82,19 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
 
 
 def print_plan(
-    console: Console, trainer: ReplyTrainer, rows: TrainingRows, examples: Examples
+    console: Console,
+    trainer: ReplyTrainer,
+    rows: TrainingRows,
+    examples: Examples,
+    labels: Labels,
 ) -> None:
-    for name, text in (*data_plan(rows, examples), *training_plan(trainer)):
+    plan = [*data_plan(rows, examples), *training_plan(trainer)]
+    decides = examples.reader.task.answer
+    alike = labels.look_alikes(map(decides.kind, decides.fields))
+    plan += [("labels", line) for line in islice(alike, MAX_SHOWN_EXAMPLES)]
+    if examples.reader.skipped.rows:
+        plan.append(("skipped", str(examples.reader.skipped)))
+    for name, text in plan:
         console.print(f"{name:12s} {text}", markup=False)
 
 
@@ -143,13 +153,6 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
 
 def in_gib(size: float) -> str:
     return f"{size / 2**30:.2f} GiB"
-
-
-def steps(trainer: SFTTrainer) -> int:
-    if trainer.args.max_steps > 0:
-        return int(trainer.args.max_steps)
-    steps_per_epoch = np.ceil(len(trainer.train_dataset) / step_size(trainer.args))
-    return int(np.ceil(steps_per_epoch * trainer.args.num_train_epochs))
 
 
 def print_example(console: Console, row: dict[str, Any], tokenizer: Any) -> None:

@@ -16,10 +16,8 @@ from transformers import BitsAndBytesConfig
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 from trl import SFTConfig as TrainerConfig
 
-from panjue.finetune.journal import steps
-from panjue.finetune.model import precision
+from panjue.finetune.model import has_bf16
 from panjue.finetune.settings import SftConfig
-from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.plumbing.config import check_known, check_managed, first_complaint
 from panjue.prompts.plumbing.errors import UserError, of_library
 
@@ -60,8 +58,18 @@ SILENT = (
     "eval_on_start",
     "enable_jit_checkpoint",
     "include_num_input_tokens_seen",  # counts twice
+    "use_cpu",
 )
 """Settings of trl that would change a training without a word."""
+
+FIXED = {
+    "restore_callback_states_from_checkpoint": True,  # a resumed run keeps its patience count
+    "max_length": None,  # rows never exceed max_tokens, so trl must not cut
+    "dataset_kwargs": {"skip_prepare_dataset": True},
+    "disable_tqdm": True,  # Journal shows progress
+    "router_aux_loss_coef": 0.0,  # the loss is that of the replies; no router logits
+}
+"""Settings of trl that are always the same."""
 
 POSITIVE = {
     "max_steps": int,
@@ -98,24 +106,25 @@ def check_library_settings(config: SftConfig) -> None:
         if value is not None and not (is_number and value > 0):
             what = "a whole number" if kind is int else "a number"
             raise UserError(f"trainer.{name}: must be {what} above 0, got {value}")
-    check_managed("trainer", config.trainer, SILENT)
-    check_managed("lora", config.lora, ("layer_replication",))  # vLLM ignores it
     if config.lora.get("init_lora_weights", True) not in KEEPS_BASE:
         reason = "others change the base too"
         raise UserError(f"lora.init_lora_weights: use true, gaussian or orthogonal; {reason}")
-    checked("lora", LoraConfig, config.lora)
-    # transformers ignores names that it does not know.
-    check_known("quantization", config.quantization, signature(BitsAndBytesConfig).parameters)
-    with of_library("quantization"):
-        BitsAndBytesConfig(**config.quantization)
     if (config.method == "qlora") != bool(config.quantization):
         raise UserError("quantization: goes with method=qlora; set both or neither")
     check_attention(config)
+    check_managed("trainer", config.trainer, (*SILENT, *FIXED))
+    check_managed("lora", config.lora, ("layer_replication",))  # vLLM ignores it
+    check_known("trainer", config.trainer, signature(TrainerConfig).parameters)
+    check_known("lora", config.lora, signature(LoraConfig).parameters)
+    # transformers ignores names that it does not know.
+    check_known("quantization", config.quantization, signature(BitsAndBytesConfig).parameters)
+    validated("lora", LoraConfig, config.lora)
+    with of_library("quantization"):
+        BitsAndBytesConfig(**config.quantization)
 
 
-def checked(section: str, kind: type[T], settings: Mapping[str, Any]) -> T:
-    """Return a library's dataclass with these settings; names and types are checked."""
-    check_known(section, settings, signature(kind).parameters)
+def validated(section: str, kind: type[T], settings: Mapping[str, Any]) -> T:
+    """Return a library's dataclass with these settings, whose types are checked."""
     with of_library(section):
         try:
             return TypeAdapter(kind).validate_python(settings)
@@ -148,59 +157,56 @@ def check_attention(config: SftConfig) -> None:
 
 def trainer_config(config: SftConfig) -> TrainerConfig:
     """Return trl's settings: the config's, defaults for this machine, and those panjue sets."""
+    check_library_settings(config)
     has_accelerator = torch.accelerator.is_available()
-    size, steps_of_batch = shares(config, PartialState().num_processes)
-    defaults = {
+    at_once, times = shares(config, PartialState().num_processes)
+    settings = {
         "gradient_checkpointing": has_accelerator,
         "per_device_eval_batch_size": 1 if has_accelerator else 8,
         "logging_steps": 10,
         "report_to": ["tensorboard"],
-    }
-    own = {
+        "save_total_limit": 2,
+        **config.trainer,
+        **precision(config.trainer),
+        **FIXED,
         "output_dir": str(config.run / "checkpoints"),
-        "gradient_accumulation_steps": steps_of_batch,
-        "restore_callback_states_from_checkpoint": True,  # a resumed run keeps its patience count
-        "max_length": None,  # rows never exceed max_tokens, so trl must not cut
-        "dataset_kwargs": {"skip_prepare_dataset": True},
+        "per_device_train_batch_size": at_once,
+        "gradient_accumulation_steps": times,
         "seed": config.seed,
         "data_seed": config.seed,  # otherwise the order depends on the number of processes
         "use_cpu": not has_accelerator,
-        "disable_tqdm": True,  # Journal shows progress
-        "router_aux_loss_coef": 0.0,  # the loss is that of the replies; no router logits
     }
-    check_managed("trainer", config.trainer, own)
-    settings = {**defaults, **config.trainer, **precision(config.trainer), **own}
-    settings["per_device_train_batch_size"] = size
     settings.pop("packing", None)  # `data.pack` packs
-    settings.pop("save_total_limit", None)  # ReplyTrainer drops old checkpoints itself
     if settings.get("eval_strategy", "no") == settings.get("save_strategy", "steps") != "no":
-        best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
-        settings = {**best, **settings}
+        settings.setdefault("load_best_model_at_end", True)
+        settings.setdefault("metric_for_best_model", "eval_loss")
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(config.run / "tensorboard")
-    args = checked("trainer", TrainerConfig, settings)
+    args = validated("trainer", TrainerConfig, settings)
     # A single process would use all visible GPUs (transformers/training_args.py:1917), by
     # DataParallel, which trl refuses.
     args._n_gpu = min(args.n_gpu, 1)
     return args
 
 
-def cap_steps(trainer: ReplyTrainer) -> None:
-    """Let `max_steps` shorten the epochs; transformers would train for so many steps instead."""
-    most = trainer.args.max_steps
-    if most > 0:
-        trainer.args.max_steps = -1  # not set: `steps` then counts those of all epochs
-        trainer.args.max_steps = min(most, steps(trainer))
+def precision(given: Mapping[str, Any]) -> dict[str, bool]:
+    """Return trl's `bf16` and `fp16`: those `given`, or the one that this machine computes in."""
+    if "bf16" in given or "fp16" in given:
+        return {name: bool(given.get(name)) for name in ("bf16", "fp16")}
+    bf16 = has_bf16()
+    return {"bf16": bf16, "fp16": torch.cuda.is_available() and not bf16}
 
 
 def shares(config: SftConfig, processes: int) -> tuple[int, int]:
     """Return how many examples a process takes at once, and how often in a step of `batch`."""
-    each, rest = divmod(config.batch, processes)
-    if rest or not each:
+    per_process, rest = divmod(config.batch, processes)
+    if rest or not per_process:
         raise UserError(
             f"batch: {config.batch} examples a step cannot be divided among {processes} processes; "
-            f"set batch={processes * max(1, each)}"
+            f"set batch={processes * max(1, per_process)}"
         )
-    default = 1 if torch.accelerator.is_available() else each
+    default = 1 if torch.accelerator.is_available() else per_process
     most = int(config.trainer.get("per_device_train_batch_size") or default)
-    size = max(n for n in range(1, min(most, each) + 1) if each % n == 0)
-    return size, each // size
+    at_once = min(most, per_process)
+    while per_process % at_once:  # only equal parts
+        at_once -= 1
+    return at_once, per_process // at_once

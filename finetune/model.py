@@ -2,17 +2,77 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from peft import LoraConfig, PeftModel, get_peft_model
+from rich.console import Console
 from transformers import BitsAndBytesConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import import_utils
 
-from panjue.prompts.architecture import load_language_model, quantization_of
+from panjue.finetune.processes import is_sharded
+from panjue.finetune.settings import BaseConfig, SftConfig
+from panjue.prompts.architecture import (
+    UNKNOWN_TO_VLLM,
+    is_listed,
+    is_part,
+    load_language_model,
+    quantization_of,
+    text_config,
+    vllm_problem,
+)
+from panjue.prompts.model import config_folder
 from panjue.prompts.plumbing.errors import UserError, of_library
 
-Model = PreTrainedModel | PeftModel
+Model: TypeAlias = PreTrainedModel | PeftModel
+
+
+def check_trainable(config: SftConfig, console: Console) -> None:
+    """Refuse a base that this config cannot train or vLLM does not know, before its download."""
+    folder = config_folder(config.model)
+    text = text_config(folder)
+    if getattr(text, "quantization_config", None) and config.method != "qlora":
+        raise UserError(f"method: {config.model} has weights in four bits; set method=qlora")
+    if isinstance(config, BaseConfig) or console.quiet:  # quiet: another process asks
+        return
+    [architecture] = text.architectures
+    if is_listed(architecture) and not is_part(folder):  # else vLLM may import what sees
+        return
+    problem = vllm_problem(architecture)
+    if problem == UNKNOWN_TO_VLLM:
+        raise UserError(f"{architecture}: vLLM cannot answer with it; take another base model")
+    if problem:
+        reason = f"not on this machine: vLLM cannot load {architecture} ({problem})"
+        console.print(f"{'answering':12s} {reason}", markup=False)
+
+
+def load_model(config: SftConfig, folder: Path, args: Any) -> Model:
+    """Return the base model for `method`, with LoRA layers unless all weights are trained."""
+    quantization = config.quantization if config.method == "qlora" else None
+    # A process loads all weights straight to its device. Under FSDP one reads and shares them out.
+    loads_all = torch.accelerator.is_available() and not is_sharded()
+    device = PartialState().device if loads_all else None
+    dtype = base_dtype(config, args)
+    model: Model = load_base(folder, dtype, quantization, config.attn_implementation, device)
+    if config.method != "full":
+        torch.manual_seed(config.seed)  # LoRA starts from random matrices
+        model = with_lora(model, config.lora)
+    return model
+
+
+def base_dtype(config: SftConfig, args: Any) -> torch.dtype:
+    """Return the type of the base's weights; `auto` is that of the training if they are frozen."""
+    if config.dtype != "auto":
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        return dtype
+    is_frozen = config.method != "full"
+    if is_frozen and args.bf16:
+        return torch.bfloat16
+    if is_frozen and args.fp16:
+        return torch.float16
+    return torch.float32
 
 
 def load_base(
@@ -47,10 +107,48 @@ def load_base(
     return model
 
 
+def with_lora(model: PreTrainedModel, settings: Mapping[str, Any]) -> PeftModel:
+    """Freeze `model` and add LoRA matrices to its linear layers.
+
+    A four-bit base needs no `prepare_model_for_kbit_training`. That function would convert
+    embeddings and norms to float32, which takes 2.5 GB more for an 8B model.
+    """
+    addresses = {weight: weight.data_ptr() for weight in model.parameters()}
+    with of_library("lora"):
+        adapted = get_peft_model(model, LoraConfig(**settings, task_type="CAUSAL_LM"))
+    if any(weight.data_ptr() != address for weight, address in addresses.items()):
+        raise UserError(
+            "lora: these settings change the base's weights too, and the adapter does not fit the "
+            "original base; remove kasa_config and similar settings"
+        )
+    return adapted
+
+
 MAX_LEAK = 1e-3
 """Largest `leak` of a model that keeps the examples of a pack apart."""
 
 PROBE_TOKENS = 12
+
+
+def choose_packing(config: SftConfig, model: Model, args: Any, console: Console) -> bool:
+    """Say whether examples are packed: `auto` asks the loaded model, `true` may be refused.
+
+    Where they are not, `args` has them grouped by length instead.
+    """
+    packing = config.trainer.get("packing", False)
+    if not packing:
+        return False
+    # Under FSDP only the first process has the weights.
+    found = [leak(model) if PartialState().is_main_process else 0.0]
+    broadcast_object_list(found)
+    if found[0] <= MAX_LEAK:
+        return True
+    problem = f"in this model an example in a pack sees the one before it (by {found[0]:.1e})"
+    if packing is True:
+        raise UserError(f"trainer.packing: {problem}; set trainer.packing=auto")
+    args.train_sampling_strategy = config.trainer.get("train_sampling_strategy", "group_by_length")
+    console.print(f"{'packing':12s} no: {problem}; examples are grouped by length", markup=False)
+    return False
 
 
 @torch.no_grad()
@@ -76,18 +174,6 @@ def leak(model: torch.nn.Module) -> float:
     return float((logits[0] - logits[1]).abs().max() / logits[0].std())
 
 
-def resolve_dtype(name: str, args: Any, *, frozen: bool) -> torch.dtype:
-    """Return the torch type for `dtype`; `auto` is that of the training if weights are frozen."""
-    if name != "auto":
-        dtype: torch.dtype = getattr(torch, name)
-        return dtype
-    if frozen and args.bf16:
-        return torch.bfloat16
-    if frozen and args.fp16:
-        return torch.float16
-    return torch.float32
-
-
 def has_bf16() -> bool:
     """Return whether the GPU computes in bfloat16; without one, whether the CPU does.
 
@@ -105,14 +191,6 @@ def gpu_memory() -> int | None:
     return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
 
 
-def precision(given: Mapping[str, Any]) -> dict[str, bool]:
-    """Return trl's `bf16` and `fp16`: those `given`, or the one that this machine computes in."""
-    if "bf16" in given or "fp16" in given:
-        return {name: bool(given.get(name)) for name in ("bf16", "fp16")}
-    bf16 = has_bf16()
-    return {"bf16": bf16, "fp16": torch.cuda.is_available() and not bf16}
-
-
 def lacks_kernels(model: Any) -> bool:
     """Say whether this model has linear attention, and a GPU that is slow with it as installed."""
     types = getattr(model.config.get_text_config(), "layer_types", None) or ()
@@ -120,20 +198,3 @@ def lacks_kernels(model: Any) -> bool:
         return False
     has_attention = import_utils.is_flash_linear_attention_available()
     return not (has_attention and import_utils.is_causal_conv1d_available())
-
-
-def with_lora(model: PreTrainedModel, settings: Mapping[str, Any]) -> PeftModel:
-    """Freeze `model` and add LoRA matrices to its linear layers.
-
-    A four-bit base needs no `prepare_model_for_kbit_training`. That function would convert
-    embeddings and norms to float32, which takes 2.5 GB more for an 8B model.
-    """
-    addresses = {weight: weight.data_ptr() for weight in model.parameters()}
-    with of_library("lora"):
-        adapted = get_peft_model(model, LoraConfig(**settings, task_type="CAUSAL_LM"))
-    if any(weight.data_ptr() != address for weight, address in addresses.items()):
-        raise UserError(
-            "lora: these settings change the base's weights too, and the adapter does not fit the "
-            "original base; remove kasa_config and similar settings"
-        )
-    return adapted

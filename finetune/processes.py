@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,7 +20,7 @@ NO_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver")
 def join_processes(config: SftConfig) -> PartialState:
     """Join the processes of this training, with the config's timeout for all communication."""
     check_driver()
-    check_sharding(os.environ, config)
+    check_sharding(config)
     # Rows differ tenfold in length: fixed segments would leave gaps in a GPU's memory. Read at the
     # first use of a GPU (c10/cuda/CUDAAllocatorConfig.h:136).
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -55,18 +54,18 @@ def check_driver() -> None:
         ) from None
 
 
-def is_sharded(environment: Mapping[str, str]) -> bool:
-    """Say whether accelerate divides the weights among the processes."""
-    return environment.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+def is_sharded() -> bool:
+    """Say whether accelerate divides the weights among the processes (FSDP)."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
-def check_sharding(environment: Mapping[str, str], config: SftConfig) -> None:
-    """Refuse settings, given to accelerate, that do not go with the config."""
-    if not is_sharded(environment):
+def check_sharding(config: SftConfig) -> None:
+    """Refuse FSDP settings of accelerate that do not work with the config."""
+    if not is_sharded():
         return
     if not torch.accelerator.is_available():  # accelerate would use DDP
         raise UserError("FSDP: shards on accelerators, and there is none; launch without FSDP")
-    if environment.get("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT") == "SHARDED_STATE_DICT":
+    if os.environ.get("FSDP_STATE_DICT_TYPE", "SHARDED_STATE_DICT") == "SHARDED_STATE_DICT":
         raise UserError(
             "fsdp_state_dict_type: SHARDED_STATE_DICT saves no adapter; set FULL_STATE_DICT, as in "
             "finetune/configs/fsdp2.yaml"
@@ -79,7 +78,10 @@ def check_sharding(environment: Mapping[str, str], config: SftConfig) -> None:
         )
 
 
-def wait_for(path: Path) -> None:
-    """Wait for a file of another process; a collective would end at NCCL's time limit."""
-    while not path.exists():
+def wait_for_first_process(path: Path) -> None:
+    """Wait until the first process has made a file; return at once in that process itself.
+
+    A collective would end at NCCL's time limit.
+    """
+    while not PartialState().is_main_process and not path.exists():
         time.sleep(0.2)

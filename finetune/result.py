@@ -1,6 +1,7 @@
 """The result of a training: its manifest, whether it is finished, and its weights."""
 
 import shutil
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ MAX_DIFFERENCES = 4
 
 def run_record(config: SftConfig, base: Path, task: Task) -> RunRecord:
     """Return the record of a training that begins; `base` is the folder of the base model."""
+    has_classifier = bool(task.answer.fields) and not isinstance(config, BaseConfig)
     known: dict[str, Any] = config.model_dump(include=set(RunRecord.model_fields), mode="json")
     for name in DATA:
         file = getattr(config, name)
@@ -41,7 +43,7 @@ def run_record(config: SftConfig, base: Path, task: Task) -> RunRecord:
         "base_sha256": model_sha256(base),
         "mix_ratio": config.mix_ratio if config.mix else None,
         "solve": task.solve.settings.model_dump() if task.solve else {},
-        "opinions": shows_opinions(config, task),
+        "opinions": config.opinions and has_classifier and names_opinions(config.task),
         "prompt_sha256": prompt_sha256(config.task),
         "task_sha256": task_sha256(config.task),
         "processes": PartialState().num_processes,
@@ -51,98 +53,98 @@ def run_record(config: SftConfig, base: Path, task: Task) -> RunRecord:
     return RunRecord(**known)
 
 
-def shows_opinions(config: SftConfig, task: Task) -> bool:
-    """Say whether the prompts of this training show what the text classifier thinks."""
-    if isinstance(config, BaseConfig) or not task.answer.fields:
-        return False
-    return config.opinions and names_opinions(config.task)
+@dataclass(frozen=True)
+class TrainingRun:
+    """The run folder of one training, and the record of what the training is made from."""
 
+    config: SftConfig
+    record: RunRecord
 
-def trained_folder(config: SftConfig) -> Path:
-    """Return the folder of the result: `adapter/`, or `model/` if all weights are trained."""
-    return config.run / ("model" if config.method == "full" else "adapter")
-
-
-def is_finished(run: Run, record: RunRecord) -> bool:
-    """Say whether a run folder holds the finished result of the training with this record."""
-    has_result = any((run.folder / name / MANIFEST).exists() for name in RESULTS)
-    if not has_result and not any((run.folder / "checkpoints").glob("checkpoint-*")):
-        return False  # no work can be lost
-    reason = "there is no record of how it was made"
-    if (run.folder / MANIFEST).exists():
-        old = RunRecord.read(run.folder).model_copy(update={"classifier_sha256": None})
-        reason = old.difference(record)
-        parts = reason.split("; ")
-        reason = "; ".join(parts[:MAX_DIFFERENCES])
-        if len(parts) > MAX_DIFFERENCES:
-            reason += f"; {len(parts) - MAX_DIFFERENCES} more"
-    if reason:
-        raise UserError(
-            f"{run.folder}: holds another run ({reason}); it is kept: choose another run=FOLDER "
-            f"(make: RUN=FOLDER) for this one, or give the settings of that one, see {run.config}"
-        )
-    return has_result
-
-
-def claim_run(config: SftConfig, record: RunRecord, classifier: Path | None) -> None:
-    """Write config.yaml and manifest.json, which assign the run folder to this training.
-
-    `classifier` is the file in the run's folder `rows`.
-
-    A training with checkpoints goes on only with the opinions of the same classifier.
-    """
-    run = Run(config.run)
-    if classifier and record.opinions:
-        record = record.model_copy(update={"classifier_sha256": sha256(classifier)})
-    if any((config.run / "checkpoints").glob("checkpoint-*")):
-        old = RunRecord.read(run.folder)
-        if old.classifier_sha256 != record.classifier_sha256:
+    def is_finished(self) -> bool:
+        """Say whether the folder has the result of this training; refuse work of another one."""
+        run = Run(self.config.run)
+        has_result = any((run.folder / name / MANIFEST).exists() for name in RESULTS)
+        if not has_result and not self._has_checkpoints():
+            return False  # no work can be lost
+        reason = self._difference()
+        if reason:
             raise UserError(
-                f"{config.run}: its checkpoints saw the opinions of another text classifier; "
-                "restore rows/, or choose another run=FOLDER"
+                f"{run.folder}: holds another run ({reason}); it is kept: choose another "
+                "run=FOLDER (make: RUN=FOLDER) for this one, or give the settings of that one, "
+                f"see {run.config}"
             )
-    # The other sections of the config file, for `generate` and `serve`, are kept.
-    sections = load_values(config.path) if config.path else {}
-    sections = {**sections, "sft": config.model_dump(mode="json")}
-    with atomic_write(run.config) as out:
-        out.write(OmegaConf.to_yaml(sections))
-    record.write(run.folder)
+        return has_result
 
+    def _difference(self) -> str:
+        """Return how the folder's own record differs from this one; empty if it does not."""
+        folder = self.config.run
+        if not (folder / MANIFEST).exists():
+            return "there is no record of how it was made"
+        old = RunRecord.read(folder).model_copy(update={"classifier_sha256": None})
+        parts = old.difference(self.record).split("; ")
+        shown = parts[:MAX_DIFFERENCES]
+        if len(parts) > MAX_DIFFERENCES:
+            shown.append(f"{len(parts) - MAX_DIFFERENCES} more")
+        return "; ".join(shown)
 
-def save(
-    trainer: ReplyTrainer,
-    labels: Labels,
-    classifier: Path | None,
-    record: RunRecord,
-    folder: Path,
-    examples: int,
-) -> None:
-    """Write weights, labels, classifier and record; `folder` appears when it is complete.
+    def claim(self, adviser: str | None) -> None:
+        """Write config.yaml and manifest.json, which assign the run folder to this training.
 
-    `classifier` is a file; `examples` is the number of training examples.
-    """
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    if trainer.is_world_process_zero():
-        shutil.rmtree(temporary, ignore_errors=True)
-    trainer.accelerator.wait_for_everyone()
-    with full_disk_named(temporary):
-        trainer.save_model(str(temporary))  # all processes take part if weights are sharded
-    if not trainer.is_world_process_zero():
-        return
-    (temporary / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
-    peft_config = temporary / "adapter_config.json"
-    if peft_config.exists():
-        base = Path(record.base)  # absolute, so that plain peft finds it from any working folder
-        path = str(base.resolve()) if base.is_dir() else record.base
-        write_json(peft_config, {**read_json(peft_config), "base_model_name_or_path": path})
-    labels.save(temporary)
-    digest = sha256(temporary / "labels.json")
-    results: dict[str, Any] = {"examples": examples, "labels_sha256": digest}
-    if classifier:
-        shutil.copy(classifier, temporary / CLASSIFIER)
-        results["classifier_sha256"] = sha256(temporary / CLASSIFIER)
-    record.model_copy(update=results).write(temporary)
-    replace_folder(temporary, folder)
+        `adviser` is the hash of the classifier whose opinions the prompts show. A training with
+        checkpoints resumes only with the same one.
+        """
+        folder = self.config.run
+        record = self.record
+        if adviser:
+            record = record.model_copy(update={"classifier_sha256": adviser})
+        if self._has_checkpoints():
+            old = RunRecord.read(folder)
+            if old.classifier_sha256 != adviser:
+                raise UserError(
+                    f"{folder}: its checkpoints saw the opinions of another text classifier; "
+                    "restore rows/, or choose another run=FOLDER"
+                )
+        # The other sections of the config file, for `generate` and `serve`, are kept.
+        sections = load_values(self.config.path) if self.config.path else {}
+        sections = {**sections, "sft": self.config.model_dump(mode="json")}
+        with atomic_write(Run(folder).config) as out:
+            out.write(OmegaConf.to_yaml(sections))
+        record.write(folder)
+
+    def _has_checkpoints(self) -> bool:
+        return any((self.config.run / "checkpoints").glob("checkpoint-*"))
+
+    def save(
+        self, trainer: ReplyTrainer, labels: Labels, classifier: Path | None, examples: int
+    ) -> None:
+        """Write weights, labels, classifier and record to a folder that appears when complete.
+
+        `examples` is the number of training examples.
+        """
+        folder = self.config.result
+        temporary = folder.with_name(f".{folder.name}.tmp")
+        if trainer.is_world_process_zero():
+            shutil.rmtree(temporary, ignore_errors=True)
+        trainer.accelerator.wait_for_everyone()
+        with full_disk_named(temporary):
+            trainer.save_model(str(temporary))  # all processes take part if weights are sharded
+        if not trainer.is_world_process_zero():
+            return
+        (temporary / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
+        peft_config = temporary / "adapter_config.json"
+        if peft_config.exists():
+            base = self.record.base
+            if Path(base).is_dir():  # absolute: plain peft finds it from any working folder
+                base = str(Path(base).resolve())
+            write_json(peft_config, {**read_json(peft_config), "base_model_name_or_path": base})
+        labels.save(temporary)
+        digest = sha256(temporary / "labels.json")
+        results: dict[str, Any] = {"examples": examples, "labels_sha256": digest}
+        if classifier:
+            shutil.copy(classifier, temporary / CLASSIFIER)
+            results["classifier_sha256"] = sha256(temporary / CLASSIFIER)
+        self.record.model_copy(update=results).write(temporary)
+        replace_folder(temporary, folder)
 
 
 def kept_loss(trainer: ReplyTrainer) -> str:

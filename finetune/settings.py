@@ -88,6 +88,11 @@ class SftConfig(Config):
                 trainer[key] = "no"
         return trainer
 
+    @property
+    def result(self) -> Path:
+        """The folder of what is trained: `adapter/`, or `model/` if all weights are."""
+        return self.run / ("model" if self.method == "full" else "adapter")
+
 
 class BaseConfig(SftConfig):
     """Settings of the tiny base: those of full fine-tuning, plus its shape."""

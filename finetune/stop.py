@@ -50,10 +50,10 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
                     os.write(2, b"stopping after this step is saved; a second signal stops now\n")
         # A second signal ends the process at once, if it is no copy of the first.
         elif time.monotonic() - self._received_at > SIGNAL_DEBOUNCE_S:
-            self._release()
+            self._restore_handlers()
             signal.raise_signal(number)
 
-    def _release(self) -> None:
+    def _restore_handlers(self) -> None:
         self._console.quiet = self._quiet
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
@@ -77,7 +77,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
     def on_train_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Restore the signal handlers; raise `Stopped` if a signal came before the end."""
-        self._release()
+        self._restore_handlers()
         if self.agreed and state.global_step < state.max_steps:
             raise Stopped(
                 f"stopped at step {state.global_step} of {state.max_steps}, which is saved; "

@@ -7,22 +7,57 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
+from rich.console import Console
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
-from transformers import EarlyStoppingCallback, TrainerControl, TrainingArguments
+from torch.utils.data import Sampler
+from transformers import (
+    EarlyStoppingCallback,
+    PrinterCallback,
+    TrainerControl,
+    TrainingArguments,
+)
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_pt_utils import get_length_grouped_indices
 from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
 
-from panjue.finetune.checkpoints import drop, drop_old, full_disk_named, mark_complete
-from panjue.finetune.data import IGNORED, LengthSampler, collate
+from panjue.finetune.checkpoints import (
+    drop,
+    drop_old,
+    full_disk_named,
+    mark_complete,
+    newest_complete,
+)
+from panjue.finetune.data import IGNORED, collate
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 
 NOT_MODEL_INPUTS = ("labels", "length", "skip_logits")
 """Keys of a batch that the model must not get. `skip_logits`, which transformers adds for liger
 kernels, would let the kernel compute the loss; here the trainer computes it."""
+
+
+class LengthSampler(Sampler[int]):
+    """Puts rows or packs of similar length into the same `step` rows, in another way each `epoch`.
+
+    The samplers of transformers use a random state that is lost when a run resumes.
+    """
+
+    def __init__(self, rows: Dataset, step: int, seed: int) -> None:
+        self._sizes = list(rows["length"])
+        self._step = step
+        self._seed = seed
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self._seed * 100_003 + self.epoch)
+        yield from get_length_grouped_indices(self._sizes, self._step, generator=generator)
 
 
 class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
@@ -35,16 +70,15 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
     control: TrainerControl
 
     def __init__(
-        self,
-        *args: Any,
-        keep: int | None = None,
-        sampler: LengthSampler | None = None,
-        **kwargs: Any,
+        self, model: Any, args: TrainingArguments, train_dataset: Dataset, **others: Any
     ) -> None:
-        """Keep the `keep` newest checkpoints and the best one; `sampler` orders the rows."""
-        self._keep = keep
-        self._sampler = sampler
-        super().__init__(*args, data_collator=collate, **kwargs)
+        """Be ready to train; `others` are further arguments of trl's SFTTrainer."""
+        self._keep = args.save_total_limit  # so many, and the best: transformers would drop others
+        args.save_total_limit = None
+        self._sampler = None
+        if args.train_sampling_strategy == "group_by_length":
+            self._sampler = LengthSampler(train_dataset, step_size(args), args.seed)
+        super().__init__(model, args, data_collator=collate, train_dataset=train_dataset, **others)
         self.args.remove_unused_columns = False  # `collate` needs the length
         self.args.logging_nan_inf_filter = False  # it would log NaN as 0
         self.model_accepts_loss_kwargs = True  # makes transformers count `num_items_in_batch`
@@ -54,6 +88,9 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             for weight in self.model.parameters():
                 if weight.requires_grad:
                     weight.data = weight.data.float()
+        if not self.is_fsdp_enabled:  # FSDP replaces the weights before it has an optimizer
+            self.create_optimizer()
+        self.remove_callback(PrinterCallback)  # Journal prints instead
 
     def compute_loss(
         self,
@@ -161,11 +198,17 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             if self._keep:
                 drop_old(checkpoint.parent, self._keep, self.state.best_model_checkpoint)
 
-    def resume_from(self, checkpoint: Path) -> None:
-        """Resume training from a checkpoint, in whose folder its best one is, wherever that is.
+    def train_or_resume(self, console: Console) -> None:
+        """Train from the newest complete checkpoint, or from the start if there is none.
 
-        Transformers forgets a best checkpoint that is not where it was (trainer.py:1684).
+        Its best checkpoint is in the same folder, wherever that was moved. Transformers forgets one
+        that is not where it was (trainer.py:1684).
         """
+        checkpoint = newest_complete(Path(str(self.args.output_dir)))
+        if checkpoint is None:
+            self.train()
+            return
+        console.print(f"resuming from {checkpoint}")
         path = checkpoint / TRAINER_STATE_NAME
         state = read_json(path)
         if state["best_model_checkpoint"]:
@@ -176,6 +219,22 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
                 write_json(path, {**state, "best_model_checkpoint": str(best)})
             self.accelerator.wait_for_everyone()
         self.train(resume_from_checkpoint=str(checkpoint))
+
+
+def cap_steps(trainer: ReplyTrainer) -> None:
+    """Let `max_steps` shorten the epochs; transformers would train for so many steps instead."""
+    most = trainer.args.max_steps
+    if most > 0:
+        trainer.args.max_steps = -1  # not set: `steps` then counts those of all epochs
+        trainer.args.max_steps = min(most, steps(trainer))
+
+
+def steps(trainer: ReplyTrainer) -> int:
+    """Return the steps of the whole training."""
+    if trainer.args.max_steps > 0:
+        return int(trainer.args.max_steps)
+    steps_per_epoch = math.ceil(len(trainer.train_dataset) / step_size(trainer.args))
+    return math.ceil(steps_per_epoch * float(trainer.args.num_train_epochs))
 
 
 def step_size(args: TrainingArguments) -> int:

@@ -8,18 +8,14 @@ from unittest.mock import Mock
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import SFTConfig
 
-from panjue.finetune.libraries import shares, trainer_config
-from panjue.finetune.model import load_base, precision, resolve_dtype
+from panjue.finetune.libraries import precision, shares, trainer_config
+from panjue.finetune.model import base_dtype, load_base
 from panjue.finetune.trainer import ReplyTrainer, step_size
-from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
 
-from .conftest import UNEVALUATED, a_config, logged, main
-
-ONE_STEP = ("trainer.max_steps=1", "trainer.eval_steps=1", "trainer.save_steps=1")
+from .conftest import UNEVALUATED, a_config, main
 
 
 @pytest.mark.parametrize(
@@ -43,8 +39,8 @@ def test_the_gpu_decides_the_precision(
     found = precision(given)
     assert found == {"bf16": dtype == torch.bfloat16, "fp16": dtype == torch.float16}
     args = SimpleNamespace(**found)
-    assert resolve_dtype("auto", args, frozen=True) == dtype
-    assert resolve_dtype("auto", args, frozen=False) == torch.float32
+    assert base_dtype(a_config(), args) == dtype
+    assert base_dtype(a_config(method="full"), args) == torch.float32
 
 
 def test_one_process_uses_one_gpu_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,8 +55,8 @@ def test_one_process_uses_one_gpu_of_two(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (args.n_gpu, step_size(args)) == (1, 8)
 
 
-@pytest.mark.parametrize("processes", [1, 2, 4, 8])
-@pytest.mark.parametrize("at_once", [1, 2, 3, 16, None])
+@pytest.mark.parametrize("processes", [1, 4, 8])
+@pytest.mark.parametrize("at_once", [1, 3, 16, None])
 def test_a_step_has_as_many_examples_with_any_number_of_processes(
     processes: int, at_once: int | None
 ) -> None:
@@ -70,10 +66,10 @@ def test_a_step_has_as_many_examples_with_any_number_of_processes(
     assert size <= (at_once or 16)
 
 
-def test_a_batch_that_cannot_be_divided_is_refused() -> None:
-    for batch, other in ((16, 15), (2, 3)):
-        with pytest.raises(UserError, match=f"^batch: {batch} .* 3 processes; set batch={other}$"):
-            shares(a_config(batch=batch), 3)
+@pytest.mark.parametrize(("batch", "other"), [(16, 15), (2, 3)])
+def test_a_batch_that_cannot_be_divided_is_refused(batch: int, other: int) -> None:
+    with pytest.raises(UserError, match=f"^batch: {batch} .* 3 processes; set batch={other}$"):
+        shares(a_config(batch=batch), 3)
 
 
 def test_a_base_is_loaded_straight_to_its_device(workshop: Path) -> None:
@@ -86,35 +82,15 @@ def test_a_full_gpu_is_one_line_and_no_other_error_of_cuda_is_a_setting(
 ) -> None:
     words = [f"run={tmp_path}/run", *UNEVALUATED]
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
-    for place in ("trainer.ReplyTrainer.compute_loss", "sft.load_base"):
+    for place in ("trainer.ReplyTrainer.compute_loss", "model.load_base"):
         with monkeypatch.context() as patch:
             patch.setattr(f"panjue.finetune.{place}", Mock(side_effect=full))
             with pytest.raises(UserError, match=r"^GPU: CUDA out of memory.*a lower max_tokens"):
                 main(workshop / "sft.yaml", words)
-    for error in (
-        RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error"),
-        torch.AcceleratorError("CUDA error: device-side assert triggered", 710),
-    ):
-        monkeypatch.setattr(ReplyTrainer, "add_callback", Mock(side_effect=error))
-        with pytest.raises(RuntimeError, match=r"(NCCL|CUDA) error"):
-            main(workshop / "sft.yaml", words)
-
-
-@pytest.mark.filterwarnings(
-    "ignore:The following (rank|alpha)_pattern keys"
-)  # peft names experts so
-def test_a_mixture_of_experts_is_trained_and_evaluated(workshop: Path, tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(workshop / "base/model")
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, **heads}
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    shape = Qwen3MoeConfig(vocab_size=len(tokenizer), output_router_logits=True, **sizes, **experts)
-    Qwen3MoeForCausalLM(shape).save_pretrained(tmp_path / "moe")
-    tokenizer.save_pretrained(tmp_path / "moe")
-    words = [f"run={tmp_path}/run", f"model={tmp_path}/moe", *ONE_STEP]
-    main(workshop / "sft.yaml", words)
-    [row] = logged(tmp_path / "run", "eval_loss")
-    assert row["eval_loss"] > 0
+    error = torch.AcceleratorError("CUDA error: device-side assert triggered", 710)
+    monkeypatch.setattr(ReplyTrainer, "add_callback", Mock(side_effect=error))
+    with pytest.raises(torch.AcceleratorError):
+        main(workshop / "sft.yaml", words)
 
 
 def test_all_weights_in_float32_are_evaluated_as_they_are_trained(
@@ -130,24 +106,24 @@ def test_all_weights_in_float32_are_evaluated_as_they_are_trained(
             return evaluate(self, *args, **kwargs)
 
     monkeypatch.setattr(ReplyTrainer, "evaluation_loop", watched)
-    words = [f"run={tmp_path}/run", "method=full", "trainer.bf16=true"]
-    main(workshop / "sft.yaml", [*words, *ONE_STEP])
+    words = ["trainer.max_steps=1", "trainer.eval_steps=1", "trainer.save_steps=1"]
+    words += [f"run={tmp_path}/run", "method=full", "trainer.bf16=true"]
+    main(workshop / "sft.yaml", words)
     assert seen
     assert all(seen)
 
 
-@pytest.mark.parametrize("words", [[], ["trainer.packing=true", "batch=2"]])
 def test_checkpointed_activations_as_on_a_gpu_give_the_same_weights(
-    words: list[str], workshop: Path, tmp_path: Path
+    workshop: Path, tmp_path: Path
 ) -> None:
     """A GPU computes activations again in the backward pass; the base there is frozen."""
+    words = [*UNEVALUATED, "trainer.packing=true", "batch=2"]
     found = []
     for use in ("true", "false"):
         run = tmp_path / use
-        settings = [f"run={run}", f"trainer.gradient_checkpointing={use}", *UNEVALUATED, *words]
+        settings = [f"run={run}", f"trainer.gradient_checkpointing={use}", *words]
         main(workshop / "sft.yaml", settings)
         found.append(load_file(run / "adapter/adapter_model.safetensors"))
     once, again = found
     assert any(weight.any() for name, weight in once.items() if "lora_B" in name), "it has learnt"
-    for name, weight in once.items():
-        torch.testing.assert_close(weight, again[name], rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(once, again, rtol=1e-3, atol=1e-6)

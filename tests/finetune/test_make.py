@@ -23,12 +23,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("panjue.finetune.make.config_for_gpu", lambda: "for-gpu")
     (tmp_path / "finetune").mkdir()
     (tmp_path / "finetune/configs").symlink_to(ROOT / "finetune/configs")
-    for run in (Path("done"), Path("killed")):
-        write_json(run / "manifest.json", {"task": "judgment", "base": "m", "train": "t.jsonl"})
-        (run / "config.yaml").write_text("sft: {train: t.jsonl}\n", "utf-8")
-    for name in ("runs/base/model/labels", "runs/demo/model/labels", "done/adapter/labels"):
-        write_json(Path(f"{name}.json"), [])
-    for name in ("data/demo/train.jsonl", "b.jsonl"):
+    for trained in ("runs/base/model", "runs/demo/model", "done/adapter"):
+        write_json(Path(trained, "labels.json"), [])
+    for name in ("done/config.yaml", "killed/config.yaml", "data/demo/train.jsonl", "b.jsonl"):
         write_json(Path(name), {})
 
 
@@ -61,7 +58,6 @@ def planned(words: str) -> str:
         # words of the training in later commands: panjue says what differs
         "serve: RUN=done MODEL=m -> sft done/config.yaml run=done model=m; serve done",
         "serve: RUN=done SFT=seed=2 -> sft done/config.yaml run=done seed=2; serve done",
-        "sft: RUN=done TRAIN=t.jsonl -> sft done/config.yaml run=done train=t.jsonl",
         "sft: RUN=done MODEL=m TRAIN=t -> sft C/for-gpu.yaml run=done model=m train=t",
         "serve: RUN=killed -> sft killed/config.yaml run=killed; serve killed",
     ],
@@ -74,12 +70,10 @@ def test_what_is_run(example: str) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("sft: TRAIN=t", "say MODEL=NAME, or RUN=FOLDER of a training: nothing is trained for TR"),
         ("sft: MODEL=m", "say TRAIN=FILE, or RUN=FOLDER of a training: nothing is trained for MO"),
         ("score: TEST=b.jsonl", "say MODEL=NAME and TRAIN=FILE, or RUN=FOLDER of a training: "),
         ("serve: RUN=mien", "nothing is trained for RUN=mien (CONFIG=demo trains a toy)"),
         ("sft generate: MODEL=m TRAIN=t", "say TEST=FILE: the invented cases are for the demo"),
-        ("score: CONFIG=demo TASK=reading", "say TEST=FILE: the invented cases are for the demo"),
         ("sft generate: MODEL=m TRAIN=t TEST=tset.jsonl", "TEST: no file tset.jsonl"),
         ('serve: RUN=done SERVE="', "SERVE: No closing quotation"),
     ],

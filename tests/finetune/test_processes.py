@@ -8,18 +8,19 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 from unittest.mock import Mock
 
 import psutil
 import pytest
 import torch
 
-from panjue.finetune.data import RowReport, cached
+from panjue.finetune import processes
+from panjue.finetune.data import cached
 from panjue.finetune.processes import check_driver, check_sharding
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines
@@ -38,11 +39,12 @@ from accelerate.utils import DistributedType
 from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.fsdp import FSDPModule
 from panjue.finetune import processes, sft
+from panjue.finetune.result import TrainingRun
 from panjue.finetune.settings import sft_settings
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.plumbing.errors import Stopped
 
-begin, save, lose = PartialState.__init__, sft.save, ReplyTrainer.compute_loss
+begin, save, lose = PartialState.__init__, TrainingRun.save, ReplyTrainer.compute_loss
 rank = os.environ["RANK"]
 
 def say(line):
@@ -53,11 +55,11 @@ def on_gpus(self, *args, **kwargs):
     if self.distributed_type == DistributedType.MULTI_CPU:
         self.distributed_type = DistributedType.MULTI_GPU
 
-def tell(trainer, *args):
+def tell(run, trainer, *args):
     is_sharded = isinstance(trainer.model_wrapped, FSDPModule)
     weights = trainer.model.parameters() if is_sharded else ()
     say(f"share of each weight: { {len(w._local_tensor) / len(w) for w in weights} }")
-    save(trainer, *args)
+    save(run, trainer, *args)
 
 def kill_launcher(trainer, *args, **kwargs):
     if trainer.state.global_step == 1 and rank == "0":
@@ -71,7 +73,7 @@ def signalled(trainer, *args, **kwargs):
         os.kill(os.getpid(), signal.SIGTERM)
     return lose(trainer, *args, **kwargs)
 
-processes.check_sharding, sft.save = lambda *_: None, tell
+processes.check_sharding, TrainingRun.save = lambda *_: None, tell
 say(f"process {rank} is {os.getpid()}")
 for name, words in json.loads(sys.argv[2]):
     is_sharded = name.startswith("fsdp")
@@ -101,8 +103,7 @@ TRAININGS = {
 """Name -> words, in this order; what begins with `fsdp` is trained by FSDP2, all other by DDP."""
 
 
-@dataclass(frozen=True)
-class Launched:
+class Launched(NamedTuple):
     """What two processes did: run folders by name, what was printed, the processes left over."""
 
     folder: Path
@@ -205,50 +206,55 @@ def test_processes_end_with_a_launcher_that_is_killed_and_the_training_resumes(
     assert adapter_bytes(resumed) == adapter_bytes(fsdp)
 
 
+FULL = "FULL_STATE_DICT"
+SHARDED = "SHARDED_STATE_DICT"
+STORED = "set quantization.bnb_4bit_quant_storage=bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "saved", "storage", "complaint"),
+    [
+        (False, FULL, "bfloat16", "shards on accelerators, and there is none; launch without FSDP"),
+        (True, SHARDED, "bfloat16", "SHARDED_STATE_DICT saves no adapter; set FULL_STATE_DICT"),
+        (True, FULL, "", STORED),
+        (True, FULL, "uint8", STORED),
+        (True, FULL, "bfloat16", None),
+    ],
+)
 def test_fsdp_that_would_not_shard_or_not_save_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
+    has_gpu: bool, saved: str, storage: str, complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"ACCELERATE_USE_FSDP": "true"}
-    full = {**settings, "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}
-    lora = a_config()
-    check_sharding({}, lora)
-    check_sharding({"ACCELERATE_USE_FSDP": "false"}, lora)
-    with pytest.raises(UserError, match="FSDP: shards on accelerators, and there is none"):
-        check_sharding(full, lora)
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    check_sharding(full, lora)
-    for sharded in ({}, {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT"}):
-        with pytest.raises(UserError, match="SHARDED_STATE_DICT saves no adapter; set FULL_STATE"):
-            check_sharding({**settings, **sharded}, lora)
-    for unshardable in ({}, {"bnb_4bit_quant_storage": "uint8"}):
-        with pytest.raises(UserError, match=r"set quantization\.bnb_4bit_quant_storage=bfloat16$"):
-            check_sharding(full, a_config(method="qlora", quantization=unshardable))
-    stored = {"bnb_4bit_quant_storage": "bfloat16"}
-    check_sharding(full, a_config(method="qlora", quantization=stored))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_gpu)
+    monkeypatch.setenv("FSDP_STATE_DICT_TYPE", saved)
+    qlora = a_config(method="qlora", quantization={"bnb_4bit_quant_storage": storage})
+    check_sharding(qlora)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(UserError, match=complaint) if complaint else nullcontext():
+        check_sharding(qlora)
 
 
 def test_a_gpu_that_torch_cannot_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = RuntimeError("The NVIDIA driver on your system is too old (found version 12020).")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=error))
+    init = Mock(side_effect=RuntimeError("Found no NVIDIA driver on your system."))
+    monkeypatch.setattr(torch.cuda, "init", init)
+    check_driver()
+    init.side_effect = RuntimeError("The NVIDIA driver on your system is too old (found version 1)")
     with pytest.raises(UserError, match=r"is too old \(found .*\); install a driver for CUDA 13.0"):
         check_driver()
-    for without in ("No CUDA GPUs are available", "Found no NVIDIA driver on your system."):
-        monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=RuntimeError(without)))
-        check_driver()
-    monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=error))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     check_driver()
 
 
-def test_the_rows_of_another_process_are_waited_for(tmp_path: Path) -> None:
-    def make(report: RowReport) -> Iterator[dict[str, object]]:
-        report.tokens.append(1)
-        yield {"input_ids": [1], "labels": [1], "length": 1}
-
+def test_the_rows_of_the_first_process_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"input_ids": [1], "labels": [1], "length": 1}
+    process = SimpleNamespace(is_main_process=False)
+    monkeypatch.setattr(processes, "PartialState", lambda: process)
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(cached, tmp_path, {}, lambda _: iter(()), waits=True)
+        waiting = pool.submit(cached, tmp_path, {}, lambda _: iter(()))
         with pytest.raises(TimeoutError):
             waiting.result(timeout=0.5)
-        cached(tmp_path, {}, make)
+        process.is_main_process = True
+        cached(tmp_path, {}, lambda _: iter([row]))
         assert len(waiting.result(timeout=30)[0]) == 1

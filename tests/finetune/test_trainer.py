@@ -1,6 +1,6 @@
-"""The loss: of which tokens it is, and that no example sees another."""
+"""Token rows and their loss: of which tokens it is, and that no example sees another."""
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,48 +10,83 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, Trainer
 from trl import SFTConfig
 
-from panjue.finetune.data import IGNORED, LengthSampler, RowMaker, RowReport, collate, pack
-from panjue.finetune.trainer import ReplyTrainer
+from panjue.finetune.data import IGNORED, RowMaker, RowReport, collate, pack
+from panjue.finetune.trainer import LengthSampler, ReplyTrainer
+from panjue.prompts.example import Example
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
+from panjue.prompts.render import prompt_ids
 from panjue.prompts.task import load_task
 
-from .conftest import logged, main
+from .conftest import main
 
 TASK = load_task("judgment")
 SIZE = 1024
 
 
 @pytest.fixture(scope="module")
-def model(workshop: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(workshop / "base/model", dtype=torch.float32)
+def examples(workshop: Path) -> list[Example]:
+    return list(Reader(TASK).read(workshop / "demo/train.jsonl"))
 
 
 @pytest.fixture(scope="module")
-def made(workshop: Path) -> list[dict[str, Any]]:
-    """Return the token rows of a few examples of different lengths."""
-    examples = list(Reader(TASK).read(workshop / "demo/train.jsonl"))
+def maker(workshop: Path, examples: list[Example]) -> RowMaker:
     tokenizer = load_tokenizer(workshop / "base/model")
-    maker = RowMaker(TASK, tokenizer, TASK.ask.labels(examples), SIZE)
+    return RowMaker(TASK, tokenizer, TASK.ask.labels(examples), SIZE)
+
+
+@pytest.fixture(scope="module")
+def made(maker: RowMaker, examples: list[Example]) -> list[dict[str, Any]]:
+    """Return the token rows of a few examples of different lengths."""
     return list(maker.rows(examples[:6], RowReport()))
 
 
-def trainer_on(workshop: Path, model: Any, folder: Path) -> Any:
-    return ReplyTrainer(
-        model,
-        args=SFTConfig(
-            output_dir=str(folder),
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            max_length=None,
-            report_to=[],
-            dataset_kwargs={"skip_prepare_dataset": True},
-        ),
-        train_dataset=Dataset.from_list([{"input_ids": [1], "labels": [1]}]),
-        processing_class=load_tokenizer(workshop / "base/model"),
+@pytest.fixture
+def trainer(workshop: Path, maker: RowMaker, made: list[dict[str, Any]], tmp_path: Path) -> Any:
+    args = SFTConfig(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        max_length=None,
+        report_to=[],
+        dataset_kwargs={"skip_prepare_dataset": True},
     )
+    model = AutoModelForCausalLM.from_pretrained(workshop / "base/model", dtype=torch.float32)
+    model.config.use_cache = True  # transformers tells packed examples apart without a cache only
+    data = Dataset.from_list(made)
+    return ReplyTrainer(model, args, data, eval_dataset=data, processing_class=maker.tokenizer)
+
+
+def test_loss_is_on_the_reply_and_its_end_and_nothing_else(
+    maker: RowMaker, examples: list[Example]
+) -> None:
+    tokenizer = maker.tokenizer
+    for example, row in zip(examples, maker.rows(examples, RowReport()), strict=True):
+        prompt = prompt_ids(tokenizer, TASK.ask.prompt(example))
+        reply = row["input_ids"][len(prompt) :]
+        assert row["input_ids"][: len(prompt)] == prompt
+        assert row["labels"] == [IGNORED] * len(prompt) + reply
+        assert tokenizer.decode(reply) == TASK.ask.target(example) + tokenizer.eos_token
+        assert tokenizer.decode(prompt).endswith("assistant\n<think>\n\n</think>\n\n")
+
+
+def test_what_does_not_fit_is_shortened_then_refused_by_id(
+    maker: RowMaker, examples: list[Example]
+) -> None:
+    filler = "案发当日天气晴朗。" * 200
+    long = replace(examples[0], id=7, text=filler + examples[0].text)
+    everybody = "、".join(examples[1].names)
+    hopeless = replace(examples[1], id=8, text=f"{everybody}一同{'出行' * 2000}")
+    judgments = (examples[2].answer or {})["judgments"]
+    without = {"judgments": [{**judgment, "charges": []} for judgment in judgments]}
+    empty = replace(examples[2], id=9, answer=without)
+    report = RowReport()
+    [row] = replace(maker, max_tokens=512).rows([long, hopeless, empty], report)
+    assert len(row["input_ids"]) <= 512
+    assert [(key, after < before) for key, before, after in report.shortened] == [("7", True)]
+    assert [line.split(":")[0] for line in report.refused] == ["8", "9"]
 
 
 PRIVATE = {"_get_train_sampler", "_run_epoch", "_save_checkpoint"}
@@ -62,48 +97,39 @@ def test_the_private_methods_that_are_overridden_exist_in_transformers() -> None
     assert set(vars(ReplyTrainer)) & theirs == PRIVATE
 
 
-def plain_losses(model: Any, row: dict[str, Any]) -> list[float]:
-    """Return the loss of each reply token of one example on its own, from all its logits."""
-    with torch.no_grad():
-        logits = model(torch.tensor([row["input_ids"]])).logits[0, :-1].float()
-    chances = logits.log_softmax(-1)
-    wanted = row["labels"][1:]
-    return [-float(chances[i, label]) for i, label in enumerate(wanted) if label != IGNORED]
+def mean_loss(model: Any, rows: list[dict[str, Any]]) -> float:
+    """Return the mean loss of all reply tokens, each example on its own, from all its logits."""
+    losses = []
+    for row in rows:
+        with torch.no_grad():
+            logits = model(torch.tensor([row["input_ids"]])).logits[0, :-1].float()
+        chances = logits.log_softmax(-1)
+        for place, label in enumerate(row["labels"][1:]):
+            if label != IGNORED:
+                losses.append(-float(chances[place, label]))
+    return sum(losses) / len(losses)
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_loss_of_a_batch_or_pack_is_that_of_its_examples_alone(
-    packed: bool, workshop: Path, model: Any, made: list[dict[str, Any]], tmp_path: Path
+    packed: bool, trainer: Any, made: list[dict[str, Any]]
 ) -> None:
-    trainer = trainer_on(workshop, model, tmp_path)
-    model.config.use_cache = True  # transformers tells packed examples apart without a cache only
-    model.eval()
+    model = trainer.model.eval()
     rows = list(pack(Dataset.from_list(made), SIZE)) if packed else made
     assert (len(rows) < len(made)) == packed
     with torch.no_grad():
         loss = trainer.compute_loss(model, collate(rows))
-    alone = [loss for row in made for loss in plain_losses(model, row)]
-    assert float(loss) == pytest.approx(sum(alone) / len(alone), rel=1e-4)
+    assert float(loss) == pytest.approx(mean_loss(model, made), rel=1e-4)
 
 
 def test_the_held_out_loss_is_that_of_all_reply_tokens_and_draws_no_random_numbers(
-    workshop: Path, model: Any, made: list[dict[str, Any]], tmp_path: Path
+    trainer: Any, made: list[dict[str, Any]]
 ) -> None:
-    trainer = trainer_on(workshop, model, tmp_path)
-    trainer.eval_dataset = Dataset.from_list(made)
-    model.train()
+    trainer.model.train()
     before = torch.get_rng_state()
     loss = trainer.evaluate()["eval_loss"]
     assert torch.equal(before, torch.get_rng_state())
-    alone = [loss for row in made for loss in plain_losses(model, row)]
-    assert loss == pytest.approx(sum(alone) / len(alone), rel=1e-4)
-
-
-def test_the_lowest_held_out_loss_chooses_the_best(trained: Path) -> None:
-    measured = logged(trained, "eval_loss")
-    assert [entry["step"] for entry in measured] == [6, 12]
-    state = json.loads((trained / "checkpoints/checkpoint-12/trainer_state.json").read_text())
-    assert state["best_metric"] == min(entry["eval_loss"] for entry in measured)
+    assert loss == pytest.approx(mean_loss(trainer.model, made), rel=1e-4)
 
 
 def test_an_order_by_length_is_that_of_its_seed_and_epoch() -> None:
@@ -115,9 +141,9 @@ def test_an_order_by_length_is_that_of_its_seed_and_epoch() -> None:
     assert list(order) == list(order) == list(LengthSampler(rows, 4, seed=0))
     assert sorted(order) == sorted(later) == list(range(200))
     assert list(order) != list(later)
-    places = list(order)
-    steps = [[lengths[i] for i in places[n : n + 4]] for n in range(4, 200, 4)]
-    assert sum(max(step) - min(step) for step in steps) / len(steps) < 5, "of forty"
+    sizes = [lengths[place] for place in order]
+    spreads = [max(sizes[n : n + 4]) - min(sizes[n : n + 4]) for n in range(4, 200, 4)]
+    assert sum(spreads) / len(spreads) < 5, "of forty"
 
 
 def test_a_training_whose_loss_is_no_number_ends(workshop: Path, tmp_path: Path) -> None:
