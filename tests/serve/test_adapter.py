@@ -14,7 +14,7 @@ from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.serve.ask import Budget
-from panjue.serve.engine import Engine, LoRARequest, check_adapter, engine, first_token
+from panjue.serve.engine import Engine, LoRARequest, check_adapter, engine, first_token_logprobs
 from panjue.serve.merge import KNOWN_TEXT, WEIGHTS, logits, served_model
 
 Weights = dict[str, torch.Tensor]
@@ -36,7 +36,7 @@ def test_unmerged_is_merged(unmerged: Engine, trained: Path, merged: Path) -> No
     ids = torch.tensor([load_tokenizer(merged).encode(KNOWN_TEXT)])
     expected = torch.log_softmax(logits(load_language_model(merged, dtype="auto"), ids)[0, -1], 0)
     lora = LoRARequest("adapter", 1, str(trained / "adapter"))
-    found = unmerged.runner.run(first_token(unmerged.llm, lora))
+    found = unmerged.runner.run(first_token_logprobs(unmerged.llm, lora))
     assert found == pytest.approx({token: expected[token].item() for token in found}, abs=1e-3)
 
 
