@@ -105,7 +105,7 @@ class Engine:
 
 
 async def call_engine(llm: AsyncLLM, call: Coroutine[Any, Any, Any]) -> None:
-    """Await a call that is no request; in vLLM 0.32 it never returns if the engine's process dies."""
+    """Await a call that is no request: in vLLM 0.32 it never returns if the engine dies."""
     task = asyncio.ensure_future(call)
     try:
         async with asyncio.timeout(CALL_TIMEOUT_S):

@@ -228,7 +228,7 @@ class Generation:
     def claim(self, cases: Cases, answered_by: AnsweredBy, because: str) -> None:
         """Write the record, the labels and the skipped rows of the answers to their folder.
 
-        Answers that are there are resumed or replaced, or it is refused.
+        Earlier answers there are resumed or replaced; if they differ too much, this is refused.
         """
         folder = cases.folder
         record = record_of(self.job, cases, answered_by, because)

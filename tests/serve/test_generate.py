@@ -139,11 +139,13 @@ def test_the_choice_is_resumed_and_made_once_for_each_way_to_reply(
 ) -> None:
     lines = lines_of(fresh)
     torn = held_out_of(fresh) / "completions.jsonl"
-    torn.write_bytes(torn.read_bytes()[:-10])
+    kept, _, last = torn.read_bytes().rstrip().rpartition(b"\n")
+    torn.write_bytes(kept + b"\n" + last[:-10])
     (held_out_of(fresh) / "choice.json").unlink()
     again = lines_of(fresh)
     assert "continuing: 9 of 10 are answered already" in again
     assert again[-2:] == lines[-2:]
+    assert torn.read_bytes().startswith(kept + b"\n"), "finished rows are never made again"
     assert len(running_engine) == 2
     for words in (["answers=free", "constrained=false"], ["answers=seeded", "seed=1"]):
         lines_of(fresh, *words)
@@ -225,34 +227,19 @@ def test_answers_of_the_classifier_are_not_replaced_by_those_to_another_file(
     answer(fresh, cases, *words)
 
 
-def test_an_interrupted_run_resumes_and_ends_in_the_same_file(
-    run: Path, answered: Path, lines_of: Lines, running_engine: list[Path]
-) -> None:
-    """Settings of memory and speed may differ: after running out of memory they must."""
-    completions = run / "answers/test/completions.jsonl"
-    lines = completions.read_bytes().splitlines(keepends=True)
-    kept = b"".join(lines[:15])
-    completions.write_bytes(kept + lines[15][:30])  # killed while it wrote its 16th row
-    (run / "answers/test/submission.jsonl").unlink()
-    words = ("engine.gpu_memory_utilization=0.5", "engine.max_num_seqs=4", "in_flight=3")
-    assert "continuing: 15 of 24 are answered already" in lines_of(run, "answer=model", *words)
-    assert running_engine == [run / "merged"]
-    assert completions.read_bytes().startswith(kept)
-    assert submission(run) == submission(answered)
-
-
-def test_other_versions_are_printed_and_those_of_the_old_rows_stay(
+def test_a_run_resumes_with_other_versions_and_settings_of_memory_and_speed(
     run: Path, cases: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """After running out of memory such settings must change."""
     path = run / "answers/test/manifest.json"
     record = read_json(path)
     record["versions"]["transformers"] = "5.0"
     write_json(path, record)
-    answer(run, cases)
+    answer(run, cases, "engine.gpu_memory_utilization=0.5", "in_flight=3")
     printed = capsys.readouterr().out
     assert "resuming with other versions: transformers: 5.0 -> " in printed
     assert "all 24 are answered already" in printed, "and no engine is started"
-    assert read_json(path)["versions"] == record["versions"]
+    assert read_json(path)["versions"] == record["versions"], "those of the old rows"
 
 
 def test_files_made_from_completions_are_deleted_with_them(
