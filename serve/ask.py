@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import llguidance.hf
 from llguidance import LLMatcher
 
-from panjue.eval.opinions import Opinion, load_advisor
+from panjue.eval.opinions import Advisor, Opinion, load_advisor
 from panjue.prompts.example import Decoded, Example, call_key, first_reply
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import load_tokenizer
@@ -108,7 +108,7 @@ class Asker:
         """
         self.task = task
         self.labels = Labels()
-        self.advisor = None
+        self.advisor: Advisor | None = None
         self.budget = budget
         self.tokenizer: Any = None
         self._constrained = constrained
@@ -117,10 +117,9 @@ class Asker:
             self._grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer)
         if trained:
             self.labels = load_labels(trained / "labels.json")
-            self.advisor = load_advisor(trained, task, self.labels)
-        if trained and self.advisor:
+            advisor = load_advisor(trained, task, self.labels)
             in_prompts = RunRecord.read(trained).opinions
-            self.advisor = replace(self.advisor, in_prompts=in_prompts)
+            self.advisor = advisor and replace(advisor, in_prompts=in_prompts)
 
     def question(self, example: Example, source_limit: int = 0) -> Question:
         """Return the question for one example; raise Refusal if it cannot be asked.
@@ -134,7 +133,8 @@ class Asker:
             example = self.advisor.show(example, opinions)
         schema = self.task.ask.schema(example, self.labels) if self._constrained else None
         if self.tokenizer is None:
-            return Question([], schema, 0, 0, self.task.ask.prompt(example), opinions)
+            messages = self.task.ask.prompt(example)
+            return Question([], schema, room=0, dropped=0, messages=messages, opinions=opinions)
         asked, limit = self._shortened(example, source_limit)
         shortened, messages, prompt, room = asked
         if not shortened.fits:
@@ -193,7 +193,10 @@ async def ask(
 
 
 def row(question: Question, outputs: Sequence[Any]) -> CompletionRow:
-    """Return the row of the outputs of a question's requests; the first reply comes first."""
+    """Return the row of the outputs of a question's requests; the first reply comes first.
+
+    Outputs are vLLM's `RequestOutput`, or `EndpointOutput` with more: `refused`, `prompt_tokens`.
+    """
     replies: list[Any] = []
     for output in outputs:
         if getattr(output, "refused", ""):
@@ -203,7 +206,7 @@ def row(question: Question, outputs: Sequence[Any]) -> CompletionRow:
         return {"refused": "the engine failed on this request"}
     whole_samples = [reply for reply in replies[1:] if reply.finish_reason != "error"]
     replies = [replies[0], *whole_samples]
-    prompt_tokens = len(question.prompt)  # an endpoint counts them; the engine gets our own prompt
+    prompt_tokens = len(question.prompt)  # of the engine, which gets our own prompt
     return {
         "texts": [reply.text for reply in replies],
         "finish": [reply.finish_reason for reply in replies],

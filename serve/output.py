@@ -111,7 +111,8 @@ def starting(console: Console, what: str) -> Iterator[None]:
     began = time.monotonic()
     console.print(f"starting {what}, which takes a minute or more", highlight=False)
     yield
-    console.print(f"{what.partition(',')[0]} is ready after {time.monotonic() - began:.0f} s")
+    name, _, _details = what.partition(",")
+    console.print(f"{name} is ready after {time.monotonic() - began:.0f} s")
 
 
 class StopSignals:

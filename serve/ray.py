@@ -129,7 +129,7 @@ class Replica:
         self._answerer: Answerer | None = None
 
     async def start(self) -> None:
-        """Start the engine; Ray may call this again, when the driver has lost the first call."""
+        """Start the engine unless it runs: the driver calls this again after any error of Ray."""
         if self._answerer:
             return
         job = self._job
@@ -190,8 +190,8 @@ class Fleet:
         self._changed = asyncio.Event()
         self._running: list[Running] = []
         self._starting: set[asyncio.Task[None]] = set()
-        self._failure: Exception | None = None
-        self._has_run = False
+        self._start_error: Exception | None = None  # ends the run if no replica has started
+        self._has_started = False
         for actor in actors:
             self._start(actor)
 
@@ -207,8 +207,8 @@ class Fleet:
         """
         while not self._running:
             if not self._starting:
-                if self._failure and not self._has_run:
-                    raise self._failure
+                if self._start_error and not self._has_started:
+                    raise self._start_error
                 ended = f"ray: all replicas have ended for good: {self.error}; see debug.log"
                 kept = "finished rows are kept, run the same command to resume"
                 raise UserError(f"{ended} in the run folder, or Ray's logs; {kept}")
@@ -221,11 +221,13 @@ class Fleet:
     ) -> None:
         """Have an example answered, again if its replica ends; `old_rows` gets the new ones too."""
         async with self.slots:
-            while not await self._try(example, write, old_rows):
+            while not await self._is_answered(example, write, old_rows):
                 self.repeats += 1
 
-    async def _try(self, example: Example, write: Write, rows: dict[str, CompletionRow]) -> bool:
-        """Have a replica answer an example; return False if the replica has ended before.
+    async def _is_answered(
+        self, example: Example, write: Write, rows: dict[str, CompletionRow]
+    ) -> bool:
+        """Have a replica answer an example; False if the replica has ended before it was done.
 
         Each row that came is written, and kept in `rows`, which the next replica gets.
         """
@@ -262,11 +264,11 @@ class Fleet:
             # Ray tries again, also while it looks for a machine; it gives up after `RESTARTS`.
             await actor.start.options(max_task_retries=-1).remote()
         except RayTaskError as error:
-            self._failure = error.cause if isinstance(error.cause, UserError) else error
-            self.error = first_line(self._failure).rstrip(".")  # say, its GPU has failed
+            self._start_error = error.cause if isinstance(error.cause, UserError) else error
+            self.error = first_line(self._start_error).rstrip(".")  # say, its GPU has failed
             ray.kill(actor)  # what it takes may be enough for one that waits
         except RayError as error:  # it cannot be started again
             self.error = first_line(error).rstrip(".")
         else:
-            self._has_run = True
+            self._has_started = True
             self._running.append(Running(actor))
