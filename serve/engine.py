@@ -169,7 +169,7 @@ def engine(
 def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]:
     """Return the engine arguments that panjue sets, both offline and in the server."""
     rank = served.lora_rank
-    settings = {
+    return {
         "model": str(served.model),
         "tokenizer": str(served.model),
         "hf_token": None,  # settings are written to files; HF_TOKEN does the same
@@ -181,10 +181,8 @@ def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]
         "trust_remote_code": False,
         "language_model_only": is_part(served.model),
         "enable_lora": rank > 0,
+        "max_lora_rank": rank or 16,  # vLLM's own default, which then means nothing
     }
-    if rank:
-        settings["max_lora_rank"] = rank
-    return settings
 
 
 OWN_ARGUMENTS = (
@@ -217,7 +215,8 @@ def longest_of(model: ModelConfig, budget: Budget) -> int:
     """
     rope = getattr(model.hf_text_config, "rope_parameters", None) or {}
     unscaled = rope.get("original_max_position_embeddings") or budget.longest
-    return int(min(model.max_model_len, max(budget.usual, min(budget.longest, unscaled))))
+    wanted = max(budget.usual, min(budget.longest, unscaled))
+    return int(min(model.max_model_len, wanted))
 
 
 def check_length(engine: Engine, budget: Budget) -> None:
