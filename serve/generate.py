@@ -180,9 +180,7 @@ class Generation:
         self.claim(cases, "model", because)
         path = cases.folder / "completions.jsonl"
         earlier = EarlierRows(path) if path.exists() else None
-        done = set[str]()
-        if earlier:
-            done = earlier.answered(cases.reader, cases.file, self.job.labels)
+        done = earlier.answered(cases.reader, cases.file, self.job.labels) if earlier else set()
         if len(done) >= cases.count:
             self.console.print(f"{path}: all {cases.count} are answered already")
             return
@@ -269,18 +267,15 @@ class Generation:
 
     def delete_derived(self, folder: Path) -> None:
         """Delete the files made from earlier answers, and name them."""
-        deleted = []
-        for name in (self.job.task.data.submission.name, *DERIVED):
-            file = folder / name
-            if file.is_dir():  # the submission of some tasks
-                shutil.rmtree(file)
-            elif file.exists():
-                file.unlink()
+        names = (self.job.task.data.submission.name, *DERIVED)
+        stale = [name for name in names if (folder / name).exists()]
+        for name in stale:
+            if (folder / name).is_dir():  # the submission of some tasks
+                shutil.rmtree(folder / name)
             else:
-                continue
-            deleted.append(name)
-        if deleted:
-            what = f"{folder}: deleted {', '.join(deleted)}: they belong to earlier answers"
+                (folder / name).unlink()
+        if stale:
+            what = f"{folder}: deleted {', '.join(stale)}: they belong to earlier answers"
             self.console.print(what, markup=False)
 
 
@@ -308,9 +303,8 @@ def held_out_cases(record: RunRecord, job: Job, folder: Path) -> Cases:
     """Return the cases that a training held out: its dev file, or some of its training file."""
     file = Path(record.dev or record.train)
     if not file.is_file() or sha256(file) != (record.dev_sha256 or record.train_sha256):
-        raise NoHeldOutCases(
-            f"no held-out cases to compare it on: {file} is missing, or was changed"
-        )
+        reason = f"{file} is missing, or was changed"
+        raise NoHeldOutCases(f"no held-out cases to compare it on: {reason}")
     reader = Reader(job.task, held_out=record.dev is None, on_bad_row=record.on_bad_row)
     cases = read_cases(file, reader, folder)
     if not cases.count:
