@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import llguidance.hf
 from llguidance import LLMatcher
 
-from panjue.eval.opinions import Opinion, load_advisor
+from panjue.eval.opinions import Advisor, Opinion, load_advisor
 from panjue.prompts.example import Decoded, Example, call_key, first_reply
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import load_tokenizer
@@ -64,7 +64,7 @@ class Question(NamedTuple):
     schema: Schema | None  # of the reply; None for free text
     room: int  # tokens left for the reply; 0 leaves the limit to the endpoint
     dropped: int  # sentences that were left out of the prompt
-    messages: Messages = []  # noqa: RUF012  # the prompt for an endpoint; never mutated
+    messages: Messages  # the prompt for an endpoint
     opinions: Sequence[Opinion] = ()  # what the text classifier thinks of the case
 
 
@@ -108,17 +108,18 @@ class Asker:
         """
         self.task = task
         self.labels = Labels()
-        self.advisor = None
+        self.advisor: Advisor | None = None
         self.budget = budget
-        self.tokenizer: Any = load_tokenizer(model) if model else None
-        self._grammar_tokenizer = model and llguidance.hf.from_tokenizer(self.tokenizer)
+        self.tokenizer: Any = None
         self._constrained = constrained
+        if model:
+            self.tokenizer = load_tokenizer(model)
+            self._grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer)
         if trained:
             self.labels = load_labels(trained / "labels.json")
-            self.advisor = load_advisor(trained, task, self.labels)
-        if trained and self.advisor:
+            advisor = load_advisor(trained, task, self.labels)
             in_prompts = RunRecord.read(trained).opinions
-            self.advisor = replace(self.advisor, in_prompts=in_prompts)
+            self.advisor = advisor and replace(advisor, in_prompts=in_prompts)
 
     def question(self, example: Example, source_limit: int = 0) -> Question:
         """Return the question for one example; raise Refusal if it cannot be asked.
@@ -132,22 +133,24 @@ class Asker:
             example = self.advisor.show(example, opinions)
         schema = self.task.ask.schema(example, self.labels) if self._constrained else None
         if self.tokenizer is None:
-            return Question([], schema, 0, 0, self.task.ask.prompt(example), opinions)
-        asked, limit = self._within(source_limit, example)
+            messages = self.task.ask.prompt(example)
+            return Question([], schema, room=0, dropped=0, messages=messages, opinions=opinions)
+        asked, limit = self._shortened(example, source_limit)
         shortened, messages, prompt, room = asked
         if not shortened.fits:
             raise Refusal(
                 f"the prompt needs {len(prompt)} tokens and the reply {room}, and max_tokens is "
                 f"{limit}; shorten the text, give the engine more memory"
             )
-        if schema and (problem := self._problem(schema)):
+        if schema and (problem := self._grammar_problem(schema)):
             raise Refusal(f"the grammar library refuses its schema: {problem}")
         return Question(prompt, schema, limit - len(prompt), shortened.dropped, messages, opinions)
 
-    def _within(self, source_limit: int, example: Example) -> tuple[ShortenedPrompt, int]:
-        """Return the prompt within the lowest of three limits that holds it, and that limit.
+    def _shortened(self, example: Example, source_limit: int) -> tuple[ShortenedPrompt, int]:
+        """Return the shortened prompt, and the limit on prompt and reply to which it was shortened.
 
-        These are the limit of training, the same with the room for the reply, and the highest one.
+        The limit is that of training: the model knows such prompts. A case that it cannot hold gets
+        its room for the reply on top, and if that is too little too, the highest limit.
         """
         shorten = partial(shortened_prompt, self.task, example, self.labels, self.tokenizer)
         limit = self.budget.usual
@@ -159,7 +162,7 @@ class Asker:
                 asked = shorten(limit)
         return asked, limit
 
-    def _problem(self, schema: Schema) -> str:
+    def _grammar_problem(self, schema: Schema) -> str:
         """Return why the grammar library refuses a schema; empty if it does not.
 
         vLLM itself refuses a schema only when its grammar cannot be parsed. When a grammar fails
@@ -190,7 +193,10 @@ async def ask(
 
 
 def row(question: Question, outputs: Sequence[Any]) -> CompletionRow:
-    """Return the row of the outputs of a question's requests; the first reply comes first."""
+    """Return the row of the outputs of a question's requests; the first reply comes first.
+
+    Outputs are vLLM's `RequestOutput`, or `EndpointOutput` with more: `refused`, `prompt_tokens`.
+    """
     replies: list[Any] = []
     for output in outputs:
         if getattr(output, "refused", ""):
@@ -198,8 +204,9 @@ def row(question: Question, outputs: Sequence[Any]) -> CompletionRow:
         replies += output.outputs
     if replies[0].finish_reason == "error" and not replies[0].text:
         return {"refused": "the engine failed on this request"}
-    replies = replies[:1] + [reply for reply in replies[1:] if reply.finish_reason != "error"]
-    prompt_tokens = len(question.prompt)  # an endpoint counts them; the engine gets our own prompt
+    whole_samples = [reply for reply in replies[1:] if reply.finish_reason != "error"]
+    replies = [replies[0], *whole_samples]
+    prompt_tokens = len(question.prompt)  # of the engine, which gets our own prompt
     return {
         "texts": [reply.text for reply in replies],
         "finish": [reply.finish_reason for reply in replies],
@@ -228,7 +235,10 @@ class Answerer:
         return self.source.runner
 
     async def answer(self, example: Example, write: Write, old_rows: OldRows) -> None:
-        """Ask all questions of one example; `write` the row of each call that has no old one."""
+        """Ask all questions of one example; `write` the row of each call that has no old one.
+
+        Questions that the task's steps give together are asked together; see `example.Solving`.
+        """
         task = self.asker.task
         solving = task.solving(example)
         replies = None
@@ -248,9 +258,13 @@ class Answerer:
             number += len(questions)
 
     async def _reply(
-        self, key: CompletionRow, question: Example, write: Write, row: CompletionRow | None
+        self, key: CompletionRow, question: Example, write: Write, old_row: CompletionRow | None
     ) -> Decoded:
-        """Return the decoded reply to one call, from its old row if there is one."""
+        """Return the decoded reply to one call, from its old row if there is one.
+
+        `key` has what identifies the call: its example's id, its number and its question's id.
+        """
+        row = old_row
         if row is None:
             async with self.slots:
                 try:
@@ -295,15 +309,12 @@ async def answer_all(
             errors.append(error)
 
     async with asyncio.TaskGroup() as group:
-        try:
-            for example in examples:
-                async with slots:
-                    pass  # questions wait in line, and so does the next example
-                if errors:
-                    break
-                group.create_task(answer_one(example))
-                await asyncio.sleep(0)  # it gets in line
-        except Exception as error:  # the next example cannot be read
-            errors.append(error)
+        for example in examples:
+            async with slots:
+                pass  # questions wait in line, and so does the next example
+            if errors:
+                break
+            group.create_task(answer_one(example))
+            await asyncio.sleep(0)  # it gets in line
     if errors:
         raise errors[0]

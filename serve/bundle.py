@@ -53,7 +53,7 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
     answers = find_answers(run)
     if answers is None:
         raise UserError(f"{run}: has no answers; `panjue generate` makes them")
-    trained = _trained(answers)
+    trained = _model_of(answers)
     submission = load_task(answers.record.task).data.submission.find(answers.folder)
     if decoding_of(submission) is None:
         raise UserError(f"{submission}: was changed since; `panjue decode {run}` makes it again")
@@ -73,7 +73,8 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
     print(f"written: {out}, {out.stat().st_size / 2**20:.1f} MiB, SHA-256 {sha256(out)}")
 
 
-def _trained(answers: Answers) -> Path:
+def _model_of(answers: Answers) -> Path:
+    """Return the adapter or model that answered; refuse answers that it would not give again."""
     record = answers.record
     trained = answers.trained
     again = "run `panjue generate` again"
@@ -96,8 +97,8 @@ def _pack_model(folder: Path, trained: Path, base: str | None) -> None:
     if config.exists():
         # Records of a base that panjue trained itself are not packed.
         files = model_files(check_base(trained, record, base))
-        unnamed = (path for path in files if path.name not in {MANIFEST, "labels.json"})
-        _copy(unnamed, folder / "base")
+        weights = (path for path in files if path.name not in {MANIFEST, "labels.json"})
+        _copy(weights, folder / "base")
         values["base_sha256"] = model_sha256(folder / "base")
         write_json(config, {**scrubbed(read_json(config)), "base_model_name_or_path": "../base"})
     RunRecord.model_validate(values).write(packed)
@@ -171,9 +172,10 @@ def verify(packed: Path, cases: Path) -> None:
 
 def _answer(packed: Path, folder: Path, cases: Path) -> None:
     """Run the bundle's command, which may not ask the hub for anything."""
-    kept = [name for name in os.environ if not name.startswith(("PYTHON", "HF_"))]
-    env = {name: os.environ[name] for name in kept}
-    env |= {"HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1"}
+    env = {"HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1"}
+    for name in os.environ:
+        if not name.startswith(("PYTHON", "HF_")):
+            env[name] = os.environ[name]
     command = [sys.executable, "-P", "answer.py", str(cases.resolve())]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     if done.returncode:

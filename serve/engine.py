@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from panjue.prompts.architecture import is_part
-from panjue.prompts.plumbing.config import check_known, check_managed
+from panjue.prompts.plumbing.config import check_known, check_managed, first_complaint
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.serve.ask import Budget, Request
@@ -42,9 +42,9 @@ __all__ = [
     "VLLMError",
 ]
 
-CALL_TIMEOUT_S = 60.0
-POLL_S = 0.5
-"""Limit on a call of the engine that is no request; how often it looks for the engine's death."""
+CALL_TIMEOUT_S = 60.0  # of a call of the engine that is no request
+POLL_S = 0.5  # how often such a call looks for the engine's death
+LEAST_CHANGE = 1e-4  # of a log-probability, by an adapter that does something
 
 ENGINE_ENDED = (
     "engine: its process has ended or hangs, see what it printed; if memory was short, "
@@ -73,20 +73,21 @@ class Engine:
         question = request.question
         on_text = request.on_text
         schema = question.schema
+        sampling = {"temperature": 0.0, "max_tokens": question.room or None, **request.sampling}
         params = SamplingParams(
-            **{"temperature": 0.0, "max_tokens": question.room or None, **request.sampling},
+            **sampling,
             structured_outputs=schema and StructuredOutputsParams(json=schema),
             output_kind=RequestOutputKind.CUMULATIVE if on_text else RequestOutputKind.FINAL_ONLY,
         )
         prompt = TokensPrompt(prompt_token_ids=question.prompt)
         key = f"{request.sampling_pass} {request.id}"
-        shown = 0
+        passed_on = 0  # characters
         try:
             async for output in self.llm.generate(prompt, params, key, lora_request=self.lora):
                 if on_text:
                     text = output.outputs[0].text
-                    on_text(text[shown:])
-                    shown = len(text)
+                    on_text(text[passed_on:])
+                    passed_on = len(text)
         except (EngineDeadError, EngineGenerateError):
             await self._check_alive()
             raise
@@ -104,7 +105,7 @@ class Engine:
 
 
 async def call_engine(llm: AsyncLLM, call: Coroutine[Any, Any, Any]) -> None:
-    """Await a call of an engine; in vLLM 0.32 such a call never returns if its process dies."""
+    """Await a call that is no request: in vLLM 0.32 it never returns if the engine dies."""
     task = asyncio.ensure_future(call)
     try:
         async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -143,7 +144,9 @@ async def running_engine(
         await call_engine(llm, llm.get_supported_tasks())  # every request needs it, cached
         if lora:
             await check_adapter(llm, lora)
-        yield check_length(Engine(llm, lora), budget)
+        started = Engine(llm, lora)
+        check_length(started, budget)
+        yield started
     finally:
         llm.shutdown()
 
@@ -152,7 +155,7 @@ async def running_engine(
 def engine(
     served: Served, settings: Mapping[str, Any], budget: Budget, seed: int
 ) -> Iterator[Engine]:
-    """Do what `running_engine` does, in an event loop that the engine's `runner` runs."""
+    """Do what `running_engine` does for synchronous callers: `runner` runs the event loop."""
     with asyncio.Runner() as runner:
         running = running_engine(served, settings, budget, seed)
         started = runner.run(running.__aenter__())
@@ -166,7 +169,7 @@ def engine(
 def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]:
     """Return the engine arguments that panjue sets, both offline and in the server."""
     rank = served.lora_rank
-    settings = {
+    return {
         "model": str(served.model),
         "tokenizer": str(served.model),
         "hf_token": None,  # settings are written to files; HF_TOKEN does the same
@@ -178,10 +181,8 @@ def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]
         "trust_remote_code": False,
         "language_model_only": is_part(served.model),
         "enable_lora": rank > 0,
+        "max_lora_rank": rank or 16,  # vLLM's own default, which then means nothing
     }
-    if rank:
-        settings["max_lora_rank"] = rank
-    return settings
 
 
 OWN_ARGUMENTS = (
@@ -214,17 +215,17 @@ def longest_of(model: ModelConfig, budget: Budget) -> int:
     """
     rope = getattr(model.hf_text_config, "rope_parameters", None) or {}
     unscaled = rope.get("original_max_position_embeddings") or budget.longest
-    return int(min(model.max_model_len, max(budget.usual, min(budget.longest, unscaled))))
+    wanted = max(budget.usual, min(budget.longest, unscaled))
+    return int(min(model.max_model_len, wanted))
 
 
-def check_length(engine: Engine, budget: Budget) -> Engine:
-    """Return the engine if its memory is enough for requests as long as in training."""
+def check_length(engine: Engine, budget: Budget) -> None:
+    """Refuse an engine whose memory is too little for requests as long as in training."""
     if engine.longest < budget.usual:
         raise UserError(
             f"engine: its memory is enough for {engine.longest} tokens, the training has "
             f"{budget.usual}; raise engine.gpu_memory_utilization or VLLM_CPU_KVCACHE_SPACE"
         )
-    return engine
 
 
 async def check_adapter(llm: AsyncLLM, lora: LoRARequest) -> None:
@@ -235,17 +236,19 @@ async def check_adapter(llm: AsyncLLM, lora: LoRARequest) -> None:
     try:
         async with asyncio.timeout(CALL_TIMEOUT_S):
             await llm.add_lora(lora)
-            without, changed = [await first_token(llm, one) for one in (None, lora)]
+            of_base = await first_token_logprobs(llm, None)
+            adapted = await first_token_logprobs(llm, lora)
     except EngineDeadError:
         raise EngineEnded(ENGINE_ENDED) from None
     except Exception as error:  # whatever its process has raised
         raise UserError(f"adapter=lora: {first_line(error)} Use adapter=merge") from None
-    if max(abs(changed.get(token, 0) - value) for token, value in without.items()) < 1e-4:
+    changes = [abs(adapted.get(token, 0) - logprob) for token, logprob in of_base.items()]
+    if max(changes) < LEAST_CHANGE:
         raise UserError("adapter=lora: in vLLM it changes nothing; use adapter=merge")
 
 
-async def first_token(llm: AsyncLLM, lora: LoRARequest | None) -> dict[int, float]:
-    """Return the log-probabilities of the likeliest tokens after a known text."""
+async def first_token_logprobs(llm: AsyncLLM, lora: LoRARequest | None) -> dict[int, float]:
+    """Return token id -> log-probability, of the 20 likeliest tokens after a known text."""
     assert llm.tokenizer
     prompt = TokensPrompt(prompt_token_ids=llm.tokenizer.encode(KNOWN_TEXT))
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=20, detokenize=False)
@@ -263,9 +266,7 @@ def startup_errors() -> Iterator[None]:
     except EngineDeadError:
         raise EngineEnded(ENGINE_ENDED) from None
     except ValidationError as error:  # pydantic's, about vLLM's settings
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UserError(f"engine: {place}: {first['msg']}".replace(": : ", ": ")) from None
+        raise UserError(f"engine: {first_complaint(error)}") from None
     except (ValueError, TypeError, KeyError, OSError, RuntimeError, VLLMError, ZMQError) as error:
         # RuntimeError: the first one of its processes, see `starting_engine`.
         # ZMQError: its sockets cannot be created, e.g. if the path TMPDIR is too long.

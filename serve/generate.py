@@ -5,7 +5,7 @@ import hashlib
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,8 +58,6 @@ SHAPE = {
 }
 """Entries of a record that shape replies, apart from the cases."""
 
-FOR_CHOICE = "to compare its replies with the text classifier"
-
 Decode = Callable[[Path], object]
 
 
@@ -89,6 +87,9 @@ def generate(run: Run, test: Path, config: GenerateConfig, decode: Decode) -> No
     console.print("1/3 reading the cases")
     reader = Reader(job.task, on_bad_row=config.on_bad_row)
     cases = read_cases(test, reader, run.folder / ANSWERS / (config.answers or test.stem))
+    if not cases.count:
+        skipped = f"; {reader.skipped}" if reader.skipped.rows else ""
+        raise UserError(f"{test}: has no cases{skipped}")
     with exclusive_lock(cases.folder, other="answers=NAME"):
         with StopSignals() as signals, ExitStack() as stack:
             Generation(job, console, signals, stack).answer(cases)
@@ -98,7 +99,12 @@ def generate(run: Run, test: Path, config: GenerateConfig, decode: Decode) -> No
 
 @dataclass
 class Generation:
-    """What answers cases starts with the first ones that are asked, and ends with `stack`."""
+    """Answers files of cases, all with one engine: the first that needs it starts it.
+
+    Attributes:
+        stack: The engine ends with it.
+        answerer: The running engine and what asks it; None if no case has needed it.
+    """
 
     job: Job
     console: Console
@@ -107,15 +113,25 @@ class Generation:
     answerer: "Answerer | Fleet | None" = None
 
     def answer(self, cases: Cases) -> None:
-        run = self.job.run
-        if self.job.config.answer == "classifier":
-            if not (run.result and has_classifier(run.result)):
-                raise UserError(f"answer=classifier: the training of {run.folder} fitted none")
+        """Have the model or the text classifier answer, as the setting `answer` says."""
+        job = self.job
+        if job.config.answer == "classifier":
+            if not (job.run.result and has_classifier(job.run.result)):
+                raise UserError(f"answer=classifier: the training of {job.run.folder} fitted none")
             self.claim(cases, "classifier", "as answer=classifier says")
-            return
-        choice = self.choice(cases)
-        if isinstance(choice, str):
-            self.ask(cases, choice)
+        elif job.config.answer == "model":
+            self.ask(cases, "as answer=model says")
+        elif can_choose(job):
+            self.answer_by_the_better(cases)
+        else:
+            self.ask(cases, "")
+
+    def answer_by_the_better(self, cases: Cases) -> None:
+        """Have the model or the text classifier answer: whoever is better on held-out cases."""
+        try:
+            choice = self.choice(cases)
+        except NoHeldOutCases as reason:
+            self.ask(cases, str(reason))
             return
         self.console.print(str(choice), markup=False)
         if choice.answered_by == "classifier":
@@ -124,20 +140,16 @@ class Generation:
         self.ask(cases, str(choice))
         record = AnswersRecord.read(cases.folder)
         # On the cases that made the scaling, confidences would look better than they are.
-        if record.test_sha256 != run.record.dev_sha256:
+        if record.test_sha256 != self.job.run.record.dev_sha256:
             record.model_copy(update={"scaling": choice.scaling}).write(cases.folder)
 
-    def choice(self, cases: Cases) -> Choice | str:
-        """Return the choice between model and text classifier, or why the model answers.
+    def choice(self, cases: Cases) -> Choice:
+        """Return the choice between model and text classifier; NoHeldOutCases if there is none.
 
-        If there is none yet, the held-out cases are asked; they are those of TEST if that is the
-        training's own dev file.
+        If it was not made before, the held-out cases are asked; they are those of TEST if that is
+        the training's own dev file.
         """
         job = self.job
-        if job.config.answer == "model":
-            return "as answer=model says"
-        if not chooses(job):
-            return ""
         folder = held_out_folder(job, cases)
         if choice := read_choice(folder):
             return choice
@@ -145,8 +157,6 @@ class Generation:
         if record.dev and sha256(cases.file) == record.dev_sha256:
             return self.compare(cases, folder)
         held_out = held_out_cases(record, job, folder)
-        if isinstance(held_out, str):
-            return held_out
         with exclusive_lock(folder, wait=True):
             return read_choice(folder) or self.compare(held_out, folder)
 
@@ -155,7 +165,7 @@ class Generation:
         self.console.print(
             f"{held_out.count} held-out cases say who is better, the model or the text classifier"
         )
-        self.ask(held_out, FOR_CHOICE)
+        self.ask(held_out, "to compare its replies with the text classifier")
         decode_answers(held_out.folder)
         return choose(held_out.folder, into)
 
@@ -170,9 +180,7 @@ class Generation:
         self.claim(cases, "model", because)
         path = cases.folder / "completions.jsonl"
         earlier = EarlierRows(path) if path.exists() else None
-        done = set[str]()
-        if earlier:
-            done = earlier.answered(cases.reader, cases.file, self.job.labels)
+        done = earlier.answered(cases.reader, cases.file, self.job.labels) if earlier else set()
         if len(done) >= cases.count:
             self.console.print(f"{path}: all {cases.count} are answered already")
             return
@@ -194,6 +202,7 @@ class Generation:
             answerer.runner.run(self.signals.until_stopped(work))
 
     def start(self) -> "Answerer | Fleet":
+        """Start what the settings name: an engine, replicas in a cluster, or an endpoint."""
         config = self.job.config
         if config.ray:
             from panjue.serve.ray import running_fleet
@@ -217,23 +226,14 @@ class Generation:
     def claim(self, cases: Cases, answered_by: AnsweredBy, because: str) -> None:
         """Write the record, the labels and the skipped rows of the answers to their folder.
 
-        Other library versions are allowed and printed. If there are no completions, files made from
-        earlier answers are deleted, and named.
+        Earlier answers there are resumed or replaced; if they differ too much, this is refused.
         """
         folder = cases.folder
         record = record_of(self.job, cases, answered_by, because)
         if (folder / "completions.jsonl").exists():
-            if AnswersRecord.read(folder).answered_by != answered_by:
-                self.delete_derived(folder)
             record = self.resumed(folder, record)
         elif (folder / MANIFEST).exists():
-            old = AnswersRecord.read(folder)
-            if old.answered_by == "classifier" and old.test_sha256 != record.test_sha256:
-                raise UserError(
-                    f"{folder}: has answers to another file, {old.test}; they are kept: name "
-                    "another folder for these with answers=NAME"
-                )
-            self.delete_derived(folder)
+            self.replace_answers(folder, record)
         self.job.labels.save(folder)
         record.write(folder)
         skipped = cases.reader.skipped
@@ -241,33 +241,45 @@ class Generation:
         if skipped.rows:
             self.console.print(str(skipped), markup=False)
 
-    def delete_derived(self, folder: Path) -> None:
-        names = (self.job.task.data.submission.name, *DERIVED)
-        stale = [folder / name for name in names if (folder / name).exists()]
-        for file in stale:
-            if file.is_dir():
-                shutil.rmtree(file)
-            else:
-                file.unlink()
-        if stale:
-            deleted = ", ".join(file.name for file in stale)
-            said = f"{folder}: deleted {deleted}: they belong to earlier answers"
-            self.console.print(said, markup=False)
-
     def resumed(self, folder: Path, record: AnswersRecord) -> AnswersRecord:
-        """Return the new record with the versions of the rows that are there."""
+        """Return the new record with the library versions of the replies that are kept."""
         old = AnswersRecord.read(folder)
-        if changed := of_replies(old).difference(of_replies(record)):
+        if changed := without_resources(old).difference(without_resources(record)):
             raise UserError(
                 f"{folder}: has answers made with other settings ({changed}); they are kept: "
                 "name another folder for these with answers=NAME"
             )
+        if old.answered_by != record.answered_by:
+            self.delete_derived(folder)
         if changed := difference(old.versions, record.versions):
             self.console.print(f"resuming with other versions: {changed}", markup=False)
         return record.model_copy(update={"versions": old.versions})
 
+    def replace_answers(self, folder: Path, record: AnswersRecord) -> None:
+        """Delete answers without replies; refuse if the classifier gave them to another file."""
+        old = AnswersRecord.read(folder)
+        if old.answered_by == "classifier" and old.test_sha256 != record.test_sha256:
+            raise UserError(
+                f"{folder}: has answers to another file, {old.test}; they are kept: name another "
+                "folder for these with answers=NAME"
+            )
+        self.delete_derived(folder)
 
-def chooses(job: Job) -> bool:
+    def delete_derived(self, folder: Path) -> None:
+        """Delete the files made from earlier answers, and name them."""
+        names = (self.job.task.data.submission.name, *DERIVED)
+        stale = [name for name in names if (folder / name).exists()]
+        for name in stale:
+            if (folder / name).is_dir():  # the submission of some tasks
+                shutil.rmtree(folder / name)
+            else:
+                (folder / name).unlink()
+        if stale:
+            what = f"{folder}: deleted {', '.join(stale)}: they belong to earlier answers"
+            self.console.print(what, markup=False)
+
+
+def can_choose(job: Job) -> bool:
     """Say whether there is a text classifier that could answer in place of the fine-tuned model."""
     trained = job.run.result
     if trained is None or job.config.endpoint or job.config.adapter == "none":
@@ -277,40 +289,37 @@ def chooses(job: Job) -> bool:
 
 def held_out_folder(job: Job, cases: Cases) -> Path:
     """Return the folder of the answers to the held-out cases: one for each way to make replies."""
-    record = of_replies(record_of(job, cases, "model", ""))
+    record = without_resources(record_of(job, cases, "model", ""))
     made = record.model_dump(mode="json", include=SHAPE)
     digest = hashlib.sha256(dump(made).encode()).hexdigest()
     return job.run.folder / ANSWERS / f"{HELD_OUT}-{digest[:8]}"
 
 
-def held_out_cases(record: RunRecord, job: Job, folder: Path) -> Cases | str:
-    """Return the cases that a training held out, or why there are none."""
+class NoHeldOutCases(Exception):
+    """There is no case to compare model and text classifier on; the message says why."""
+
+
+def held_out_cases(record: RunRecord, job: Job, folder: Path) -> Cases:
+    """Return the cases that a training held out: its dev file, or some of its training file."""
     file = Path(record.dev or record.train)
     if not file.is_file() or sha256(file) != (record.dev_sha256 or record.train_sha256):
-        return f"no held-out cases to compare it on: {file} is missing, or was changed"
+        reason = f"{file} is missing, or was changed"
+        raise NoHeldOutCases(f"no held-out cases to compare it on: {reason}")
     reader = Reader(job.task, held_out=record.dev is None, on_bad_row=record.on_bad_row)
-    try:
-        return read_cases(file, reader, folder, for_choice=True)
-    except NoCases:
-        return "no case was held out to compare it on"
+    cases = read_cases(file, reader, folder)
+    if not cases.count:
+        raise NoHeldOutCases("no case was held out to compare it on")
+    return replace(cases, for_choice=True)
 
 
-def of_replies(record: AnswersRecord) -> AnswersRecord:
+def read_cases(file: Path, reader: Reader, folder: Path) -> Cases:
+    return Cases(file, reader, folder, count=sum(1 for _ in reader.read(file)))
+
+
+def without_resources(record: AnswersRecord) -> AnswersRecord:
     """Return the record without the engine settings of memory and speed, which may differ."""
     engine = {key: value for key, value in record.engine.items() if key not in RESOURCES}
     return record.model_copy(update={"engine": engine})
-
-
-class NoCases(UserError):
-    """A file has no cases."""
-
-
-def read_cases(file: Path, reader: Reader, folder: Path, *, for_choice: bool = False) -> Cases:
-    count = sum(1 for _ in reader.read(file))
-    if not count:
-        skipped = f"; {reader.skipped}" if reader.skipped.rows else ""
-        raise NoCases(f"{file}: has no cases{skipped}")
-    return Cases(file, reader, folder, count, for_choice)
 
 
 def record_of(job: Job, cases: Cases, answered_by: AnsweredBy, because: str) -> AnswersRecord:

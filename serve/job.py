@@ -1,4 +1,4 @@
-"""What a process needs to answer the cases of a run."""
+"""What a process needs to answer the cases of a run: the driver, or a replica in a cluster."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,13 +15,13 @@ from panjue.serve.settings import GenerateConfig
 
 @dataclass(frozen=True)
 class Job:
-    """What any process needs to answer cases of a run."""
+    """A run, its settings and the model to load; it is sent to replicas, which load it."""
 
     config: GenerateConfig
     run: Run
     task_name: str
     budget: Budget = field(default_factory=Budget)  # of the training, if there is one
-    solve: dict[str, Any] = field(default_factory=dict)  # of training, then of `config`
+    solve: dict[str, Any] = field(default_factory=dict)  # settings of the task's steps, if it has
     served: Served | None = None  # the model to load
 
     @property
@@ -35,6 +35,7 @@ class Job:
 
     @property
     def passes(self) -> list[Sampling]:
+        """Return how each question is sampled: for the first reply, then for all `samples`."""
         first = self.config.sampling
         further = {**first, "n": self.config.samples, "temperature": 1.0}
         return [first, further] if self.config.samples else [first]
@@ -49,11 +50,9 @@ class Job:
 
     def asker(self) -> Asker:
         """Return what makes the questions: with the tokenizer of the model, if there is one."""
+        model = self.served.model if self.served else None
         constrained = self.config.constrained
-        if self.served is None:
-            return Asker(self.task, None, None, self.budget, constrained=constrained)
-        trained = self.run.trained
-        return Asker(self.task, trained, self.served.model, self.budget, constrained=constrained)
+        return Asker(self.task, self.run.result, model, self.budget, constrained=constrained)
 
 
 def make_job(run: Run, config: GenerateConfig) -> Job:

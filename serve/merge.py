@@ -28,7 +28,6 @@ KNOWN_TEXT = "被告人张某伙同李某，窃取他人财物三千元。 The d
 """Outputs are compared on words that models know. On rare tokens two trained adapters of a 0.5B in
 bfloat16 differed by 2.5 and 5.4% after a right merge, on text by 1.3%."""
 
-
 GENERATION = "generation_config.json"
 """A model's sampling settings: the merged model has its base's file as it is."""
 
@@ -44,30 +43,28 @@ class Served(NamedTuple):
         """Return the adapter's rank, rounded up to one that vLLM supports; 0 without adapter."""
         if self.adapter is None:
             return 0
-        try:
-            rank = lora_rank(self.adapter)
-        except (LookupError, TypeError):
-            raise UserError(f"{self.adapter}/adapter_config.json: has no rank") from None
+        rank = lora_rank(self.adapter)
         if rank is None:
             raise UserError("adapter: vLLM has no rank that high; use adapter=merge")
         return rank
 
 
 def served_model(trained: Path, adapter: str, base: str | None = None) -> Served:
-    """Return the folders to load for a training result; see `EngineConfig` for the others."""
+    """Return the folders to load for a training result; `EngineConfig` has the other settings."""
     record = RunRecord.read(trained)
-    is_full = not (trained / "adapter_config.json").exists()
-    if is_full and adapter == "lora":
+    config = trained / "adapter_config.json"
+    is_full = not config.exists()
+    if adapter == "merge":
+        return Served(trained if is_full else merge(trained, trained.with_name("merged"), base))
+    if adapter == "none":
+        return Served(check_base(trained, record, base))
+    if is_full:
         raise UserError(f"{trained}: is a full model without an adapter; use adapter=merge")
-    if adapter == "lora" and read_object(trained / "adapter_config.json").get("target_parameters"):
+    if read_object(config).get("target_parameters"):
         # vLLM would leave these matrices out without a word, and apply the others.
         raise UserError(f"{trained}: adapts experts, which vLLM needs merged; use adapter=merge")
-    if adapter != "merge":
-        model = check_base(trained, record, base)
-    else:
-        model = trained if is_full else merge(trained, trained.with_name("merged"), base)
-    loaded = named_for_vllm(trained, model) if adapter == "lora" else None
-    return Served(model, loaded)
+    model = check_base(trained, record, base)
+    return Served(model, named_for_vllm(trained, model))
 
 
 def named_for_vllm(adapter: Path, base: Path) -> Path:
@@ -90,13 +87,17 @@ def named_for_vllm(adapter: Path, base: Path) -> Path:
 
 
 def is_merged(record: RunRecord, out: Path) -> bool:
+    """Say whether `out` has the merge with this record."""
     with suppress(UserError):
         return RunRecord.read(out) == record
     return False
 
 
 def check_base(adapter: Path, record: RunRecord, base: str | None = None) -> Path:
-    """Return the folder of the base that `adapter` was trained on; `base` if it has moved."""
+    """Return the folder of the base that `adapter` was trained on; refuse another base.
+
+    `base` is its folder or hub name, if it has moved.
+    """
     name = base or record.base
     try:
         folder = model_folder(name)
@@ -110,10 +111,9 @@ def check_base(adapter: Path, record: RunRecord, base: str | None = None) -> Pat
 
 def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
     """Merge `adapter` into its base, or reuse an earlier merge, and return the folder `out`."""
-    if (adapter.with_name("model") / MANIFEST).exists():
-        raise UserError(f"{adapter.parent}: was trained with method=full; its model is in model/")
     if not (adapter / MANIFEST).exists():
-        raise UserError(f"{adapter}: there is no panjue adapter; run `panjue sft` first")
+        way_out = "run `panjue sft` first; method=full makes a model, which needs no merge"
+        raise UserError(f"{adapter}: there is no panjue adapter; {way_out}")
     digest = model_sha256(adapter)
     record = RunRecord.read(adapter).model_copy(update={"adapter_sha256": digest})
     if is_merged(record, out):
@@ -121,24 +121,27 @@ def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
     # Of two processes, the second one waits and finds the merge.
     with exclusive_lock(out.parent, f".{out.name}.lock", wait=True):
         if not is_merged(record, out):
-            folder = check_base(adapter, record, base)
-            temporary = out.with_name(f".{out.name}.tmp")
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-            tokenizer = load_tokenizer(folder)
-            try:
-                write_merged(folder, adapter, temporary, tokenizer.encode(KNOWN_TEXT))
-            except BaseException:
-                shutil.rmtree(temporary, ignore_errors=True)  # it is as large as the base
-                raise
-            tokenizer.save_pretrained(temporary)
-            kept = (adapter / "labels.json", adapter / CLASSIFIER, folder / GENERATION)
-            for file in kept:
-                if file.exists():
-                    shutil.copy(file, temporary)
-            record.write(temporary)
-            replace_folder(temporary, out)
+            make_merged(check_base(adapter, record, base), adapter, record, out)
     return out
+
+
+def make_merged(base: Path, adapter: Path, record: RunRecord, out: Path) -> None:
+    """Make the folder `out`: the merged weights, and what else is needed to answer with them."""
+    temporary = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    tokenizer = load_tokenizer(base)
+    try:
+        write_merged(base, adapter, temporary, tokenizer.encode(KNOWN_TEXT))
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)  # it is as large as the base
+        raise
+    tokenizer.save_pretrained(temporary)
+    for file in (adapter / "labels.json", adapter / CLASSIFIER, base / GENERATION):
+        if file.exists():
+            shutil.copy(file, temporary)
+    record.write(temporary)
+    replace_folder(temporary, out)
 
 
 def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) -> None:

@@ -25,7 +25,8 @@ from panjue.serve.ask import CompletionRow
 
 T = TypeVar("T")
 
-LATE_S = 1.0  # when the block fails, a signal may still come: the engine may get it before we do
+LATE_SIGNAL_S = 1.0
+"""Time to wait for a signal when the block fails: a Ctrl-C may have killed the engine just now."""
 
 
 class EarlierRows:
@@ -36,13 +37,13 @@ class EarlierRows:
             pass  # opening it drops an incomplete last line
         self._rows = Rows(path, key=call_key)
         self._keys: dict[str, list[str]] = defaultdict(list)
-        """Id -> keys, for tasks of several calls."""
+        """Id of an example that takes several calls -> the keys of its rows."""
         for key in self._rows.ids():
             if " " in key:
                 self._keys[key.rpartition(" ")[0]].append(key)
 
     def of(self, example: Example) -> dict[str, CompletionRow]:
-        """Return all rows of an example, by the key of their call."""
+        """Return key of a call -> its row, of an example that takes several calls."""
         rows = {}
         for key in self._keys.get(str(example.id), ()):
             row = self._rows.get(key)
@@ -95,6 +96,7 @@ class Output:
         self._show(self.progress.done)
 
     def solved(self) -> None:
+        """Count an example whose rows are all written."""
         self._show(self.progress.done + 1)
 
     def _show(self, done: int) -> None:
@@ -109,7 +111,8 @@ def starting(console: Console, what: str) -> Iterator[None]:
     began = time.monotonic()
     console.print(f"starting {what}, which takes a minute or more", highlight=False)
     yield
-    console.print(f"{what.partition(',')[0]} is ready after {time.monotonic() - began:.0f} s")
+    name, _, _details = what.partition(",")
+    console.print(f"{name} is ready after {time.monotonic() - began:.0f} s")
 
 
 class StopSignals:
@@ -120,7 +123,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._received = 0  # number of the signal; 0: none came
-        self._cancel: Callable[[], object] | None = None  # a signal calls it; None: it raises
+        self._cancel: Callable[[], object] | None = None  # what a signal calls; None: it raises
         self._old_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -133,7 +136,7 @@ class StopSignals:
         failed = kind is not None and issubclass(kind, Exception)
         try:
             if failed and not self._received:
-                time.sleep(LATE_S)
+                time.sleep(LATE_SIGNAL_S)
         finally:
             for number, handler in self._old_handlers.items():
                 signal.signal(number, handler)
@@ -167,6 +170,7 @@ class StopSignals:
             self._check()
 
     def _check(self) -> None:
+        """Raise Stopped if a signal has come."""
         if self._received:
             kept = "no row was finished"
             if self.folder and (completions := self.folder / "completions.jsonl").exists():

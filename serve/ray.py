@@ -35,7 +35,8 @@ HOST = socket.gethostname()
 RESTARTS = 3  # how often Ray starts a replica's process again, on any machine
 
 ONE_MACHINE = ("VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY")  # variables for one machine alone
-GPUS = ("tensor", "pipeline", "prefill_context", "data")  # `…_parallel_size` that multiply
+PARALLEL = ("tensor", "pipeline", "prefill_context", "data")
+"""An engine needs as many GPUs as these of its settings, `…_parallel_size`, give multiplied."""
 
 SAME_VERSIONS = ("panjue", "transformers", "llguidance", "torch")
 """Packages that must have one version in the whole cluster, as vLLM: replies depend on them."""
@@ -55,15 +56,16 @@ def running_fleet(job: Job, signals: StopSignals, console: Console) -> Iterator[
 
 async def start(job: Job, console: Console) -> "Fleet":
     """Return the fleet when its first replica is ready."""
-    takes = resources(job)
+    needs = resources(job)
     job = absolute(job.with_model())  # merged only when there is a cluster
     count = job.config.replicas
     slots = job.config.slots * count
-    most = {"max_restarts": RESTARTS, "max_concurrency": slots + 1}
-    actor = ray.remote(Replica).options(**most, **takes)
+    # One replica may get all examples, while the others have not started.
+    limits = {"max_restarts": RESTARTS, "max_concurrency": slots + 1}
+    actor = ray.remote(Replica).options(**limits, **needs)
     wanted = versions(job.task_name)
     fleet = Fleet([actor.remote(job, wanted) for _ in range(count)], slots)
-    each = " and ".join(f"{n:.0f} {kind.removeprefix('num_')}" for kind, n in takes.items())
+    each = " and ".join(f"{n:.0f} {kind.removeprefix('num_')}" for kind, n in needs.items())
     with starting(console, f"the first of {count} replicas, each takes {each}"):
         await fleet.wait_for_first()
     return fleet
@@ -96,21 +98,25 @@ def cluster() -> Iterator[None]:
 
 
 def resources(job: Job) -> dict[str, float]:
-    """Return what Ray sets aside for a replica: its GPUs, else its share of a machine's cores."""
+    """Return what Ray sets aside for a replica: its GPUs, else its share of a machine's cores.
+
+    Replicas are spread evenly; the machine with the fewest cores decides.
+    """
     if not on_cpu():
         engine = job.config.engine
-        sizes = [engine.get(f"{name}_parallel_size", 1) for name in GPUS]
+        sizes = [engine.get(f"{name}_parallel_size", 1) for name in PARALLEL]
         return {"num_cpus": 1, "num_gpus": prod(sizes)}
-    cores = []
+    cores = []  # of each machine
     for node in ray.nodes():  # type: ignore[no-untyped-call]
         if node["Alive"] and node["Resources"].get("CPU"):
             cores.append(node["Resources"]["CPU"])
-    on_each = ceil(job.config.replicas / max(1, len(cores)))
-    of_replica = min(cores, default=1) // on_each
-    return {"num_cpus": max(1, of_replica)}
+    replicas_on_each = ceil(job.config.replicas / max(1, len(cores)))
+    cores_of_replica = min(cores, default=1) // replicas_on_each
+    return {"num_cpus": max(1, cores_of_replica)}
 
 
 def versions(task: str) -> dict[str, str]:
+    """Return what must be equal on all machines: name -> version, or hash of the prompt."""
     packages = {name: version(name) for name in SAME_VERSIONS}
     return {"prompt": prompt_sha256(task), "vllm": VLLM_VERSION, **packages}
 
@@ -125,6 +131,7 @@ class Replica:
         self._answerer: Answerer | None = None
 
     async def start(self) -> None:
+        """Start the engine unless it runs: the driver calls this again after any error of Ray."""
         if self._answerer:
             return
         job = self._job
@@ -185,8 +192,8 @@ class Fleet:
         self._changed = asyncio.Event()
         self._running: list[Running] = []
         self._starting: set[asyncio.Task[None]] = set()
-        self._failure: Exception | None = None
-        self._has_run = False
+        self._start_error: Exception | None = None  # ends the run if no replica has started
+        self._has_started = False
         for actor in actors:
             self._start(actor)
 
@@ -196,11 +203,14 @@ class Fleet:
         return f"{len(self._running)} of {self._count} replicas{again}"
 
     async def wait_for_first(self) -> Running:
-        """Return the running replica with the fewest examples; wait for one if there is none."""
+        """Return the running replica with the fewest examples; wait for one if there is none.
+
+        UserError if none is left that could start.
+        """
         while not self._running:
             if not self._starting:
-                if self._failure and not self._has_run:
-                    raise self._failure
+                if self._start_error and not self._has_started:
+                    raise self._start_error
                 ended = f"ray: all replicas have ended for good: {self.error}; see debug.log"
                 kept = "finished rows are kept, run the same command to resume"
                 raise UserError(f"{ended} in the run folder, or Ray's logs; {kept}")
@@ -213,11 +223,16 @@ class Fleet:
     ) -> None:
         """Have an example answered, again if its replica ends; `old_rows` gets the new ones too."""
         async with self.slots:
-            while not await self._try(example, write, old_rows):
+            while not await self._is_answered(example, write, old_rows):
                 self.repeats += 1
 
-    async def _try(self, example: Example, write: Write, rows: dict[str, CompletionRow]) -> bool:
-        """Say whether a replica has answered an example to the end; its rows are kept anyway."""
+    async def _is_answered(
+        self, example: Example, write: Write, rows: dict[str, CompletionRow]
+    ) -> bool:
+        """Have a replica answer an example; False if the replica has ended before it was done.
+
+        Each row that came is written, and kept in `rows`, which the next replica gets.
+        """
         replica = await self.wait_for_first()
         replica.examples += 1
         try:
@@ -239,21 +254,23 @@ class Fleet:
         return True
 
     def _start(self, actor: Any) -> None:
+        """Have a replica start its engine in the background."""
         starting = asyncio.create_task(self._wait_for_start(actor))
         self._starting.add(starting)
         starting.add_done_callback(self._starting.discard)
         starting.add_done_callback(lambda _: self._changed.set())
 
     async def _wait_for_start(self, actor: Any) -> None:
+        """Add a replica to those that run when its engine has started; else note the error."""
         try:
             # Ray tries again, also while it looks for a machine; it gives up after `RESTARTS`.
             await actor.start.options(max_task_retries=-1).remote()
         except RayTaskError as error:
-            self._failure = error.cause if isinstance(error.cause, UserError) else error
-            self.error = first_line(self._failure).rstrip(".")  # say, its GPU has failed
+            self._start_error = error.cause if isinstance(error.cause, UserError) else error
+            self.error = first_line(self._start_error).rstrip(".")  # say, its GPU has failed
             ray.kill(actor)  # what it takes may be enough for one that waits
         except RayError as error:  # it cannot be started again
             self.error = first_line(error).rstrip(".")
         else:
-            self._has_run = True
+            self._has_started = True
             self._running.append(Running(actor))

@@ -182,7 +182,8 @@ def generate_settings(run: Run, test: Path, words: Sequence[str] = ()) -> Genera
         check_known("sampling", config.sampling, ENDPOINT_SAMPLING)
     if not test.exists():
         raise UserError(f"no file {test}")
-    next(Reader(task, on_bad_row=config.on_bad_row).read(test), None)  # of another format?
+    cases = Reader(task, on_bad_row=config.on_bad_row).read(test)
+    next(cases, None)  # a file of another format is refused at its first row
     return config
 
 
@@ -213,6 +214,7 @@ def check_trained(run: Run) -> RunRecord:
 
 
 def server_key(host: str) -> str | None:
+    """Return the key that clients must send; other machines may reach `host` only with one."""
     key = os.environ.get(SERVER_KEY) or None
     if key and not (key.isascii() and key.isprintable() and " " not in key):
         raise UserError(f"{SERVER_KEY}: must be of printable ASCII characters without spaces")

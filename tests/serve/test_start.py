@@ -1,8 +1,12 @@
-"""How an engine starts: on which cards, with what in its environment, and why it does not."""
+"""How an engine starts: on which cards, with what in its environment, and why it does not.
+
+The reason is one line; what can be known is said before anything is read or written.
+"""
 
 import os
 import shutil
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +14,23 @@ import pytest
 from transformers import Qwen3Config
 from vllm.config import ModelConfig
 
+from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.serve.ask import LONGEST, Budget
 from panjue.serve.engine import (
     OWN_ARGUMENTS,
+    AsyncEngineArgs,
+    check_engine,
     check_length,
     engine,
     engine_settings,
     longest_of,
     startup_errors,
-    with_own,
 )
-from panjue.serve.merge import Served
-from panjue.serve.settings import environment
+from panjue.serve.job import Job, make_job
+from panjue.serve.merge import Served, served_model
+from panjue.serve.settings import RESOURCES, GenerateConfig, environment, generate_settings
 
 
 def test_what_a_gpu_would_compile_at_the_start_is_off_unless_it_is_wanted() -> None:
@@ -88,15 +96,89 @@ def test_an_engine_has_room_for_what_the_model_takes_but_no_less_than_in_trainin
 ) -> None:
     assert engine_settings(Served(merged), 0, Budget(500, 501))["max_model_len"] == -1
     small: Any = type("Small", (), {"longest": 500})()
-    assert check_length(small, Budget(500, 600)) is small
+    check_length(small, Budget(500, 600))
     with pytest.raises(UserError, match="its memory is enough for 500 tokens, the training has"):
         check_length(small, Budget(501, 600))
 
 
-def test_what_panjue_sets_itself_is_refused(merged: Path) -> None:
+def test_what_panjue_sets_itself_cannot_be_set(merged: Path) -> None:
     own = engine_settings(Served(merged), 0, Budget(64, 64))
-    assert own.keys() <= {*OWN_ARGUMENTS}, "they are refused before anything is written"
+    assert own.keys() == {*OWN_ARGUMENTS}, "they are refused before anything is written"
     assert "dtype" not in own, "a T4 has no bfloat16; vLLM takes float16 there"
-    for name in ("seed", "tokenizer", "load_format", "trust_remote_code", "hf_token"):
-        with pytest.raises(UserError, match=f"^engine: '{name}' is set by panjue$"):
-            with_own({"dtype": "float32", name: "x"}, own)
+    assert set(RESOURCES) <= {field.name for field in fields(AsyncEngineArgs)}
+
+
+def job_of(run: Path, test: Path, *words: str) -> Job:
+    return make_job(Run(run), generate_settings(Run(run), test, words))
+
+
+@pytest.mark.parametrize(
+    ("word", "complaint"),
+    [
+        ("sampling.temprature=1", "sampling: Unexpected keyword argument 'temprature'"),
+        ("sampling.seed=1", "set the top-level seed"),
+        ("sampling.detokenize=false", "multiple values for keyword argument 'detokenize'"),
+        ("engine.dtyp=float32", "engine: no setting 'dtyp'; did you mean 'dtype'"),
+        ("task=drop", "was trained for 'judgment'; leave out `task`"),
+        ("samples=2", "samples: 'judgment' uses one reply per question; set samples=0"),
+        ("replicas=2", "replicas: needs ray=auto"),
+        ("answers=a/b", "answers: String should match"),
+        ("answers=.hidden", "answers: String should match"),
+    ],
+)
+def test_bad_settings_end_in_one_line(
+    word: str, complaint: str, trained: Path, workshop: Path
+) -> None:
+    with pytest.raises(UserError, match=complaint) as error:
+        job_of(trained, workshop / "demo/test.jsonl", word)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_files_and_packages_are_named(
+    trained: Path, workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = workshop / "demo/test.jsonl"
+    with pytest.raises(UserError, match=r"^no file nowhere.jsonl$"):
+        job_of(trained, Path("nowhere.jsonl"))
+    with pytest.raises(UserError, match="nothing trained is there; run `panjue sft` first"):
+        job_of(tmp_path, test)
+    with pytest.raises(UserError, match="leave out `ray` or `endpoint`"):
+        job_of(trained, test, "ray=auto", "endpoint=http://127.0.0.1:1/v1#x")
+    monkeypatch.setattr("panjue.serve.settings.find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"^ray: is not installed; "):
+        job_of(trained, test, "ray=auto")
+
+
+def copy_with(trained: Path, folder: Path, **changed: str) -> Path:
+    """Return a copy of a run whose adapter has another record."""
+    shutil.copytree(trained / "adapter", folder / "adapter")
+    RunRecord.read(folder / "adapter").model_copy(update=changed).write(folder / "adapter")
+    return folder
+
+
+def test_a_training_of_another_prompt_or_other_labels_is_refused(
+    trained: Path, workshop: Path, tmp_path: Path
+) -> None:
+    test = workshop / "demo/test.jsonl"
+    with pytest.raises(UserError, match="its prompt has changed since training"):
+        job_of(copy_with(trained, tmp_path / "prompt", prompt_sha256="0"), test)
+    with pytest.raises(UserError, match=r"its labels.json has changed since training"):
+        job_of(copy_with(trained, tmp_path / "labels", labels_sha256="0"), test)
+
+
+def test_a_base_that_has_moved_is_found_where_it_is_said_to_be(
+    trained: Path, workshop: Path, tmp_path: Path
+) -> None:
+    adapter = copy_with(trained, tmp_path, base="/no/where") / "adapter"
+    with pytest.raises(UserError, match="say base=FOLDER"):
+        served_model(adapter, "lora")
+    base = workshop / "base/model"
+    assert served_model(adapter, "lora", str(base)) == Served(base, adapter)
+
+
+CONFIGS = sorted((Path(__file__).parents[2] / "finetune/configs").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", [path for path in CONFIGS if path.name != "fsdp2.yaml"])
+def test_every_shipped_config_has_settings_that_the_engine_knows(path: Path) -> None:
+    check_engine(load_section(GenerateConfig, path, "generate").engine)
