@@ -28,10 +28,8 @@ COUNTED = Labels({"answers": {"france": 5, "japan": 3, "italy": 2, "spain": 2, "
     [
         ({"qid": " "}, "'qid' must be a text that is not empty"),
         ({"qid": 1}, "'qid' must be a text"),
-        ({"query": "born in peru."}, r"'query' must be a text with one \[MASK\]"),
-        ({"query": "[MASK] in [MASK]."}, "'query' must be"),
+        ({"query": "[MASK] in [MASK]."}, r"'query' must be a text with one \[MASK\]"),
         ({"answer": []}, "'answer' must list one text or more"),
-        ({"answer": ["peru", " "]}, "'answer' must list"),
     ],
 )
 def test_a_bad_row(fields: dict[str, Any], complaint: str) -> None:
@@ -104,9 +102,7 @@ def test_replies_by_hand(reply: str, answers: list[str], repairs: list[str]) -> 
         ([], "list of texts"),
         (["a", "b", "c", "d", "e", "f"], "6 answers"),
         (["a", "a"], "twice"),
-        ("a", "list of texts"),
         ([1], "list of texts"),
-        ([" "], "list of texts"),
     ],
 )
 def test_faults(ret: Any, complaint: str | None) -> None:

@@ -84,9 +84,7 @@ def test_what_is_taught_is_what_a_perfect_run_sees(window: int) -> None:
         gold = example.answer or {}
         absent = {"holder": "不在场的人", "events": gold["holders"][0]["events"]}
         holders = [absent, *gold["holders"]]  # what he feels is not taught
-        taught = list(
-            task.training_examples(replace(example, answer={**gold, "holders": holders}))
-        )
+        taught = list(task.training_examples(replace(example, answer={**gold, "holders": holders})))
         for question in taught:
             target = task.ask.target(question)
             Draft202012Validator(task.ask.schema(question, Labels())).validate(json.loads(target))

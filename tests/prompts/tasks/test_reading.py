@@ -56,7 +56,6 @@ def test_a_blank_is_an_answer_only_of_an_impossible_question(texts: list[str]) -
     ("fields", "complaint"),
     [
         ({"casename": 3}, "'casename' must be a text"),
-        ({"answers": "甲"}, "'answers' must be a list of"),
         ({"answers": [{"answer_start": 3}]}, "'answers' must be a list of"),
     ],
 )
@@ -125,16 +124,8 @@ def test_a_document_of_another_form_is_one_bad_row(part: Any, place: str, tmp_pa
     path = gold_file(tmp_path, part, document(("甲",)))
     reader = Reader(TASK, on_bad_row="skip")
     assert [example.id for example in reader.read(path)] == ["civil_0"]
-    [(_, found)] = reader.skipped.rows
-    assert found == place
+    assert list(reader.skipped.rows) == [(path, place)]
     assert "no document of the form" in reader.skipped.rows[path, place]
-
-
-def test_a_file_without_documents_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "gold.json"
-    path.write_text('{"data": 3}', "utf-8")
-    with pytest.raises(UserError, match="gold.json: has no list 'data'"):
-        list(Reader(TASK).read(path))
 
 
 PART = "a span that is not in the text, shortened"
@@ -183,12 +174,10 @@ def test_markup_in_a_span_is_that_of_the_text() -> None:
     ("row", "complaint"),
     [
         ({"id": "1", "answer": "800元"}, None),
-        ({"id": "1", "answer": ""}, None),
         ({"id": "1", "answer": "NO"}, None),
         ({"id": "1", "answer": "900元"}, "is not in the text"),
         ({"id": "1", "answer": None}, "must be a text"),
         ({"id": "1"}, "fields must be"),
-        ({"id": "1", "answer": "", "type": "no"}, "fields must be"),
         ({"id": 1, "answer": ""}, "the id is 1"),
     ],
 )
