@@ -7,7 +7,6 @@ import re
 import string
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from itertools import chain, product, starmap
 from typing import Any
 
 from panjue.prompts.example import Answer, Decoded, Example, Ranking, known_groups
@@ -164,7 +163,11 @@ def _date_in_words(text: str) -> str | None:
 
 def count_answers(examples: Iterable[Example]) -> Labels:
     """Count the training answers; the commonest replace missing answers."""
-    return collect({"answers": map(contest_form, *e.references)} for e in examples if e.references)
+    answers = []
+    for example in examples:
+        for references in example.references:  # one set, or in a test file none
+            answers.append({"answers": map(contest_form, references)})
+    return collect(answers)
 
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
@@ -189,19 +192,17 @@ def f1(gold: Row, predicted: Row | None) -> float:
     answers = [] if predicted is None else predicted["ret"]
     if not isinstance(answers, list) or len(answers) > MAX_ANSWERS:
         raise TypeError
-    pairs = product(_references(gold), answers)
-    return max(starmap(token_f1, pairs), default=0.0)
-
-
-def _references(gold: Row) -> list[str]:
-    return list(chain.from_iterable(gold["references"]))
+    [references] = gold["references"]
+    scores = [token_f1(reference, answer) for reference in references for answer in answers]
+    return max(scores, default=0.0)
 
 
 def shown(gold: Row, row: Row | None) -> Iterator[Item]:
     """Yield the ranked answers and the gold ones, right if one of the answers is."""
-    references = dict.fromkeys(_references(gold))
+    [references] = gold["references"]
+    golds = list(dict.fromkeys(references))
     predicted = texts(row["ret"]) if row else []
-    yield "", [Field("answers", list(references), predicted, f1(gold, row) == 1)]
+    yield "", [Field("answers", golds, predicted, f1(gold, row) == 1)]
 
 
 def token_f1(reference: str, answer: str) -> float:

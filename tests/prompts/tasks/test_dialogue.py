@@ -54,6 +54,11 @@ def test_every_sentence_is_asked_once_and_nothing_after_it_is_shown(
         assert shown == list(range(max(1, first - CONTEXT), last + 1))
 
 
+def test_dialogues_are_grouped_by_their_length() -> None:
+    groups = [dialogue(sentences).groups["turns"] for sentences in (1, 20, 21, 60, 61)]
+    assert groups == ["1-20", "1-20", "21-60", "21-60", "61+"]
+
+
 def test_what_a_call_is_shown() -> None:
     *_, last = configured(TASK, {"window": 3}).training_examples(EXAMPLE)
     content = TASK.ask.prompt(last)[0]["content"]
