@@ -63,15 +63,16 @@ class Classes:
         return "labels" if self.several else "label"
 
     def read(self, row: Mapping[str, Any]) -> Example:
+        key = id_of(row)
+        text = text_of(row, self.text if self.text in row else "text")
         written_name = row.get(self.person) or ""
         if not isinstance(written_name, str):
             raise UserError(f"{self.person!r} must be a name")
         person = visible(written_name)
-        text = text_of(row, self.text if self.text in row else "text")
         if written_name:
             text = text.replace(written_name, person)
         return Example(
-            id=id_of(row),
+            id=key,
             text=text,
             names=(person,) if person else (),
             inputs={"person": person},
