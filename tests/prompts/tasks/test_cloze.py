@@ -86,6 +86,8 @@ OTHER = "not the JSON that was asked for"
         ('{"answers":["a","b","c","d","e","f"]}', list("abcde"), [OTHER, "cut to 5 answers"]),
         ('{"answers":"peru"}', ["peru"], [OTHER]),
         ('{"answers":[1785]}', ["1785"], [OTHER]),
+        (dump({"answers": ["a" * 100]}), ["a" * 100], []),
+        (dump({"answers": ["a" * 101]}), ["a" * 100], [OTHER, FORM]),
         ('```json\n{"answers": ["peru", "chi', ["peru"], [OTHER]),
     ],
 )

@@ -133,6 +133,8 @@ OTHER = "not the JSON that was asked for"
         ('{"type":"span","answer":"因为夫妻感情破裂"}', "span", "夫妻感情破裂", [PART]),
         ('{"type":"span","answer":"夫妻感情己破裂"}', "span", "夫妻感情", [PART]),
         ('{"type":"span","answer":"张三丰在武当山"}', "unknown", "", [DROPPED]),
+        ('{"type":"span","answer":"%s"}' % ("张" * 400), "unknown", "", [DROPPED]),
+        ('{"type":"span","answer":"%s"}' % ("张" * 401), "unknown", "", [OTHER, DROPPED]),
         ('{"answer":"是的","type":"yes"}', "yes", "", [OTHER]),
         ('```json\n{"type": "span", "answer": "800元"}\n```', "span", "800元", [OTHER]),
     ],
