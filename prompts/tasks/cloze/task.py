@@ -7,6 +7,7 @@ import re
 import string
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import product
 from typing import Any
 
 from panjue.prompts.example import Answer, Decoded, Example, Ranking, known_groups
@@ -193,8 +194,8 @@ def f1(gold: Row, predicted: Row | None) -> float:
     if not isinstance(answers, list) or len(answers) > MAX_ANSWERS:
         raise TypeError
     [references] = gold["references"]
-    scores = [token_f1(reference, answer) for reference in references for answer in answers]
-    return max(scores, default=0.0)
+    pairs = product(references, answers)
+    return max((token_f1(reference, answer) for reference, answer in pairs), default=0.0)
 
 
 def shown(gold: Row, row: Row | None) -> Iterator[Item]:

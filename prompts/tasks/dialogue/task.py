@@ -5,6 +5,7 @@ An example takes several calls.
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 from panjue.prompts.example import Answer, Example, Solve, Turn
@@ -70,7 +71,8 @@ def _turn(number: int, sentence: Mapping[str, Any]) -> Turn:
 
 def _is_labelled(chat: Sequence[Mapping[str, Any]]) -> bool:
     """Say whether the sentences have gold sextuples: all fields of all sentences, or none."""
-    is_given = {field.title() in sentence for sentence in chat for field in SEXTUPLE}
+    pairs = product(chat, SEXTUPLE)
+    is_given = {field.title() in sentence for sentence, field in pairs}
     if len(is_given) > 1:
         raise UserError("some sentences have Target, Aspect, … and others do not")
     return is_given.pop()
