@@ -153,9 +153,7 @@ def test_wrong_settings_are_named(task: str, settings: dict[str, Any], complaint
     ("chat", "complaint"),
     [
         ([], "the chat must list one sentence or more"),
-        ([3], "the chat must list"),
         ([{"sentence": "…"}], "sentence 1: 'sentence' and 'Holder' must be texts"),
-        ([{"Holder": "甲"}], "sentence 1: 'sentence'"),
         ([{"Holder": "甲", "sentence": "…", "Target": ""}], "some sentences have Target"),
         (
             [{"Holder": "甲", "sentence": "…", **dict.fromkeys(map(str.title, SEXTUPLE), 3)}],
@@ -184,6 +182,20 @@ def test_gold_may_have_an_empty_state(sentiment: str, state: str, note: str | No
     chat = [{"Holder": "甲", "sentence": "…", **labels}]
     example = TASK.data.read({"id": "1", "chat": chat, "emo": emo})
     assert example.notes == ((note,) if note else ())
+
+
+@pytest.mark.parametrize(
+    ("emotions", "note"),
+    [
+        ({}, "emo/emo_1.json is missing: no events are scored"),
+        ({"emo_problem": "emo/emo_1.json: not JSON"}, "emo/emo_1.json: not JSON"),
+        ({"emo": {"甲": {}}}, "emo/emo_1.json: 甲.events: Field required"),
+    ],
+)
+def test_gold_emotions_that_cannot_be_used_are_noted(emotions: dict[str, Any], note: str) -> None:
+    chat = [{"Holder": "甲", "sentence": "…", **{field.title(): "" for field in SEXTUPLE}}]
+    example = TASK.data.read({"id": "1", "chat": chat, **emotions})
+    assert (example.notes, (example.answer or {})["holders"]) == ((note,), None)
 
 
 @pytest.mark.parametrize(
