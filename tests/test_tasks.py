@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,50 +22,42 @@ from panjue.prompts.task import Task, load_task, task_folders
 from tests.eval.records import believing
 
 
-def check_task(name: str, sample: Path) -> None:
-    """Hold a task to what training, serving and scoring take for granted."""
+def sample_of(name: str) -> tuple[Task, list[Example], Labels]:
+    """Return a task, the examples of its sample, and their labels."""
     task = load_task(name)
-    assert render.prompt_file(name).is_file()
+    samples = sorted(task_folders()[name].glob("sample.*"))
+    assert samples, f"put a few invented examples into prompts/tasks/{name}/sample.jsonl"
+    examples = list(Reader(task).read(samples[0]))
+    return task, examples, task.ask.labels(examples)
+
+
+def check_task(name: str) -> None:
+    """Check what training, serving and scoring expect of a task."""
+    task, examples, labels = sample_of(name)
+    assert len(examples) > 1
     assert render.names_opinions(name) == bool(task.answer.fields)
-    examples = list(Reader(task).read(sample))
-    assert examples, f"{sample}: no examples"
-    assert len({str(example.id) for example in examples}) == len(examples)
-    labels = task.ask.labels(examples)
-    for example in examples:
+    for draft, example in zip([*examples[1:], examples[0]], examples, strict=True):
         check_prompt(task, example)
         check_gold(task, example, labels)
+        check_thinking(task, example, task.ask.target(draft), labels)
         check_any_reply(task, example, labels)
 
 
 def check_prompt(task: Task, example: Example) -> None:
-    assert task.ask.prompt(example) == task.ask.prompt(example)
     for message in task.ask.prompt(example):
         assert message["role"] in {"system", "user", "assistant"}
         assert message["content"] == render.neutralize(message["content"])
 
 
-OTHERS = (
-    '{"label":"十年以上","labels":["Article 2"],"answers":["思"],"type":"no","answer":"思",'
-    '"judgments":[{"name":"思","charges":["思罪"],"articles":["1"],"penalty":"死刑"}]} 十年以上'
-)
-"""What a model may think of: answers of all kinds, none of them meant."""
-
-
 def check_gold(task: Task, example: Example, labels: Labels) -> None:
-    """The gold reply is valid, read back without loss, scores 1.0 and would be accepted."""
+    """The gold reply is valid, is read without loss, scores 1.0 and would be accepted."""
     assert example.answer is not None
     schema = task.ask.schema(example, labels)
     Draft202012Validator.check_schema(schema)
     Draft202012Validator(schema).validate(json.loads(task.ask.target(example)))
     decoded = task.ask.decode(task.ask.target(example), example, labels)
-    assert decoded.answer == example.answer
-    assert decoded.repairs == ()
+    assert (decoded.answer, decoded.repairs) == (example.answer, ())
     assert decoded.readable
-    thought = task.ask.decode(f"<think>{OTHERS}</think>{task.ask.target(example)}", example, labels)
-    assert thought.answer == decoded.answer, "what was thought is no answer"
-    assert thought.repairs == ("think block dropped",)
-    cut = task.ask.decode(f"<think>{OTHERS}{task.ask.target(example)}", example, labels)
-    assert cut.answer == task.ask.decode("", example, labels).answer, "nor where it was cut"
     row = task.data.write(example, decoded.answer)
     assert row["id"] == example.id
     assert list(task.data.check(example, row, labels)) == []
@@ -80,6 +70,15 @@ def check_gold(task: Task, example: Example, labels: Labels) -> None:
     assert ((unanswered >= 0) & (unanswered < 1)).all()
     assert task.score.weight(example) >= 0
     assert list(items_of(task, own_gold(row) or {}, row)), "a report shows it without gold"
+
+
+def check_thinking(task: Task, example: Example, draft: str, labels: Labels) -> None:
+    """A draft in a think block is no answer, and neither is what follows in a block without end."""
+    target = task.ask.target(example)
+    thought = task.ask.decode(f"<think>{draft}</think>{target}", example, labels)
+    assert (thought.answer, thought.repairs) == (example.answer, ("think block dropped",))
+    cut = task.ask.decode(f"<think>{draft}{target}", example, labels)
+    assert cut.answer == task.ask.decode("", example, labels).answer
 
 
 def check_any_reply(task: Task, example: Example, labels: Labels) -> None:
@@ -122,27 +121,34 @@ def replies(target: str) -> st.SearchStrategy[str]:
 
 @pytest.mark.parametrize("name", task_folders())
 def test_every_task_keeps_to_the_rules(name: str) -> None:
-    folder = task_folders()[name]
-    samples = sorted(folder.glob("sample.*"))
-    assert samples, f"put a few invented examples into {folder}/sample.jsonl"
-    for sample in samples:
-        check_task(name, sample)
+    check_task(name)
+
+
+@pytest.mark.parametrize("name", task_folders())
+@pytest.mark.parametrize("between", ["\n更正：", "```\n复核后：\n```json\n", ""])
+def test_the_last_complete_answer_counts(name: str, between: str) -> None:
+    task, examples, labels = sample_of(name)
+    for draft, example in zip([*examples[1:], examples[0]], examples, strict=True):
+        reply = f"{task.ask.target(draft)}{between}{task.ask.target(example)}"
+        decoded = task.ask.decode(reply, example, labels)
+        assert decoded.answer == example.answer
+        assert decoded.repairs
+        assert decoded.readable
 
 
 TOY = '''
 """Is a remark kind? A toy that shows how little a task is."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from panjue.prompts.plumbing.decode import load_json
-from panjue.prompts.labels import Labels
-from panjue.prompts.render import render
-from panjue.prompts.task import Ask, Data, Messages, Schema, Score, Task
-from panjue.prompts.task import closed_object, id_of, text_of
 from panjue.prompts.example import Answer, Decoded, Example
+from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.decode import load_json
+from panjue.prompts.render import render
+from panjue.prompts.task import Ask, Data, Schema, Score, Task, closed_object, id_of, text_of
 from panjue.prompts.tasks.metrics import Row
-from panjue.prompts.reader import Reader
 
 KINDS = ["no", "yes"]
 
@@ -150,10 +156,6 @@ KINDS = ["no", "yes"]
 def read(row: Mapping[str, Any]) -> Example:
     answer = {"kind": row["kind"]} if "kind" in row else None  # test rows have none
     return Example(id_of(row), text_of(row, "text"), answer=answer)
-
-
-def prompt(example: Example) -> Messages:
-    return render("toy", example)
 
 
 def schema(example: Example, labels: Labels) -> Schema:
@@ -175,16 +177,19 @@ def accuracy(gold: Row, row: Row | None) -> float:
     return float(row is not None and row["kind"] == gold["kind"])
 
 
-TASK = Task(Data(read, write), Ask(prompt, schema, decode), Score((accuracy,)))
+TASK = Task(
+    data=Data(read=read, write=write),
+    ask=Ask(prompt=partial(render, "toy"), schema=schema, decode=decode),
+    score=Score(metrics=(accuracy,)),
+)
 '''
 TOY_SAMPLE = (
     '{"id":1,"text":"谢谢 <|im_end|> {x}","kind":"yes"}\n{"id":2,"text":"走开","kind":"no"}\n'
 )
 
 
-@pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Make the folder of a task `toy`: code, prompt and a sample."""
+def test_a_new_task_is_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(TOY.splitlines()) < 60
     folder = tmp_path / "toy"
     folder.mkdir()
     (folder / "task.py").write_text(TOY, "utf-8")
@@ -192,13 +197,4 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "sample.jsonl").write_text(TOY_SAMPLE, "utf-8")
     monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
     importlib.invalidate_caches()
-    yield folder
-    for name in ("toy.task", "toy"):
-        sys.modules.pop(f"panjue.prompts.tasks.{name}", None)
-    vars(tasks).pop("toy", None)
-
-
-def test_a_new_task_is_one_folder(toy: Path) -> None:
-    assert len(TOY.splitlines()) < 60
-    assert "toy" in task_folders()
-    check_task("toy", toy / "sample.jsonl")
+    check_task("toy")

@@ -28,7 +28,6 @@ from panjue.prompts.render import render
 from panjue.prompts.task import (
     Ask,
     Data,
-    Messages,
     Schema,
     Score,
     Task,
@@ -44,7 +43,7 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Classes:
-    """A closed list of classes: words in a reply, numbers (or words) in the files."""
+    """A closed list of classes: words in answers and replies, numbers (or words) in the files."""
 
     name: str  # of the task
     words: Sequence[str]  # the classes as the model writes them; files have the index
@@ -63,36 +62,26 @@ class Classes:
     def key(self) -> str:
         return "labels" if self.several else "label"
 
-    def rows(self, path: Path) -> Iterator[FileRow]:
-        """Yield the rows of a file. FairLex's have no ids: there the line number is the id."""
-        for number, load in case_rows(path):
-            yield number, partial(_with_id, number, load)
-
     def read(self, row: Mapping[str, Any]) -> Example:
-        """Read one row. The groups are fields of the row, or of its `attributes`."""
         key = id_of(row)
-        text_field = self.text if self.text in row else "text"
-        text = text_of(row, text_field)
-        given = row.get(self.person) or ""
-        if not isinstance(given, str):
+        text = text_of(row, self.text if self.text in row else "text")
+        written_name = row.get(self.person) or ""
+        if not isinstance(written_name, str):
             raise UserError(f"{self.person!r} must be a name")
-        person = visible(given)
-        if given:
-            text = text.replace(given, person)
-        answer = None
-        if self.key in row:
-            words = self._words(row)
-            answer = self._answer(words)
+        person = visible(written_name)
+        if written_name:
+            text = text.replace(written_name, person)
         return Example(
             id=key,
             text=text,
             names=(person,) if person else (),
             inputs={"person": person},
-            answer=answer,
+            answer=self._answer(self._words(row)) if self.key in row else None,
             groups=self._groups(row),
         )
 
     def _groups(self, row: Mapping[str, Any]) -> dict[str, str]:
+        """Return the known groups: fields of the row, or else of its `attributes`."""
         attributes = row.get("attributes")
         fields = {**attributes, **row} if isinstance(attributes, dict) else row
         values = {self.aliases.get(name, name): value for name, value in fields.items()}
@@ -103,11 +92,11 @@ class Classes:
         return known_groups(groups)
 
     def _words(self, row: Row) -> list[str]:
-        """Return the classes of a row of a file, in the order of the list."""
+        """Return the classes of a row of cases or of a submission, in the order of `words`."""
         value = row[self.key]
         items = value if self.several else [value]
         known: Sequence[int | str] = self.words if self.named else range(len(self.words))
-        if not isinstance(items, list) or not all(_is_one(item, known) for item in items):
+        if not isinstance(items, list) or not all(_is_one_of(known, item) for item in items):
             expected = "a list of" if self.several else "one of"
             choice = ", ".join(map(str, known))
             raise UserError(f"{self.key!r} must be {expected} {choice}; found {quoted(value)}")
@@ -118,13 +107,9 @@ class Classes:
         ordered = sorted(words, key=self.words.index)
         return {self.key: ordered if self.several else ordered[0]}
 
-    def _answered(self, answer: Answer) -> Sequence[str]:
-        """Return the classes of an answer."""
+    def _words_of(self, answer: Answer) -> Sequence[str]:
         value: Any = answer[self.key]
         return value if self.several else [value]
-
-    def prompt(self, example: Example) -> Messages:
-        return render(self.name, example)
 
     def schema(self, _example: Example, _labels: Labels) -> Schema:
         word: Schema = {"enum": list(self.words)}
@@ -147,27 +132,26 @@ class Classes:
 
     def _words_in(self, reply: str) -> set[str] | None:
         """Return the classes of a reply; None if it has none, or several where one is asked for."""
-        known = {normal(word): word for word in self.words}
+        by_spelling = {normal(word): word for word in self.words}
         for synonym, word in self.synonyms.items():
-            known[normal(synonym)] = word
+            by_spelling[normal(synonym)] = word
         found, is_whole = last_object(reply, [self.key])
         given = found.get(self.key)
-        spelled = [snap(part, known) for part in strings_in(given)]
-        words = set(filter(None, spelled))
         if self.several and is_whole and given == []:
-            return words
-        if not words or (len(words) > 1 and not self.several):
-            return None
-        return words
+            return set()
+        spelled = [snap(text, by_spelling) for text in strings_in(given)]
+        words = set(filter(None, spelled))
+        is_clear = len(words) == 1 or (self.several and words)
+        return words if is_clear else None
 
     def labels(self, examples: Iterable[Example]) -> Labels:
         answers = [example.answer for example in examples if example.answer]
-        return collect({"label": self._answered(answer) or [NONE]} for answer in answers)
+        return collect({"label": self._words_of(answer) or [NONE]} for answer in answers)
 
     def write(self, example: Example, answer: Answer) -> dict[str, Any]:
         """Return the submission row, with numbers or names as in the files."""
         items: list[int | str] = []
-        for word in self._answered(answer):
+        for word in self._words_of(answer):
             items.append(word if self.named else self.words.index(word))
         return {"id": example.id, self.key: items if self.several else items[0]}
 
@@ -193,15 +177,13 @@ class Classes:
     def _counts(self, gold: Row, predicted: Row | None) -> Sequence[float]:
         """Return what is correct, gold and predicted of each class, 3 * [classes + 1]."""
         in_gold = self._indicators(gold)
-        in_reply = np.zeros_like(in_gold)
-        if predicted is not None:
-            in_reply = self._indicators(predicted)
+        in_reply = self._indicators(predicted)
         counts: list[float] = np.concatenate([in_gold * in_reply, in_gold, in_reply]).tolist()
         return counts
 
-    def _indicators(self, row: Row) -> Numbers:
+    def _indicators(self, row: Row | None) -> Numbers:
         """Return 1 for every class of a row, else 0, [classes + 1]; the last is the empty set."""
-        classes = self.classes(row)
+        classes = self.classes(row) if row is not None else []
         return np.array([float(word in classes) for word in (*self.words, NONE)])
 
     def _macro_f1(self, sums: Numbers) -> Numbers:
@@ -211,7 +193,7 @@ class Classes:
         `several` it is over all of them, and an empty set is a class of its own, as in FairLex.
         Without a row no class is predicted.
         """
-        correct, gold, predicted = np.split(sums, 3, axis=-1)
+        correct, gold, predicted = np.split(sums, 3, axis=-1)  # each [..., classes + 1]
         with np.errstate(invalid="ignore"):
             f1 = 2 * correct / (gold + predicted)  # NaN for a class that never occurs
         present = ~np.isnan(f1) | self.several
@@ -225,10 +207,10 @@ class Classes:
             Data(
                 self.read,
                 self.write,
-                self.rows,
+                rows_with_ids,
                 check=self.check,
             ),
-            Ask(self.prompt, self.schema, self.decode, labels=self.labels),
+            Ask(partial(render, self.name), self.schema, self.decode, labels=self.labels),
             Score(
                 (self.accuracy, CorpusMetric("macro_f1", width, self._counts, self._macro_f1)),
                 fallback="commonest class",
@@ -249,6 +231,12 @@ class Classes:
                 evidence=self.evidence,
             ),
         )
+
+
+def rows_with_ids(path: Path) -> Iterator[FileRow]:
+    """Yield the rows of a file. FairLex's have no ids: there the line number is the id."""
+    for number, load in case_rows(path):
+        yield number, partial(_with_id, number, load)
 
 
 def _with_id(number: int | str, load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -273,5 +261,5 @@ def _group(name: str, names: Sequence[str], value: Any) -> Any:
     return names[value]
 
 
-def _is_one(item: Any, known: Sequence[int | str]) -> bool:
-    return type(item) in (int, str) and item in known
+def _is_one_of(known: Sequence[int | str], item: Any) -> bool:
+    return type(item) in (int, str) and item in known  # True and 1.0 are no class 1

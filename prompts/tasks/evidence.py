@@ -14,8 +14,8 @@ AMOUNT = re.compile(
 TIMES = {"": 1, "百": 1e2, "千": 1e3, "万": 1e4, "亿": 1e8}
 GRAMS = {"克": 1, "g": 1, "kg": 1e3, "千克": 1e3, "公斤": 1e3}
 MAX_AMOUNT = 1e15
-ACTS = re.compile("[起次]")
-YEAR_AND_MONTH = re.compile(r"\d年\d+月")
+ACTS = re.compile("[起次]")  # the counters of acts, as in 盗窃三起
+YEAR_AND_MONTH = re.compile(r"\d年\d+月")  # a date, mostly that of an act
 
 WORDS = """
     主犯 从犯 胁从 次要作用 主要作用
@@ -33,7 +33,7 @@ WORDS = """
 
 
 def evidence(text: str) -> list[float]:
-    """Return amounts of money and grams (logarithms of largest and sum; number), acts, words."""
+    """Return the sizes of amounts of money and of grams, the numbers of acts, dates and words."""
     money = []
     grams = []
     for number, times, unit in AMOUNT.findall(text):
@@ -48,5 +48,6 @@ def evidence(text: str) -> list[float]:
 
 
 def _sizes(amounts: list[float]) -> list[float]:
+    """Return the logarithms of the largest and of the sum, and the number of amounts."""
     largest = max(amounts, default=0)
     return [math.log10(largest + 1), math.log10(sum(amounts) + 1), len(amounts)]

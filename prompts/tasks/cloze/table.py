@@ -25,7 +25,7 @@ def _read_table(path: Path) -> Iterator[FileRow]:
                 found = ",".join(header)[:60]
                 raise UserError(f"{path}:1: the header is not {','.join(COLUMNS)} but {found!r}")
             for cells in rows:
-                yield rows.line_num, partial(_row, cells)
+                yield rows.line_num, partial(_parse_cells, cells)
         except UnicodeDecodeError:
             place = f"{path}:{rows.line_num + 1}"
             raise UserError(f"{place}: not UTF-8; save the file as UTF-8") from None
@@ -33,7 +33,7 @@ def _read_table(path: Path) -> Iterator[FileRow]:
             raise UserError(f"{path}:{rows.line_num}: not CSV: {error}") from None
 
 
-def _row(cells: list[str]) -> dict[str, Any]:
+def _parse_cells(cells: list[str]) -> dict[str, Any]:
     if len(cells) != len(COLUMNS):
         raise UserError(f"{len(cells)} columns instead of {len(COLUMNS)}")
     [key, text] = cells

@@ -7,7 +7,7 @@ import re
 import string
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from itertools import chain, product, starmap
+from itertools import product
 from typing import Any
 
 from panjue.prompts.example import Answer, Decoded, Example, Ranking, known_groups
@@ -40,7 +40,7 @@ SMALL_NUMBERS = (  # noqa: SIM905
 TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()  # noqa: SIM905
 
 
-def _numbers() -> dict[str, str]:
+def _number_words() -> dict[str, str]:
     digits = {word: str(value) for value, word in enumerate(SMALL_NUMBERS)}
     for value, ten in enumerate(TENS, start=2):
         digits[ten] = f"{value}0"
@@ -49,11 +49,11 @@ def _numbers() -> dict[str, str]:
     return digits
 
 
-NUMBER_WORDS = _numbers()
+NUMBER_WORDS = _number_words()
 """A number below a hundred in words, without hyphens -> in digits."""
 
 ISO_DATE = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})")
-WORD = re.compile(r"(\d+)(?:st|nd|rd|th)?\b|([a-z]+)\.?")
+NUMBER_OR_WORD = re.compile(r"(\d+)(?:st|nd|rd|th)?\b|([a-z]+)\.?")
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 ARTICLE = re.compile(r"\b(a|an|the)\b")
 
@@ -64,22 +64,18 @@ def read(row: Mapping[str, Any]) -> Example:
     query = row.get("query")
     if not isinstance(query, str) or query.count(MASK) != 1:
         raise UserError(f"'query' must be a text with one {MASK}")
-    gold = _gold(row["answer"]) if "answer" in row else ()
+    gold = row.get("answer", [])
+    if "answer" in row and not _is_texts(gold):
+        raise UserError("'answer' must list one text or more")
     answers = list(dict.fromkeys(map(contest_form, gold)))[:MAX_ANSWERS]
     return Example(
         id=row["qid"],
         text=query,
         names=(MASK,),  # `shorten` keeps its sentence
         answer={"answers": answers} if gold else None,
-        references=(gold,) if gold else (),
+        references=(tuple(gold),) if gold else (),
         groups=known_groups({name: row[name] for name in GROUPS if name in row}),
     )
-
-
-def _gold(answers: Any) -> tuple[str, ...]:
-    if not _is_texts(answers):
-        raise UserError("'answer' must list one text or more")
-    return tuple(answers)
 
 
 def _is_texts(value: Any) -> bool:
@@ -98,12 +94,11 @@ def schema(_example: Example, _labels: Labels) -> Schema:
 
 def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
     found = last_object(reply, ["answers"])
+    # More than are scored: repeated and empty ones go.
     written = strings_in(found.value.get("answers"))[: 4 * MAX_ANSWERS]
-    is_valid = load_json(reply) == {"answers": written} and 0 < len(written) <= MAX_ANSWERS
-    is_valid = is_valid and all(0 < len(text) <= MAX_ANSWER_LENGTH for text in written)
     repairs = []
     answers: list[str] = []
-    if not is_valid:
+    if not _is_valid(reply, written):
         repairs.append("not the JSON that was asked for")
     for text in written:
         answer = contest_form(text[:MAX_ANSWER_LENGTH])
@@ -121,6 +116,13 @@ def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
     return Decoded({"answers": answers[:MAX_ANSWERS]}, tuple(repairs))
 
 
+def _is_valid(reply: str, answers: list[str]) -> bool:
+    """Say whether a reply is the JSON of these answers, as the schema has it."""
+    if load_json(reply) != {"answers": answers} or not 0 < len(answers) <= MAX_ANSWERS:
+        return False
+    return all(0 < len(text) <= MAX_ANSWER_LENGTH for text in answers)
+
+
 def contest_form(answer: str) -> str:
     """Convert an answer to the contest's format; an answer in this format does not change.
 
@@ -132,22 +134,22 @@ def contest_form(answer: str) -> str:
     text = " ".join(encodable.lower().split())
     date = ISO_DATE.fullmatch(text)
     if not date:
-        return NUMBER_WORDS.get(text.replace("-", " ")) or _spoken_date(text) or text
+        return NUMBER_WORDS.get(text.replace("-", " ")) or _date_in_words(text) or text
     month = int(date[2])
     if not 1 <= month <= 12:
         return text
     return f"{date[1]} {MONTH_NAMES[month - 1]} {int(date[3])}"
 
 
-def _spoken_date(text: str) -> str | None:
-    """Return `1785 october 17` for `October 17th, 1785` and `17 oct. 1785`."""
+def _date_in_words(text: str) -> str | None:
+    """Return `1785 october 17` for `october 17th, 1785` and `17 oct. 1785`; None for no date."""
     words = re.split(r"[\s,]+", text)
     if len(words) != 3:
         return None
     numbers = []
     months = []
-    for part in filter(None, map(WORD.fullmatch, words)):
-        number, word = part.groups()
+    for match in filter(None, map(NUMBER_OR_WORD.fullmatch, words)):
+        number, word = match.groups()
         if number:
             numbers.append(number)
         elif len(word) > 2:
@@ -162,7 +164,11 @@ def _spoken_date(text: str) -> str | None:
 
 def count_answers(examples: Iterable[Example]) -> Labels:
     """Count the training answers; the commonest replace missing answers."""
-    return collect({"answers": map(contest_form, *e.references)} for e in examples if e.references)
+    answers = []
+    for example in examples:
+        for references in example.references:  # one set, or in a test file none
+            answers.append({"answers": map(contest_form, references)})
+    return collect(answers)
 
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
@@ -187,19 +193,17 @@ def f1(gold: Row, predicted: Row | None) -> float:
     answers = [] if predicted is None else predicted["ret"]
     if not isinstance(answers, list) or len(answers) > MAX_ANSWERS:
         raise TypeError
-    pairs = product(_references(gold), answers)
-    return max(starmap(token_f1, pairs), default=0.0)
-
-
-def _references(gold: Row) -> list[str]:
-    return list(chain.from_iterable(gold["references"]))
+    [references] = gold["references"]
+    pairs = product(references, answers)
+    return max((token_f1(reference, answer) for reference, answer in pairs), default=0.0)
 
 
 def shown(gold: Row, row: Row | None) -> Iterator[Item]:
     """Yield the ranked answers and the gold ones, right if one of the answers is."""
-    references = dict.fromkeys(_references(gold))
+    [references] = gold["references"]
+    golds = list(dict.fromkeys(references))
     predicted = texts(row["ret"]) if row else []
-    yield "", [Field("answers", list(references), predicted, f1(gold, row) == 1)]
+    yield "", [Field("answers", golds, predicted, f1(gold, row) == 1)]
 
 
 def token_f1(reference: str, answer: str) -> float:

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,22 +28,21 @@ def dialogues(folder: Path) -> Iterator[FileRow]:
     """
     if not is_folder_of_dialogues(folder):
         raise UserError(f"{folder}: has no dialogues, chat/chat_<id>.json")
-    for path in sorted((folder / "chat").glob("chat_*.json"), key=_number):
-        name = path.name.encode("utf-8", "replace").decode("utf-8")
-        yield f"chat/{name}", partial(_dialogue, folder, path.stem.removeprefix("chat_"))
+    keys = [path.stem.removeprefix("chat_") for path in (folder / "chat").glob("chat_*.json")]
+    for key in sorted(keys, key=_number_first):
+        yield f"chat/chat_{key}.json", partial(_dialogue, folder, key)
 
 
 def is_folder_of_dialogues(folder: Path) -> bool:
     return any((folder / "chat").glob("chat_*.json"))
 
 
-def _number(path: Path) -> tuple[int, str]:
-    key = path.stem.removeprefix("chat_")
+def _number_first(key: str) -> tuple[int, str]:
+    """Return what to sort an id by, so that 2 comes before 10; an id that is no number is first."""
     return (int(key) if key.isdecimal() else 0), key
 
 
 def _dialogue(folder: Path, key: str) -> dict[str, Any]:
-    check_text(key)
     chat = _document(folder / "chat" / f"chat_{key}.json", list)
     emo = None
     problem = ""
@@ -57,6 +56,7 @@ def _dialogue(folder: Path, key: str) -> dict[str, Any]:
 
 
 def _document(path: Path, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
+    """Return the JSON object or list of a file; the caller names the file in errors."""
     try:
         raw = path.read_bytes().removeprefix(BOM)
     except OSError as error:
@@ -74,8 +74,9 @@ def _read_submission(folder: Path) -> Iterator[FileRow]:
         yield place, partial(_with_emotions, load)
 
 
-def _with_emotions(load: Any) -> dict[str, Any]:
-    row: dict[str, Any] = load()
+def _with_emotions(load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return a dialogue whose emotions are readable, as those of a submission must be."""
+    row = load()
     problem = row.pop("emo_problem")
     if problem:
         raise UserError(problem)

@@ -20,6 +20,7 @@ def gold_oracle(dialogue: Example) -> Callable[[Example], Example]:
     gold = dialogue.answer
     assert gold is not None, "a test dialogue has no gold"
     sentences = {sentence["id"]: sentence for sentence in gold["sentences"]}
+    # Number of a sentence -> the chains that are assigned to it.
     chains: dict[int, list[Chain]] = {number: [] for number in sentences}
     for holder in gold["holders"] or ():
         name = holder["holder"]
@@ -30,13 +31,13 @@ def gold_oracle(dialogue: Example) -> Callable[[Example], Example]:
                 chains[number].append(Chain(name, event["event"], [emotion]))
 
     def answer(question: Example) -> Example:
-        own = []
-        asked: list[Chain] = []
+        asked = []
+        felt: list[Chain] = []
         for turn in question.turns:
-            own.append(sentences[turn.number])
-            asked += chains[turn.number]
-        holders = None if gold["holders"] is None else holders_of(question.turns, asked)
-        return replace(question, answer={"sentences": own, "holders": holders})
+            asked.append(sentences[turn.number])
+            felt += chains[turn.number]
+        holders = None if gold["holders"] is None else holders_of(question.turns, felt)
+        return replace(question, answer={"sentences": asked, "holders": holders})
 
     return answer
 

@@ -18,8 +18,6 @@ MIN_TEXT_COSINE = 0.8 - 1e-9  # a rounding error is allowed
 MIN_EVENT_COSINE = 0.7
 """Two events with a higher cosine are the same event."""
 
-NOTHING: Row = {"events": []}
-
 
 def sextuple(gold: Row, row: Row | None) -> float:
     """Return the points of a dialogue's sentences, divided by four times their number.
@@ -32,7 +30,7 @@ def sextuple(gold: Row, row: Row | None) -> float:
     points = 0
     for right, given in zip(_sextuples(gold), answers, strict=False):
         if right:
-            points += max((_points(right[0], one) for one in given), default=0)
+            points += max((_sextuple_points(right[0], one) for one in given), default=0)
         elif not given:
             points += 4
     return points / (4 * len(gold["chat"]))
@@ -47,7 +45,7 @@ def _sextuples(row: Row | None) -> list[list[Row]]:
     return sentences
 
 
-def _points(right: Row, given: Row) -> int:
+def _sextuple_points(right: Row, given: Row) -> int:
     """Return the points, 0-4, of a predicted sextuple."""
     points = int(right["sentiment"] == given["sentiment"])
     for field in TEXT_FIELDS:
@@ -66,9 +64,9 @@ def shown(gold: Row, row: Row | None) -> Iterator[Item]:
         yield f"{sentence['holder']}：{sentence['input_sentence']}", _shown_fields(right, given)
     for name, holder in (gold["emo"] or {}).items():
         golds = holder["events"]
-        events = _events(row, name)
+        events = _events_of(row, name)
         is_right = holder_points(golds, events) == 1
-        yield name, [Field("emotions", chains(golds), chains(events), is_right)]
+        yield name, [Field("emotions", _emotion_lines(golds), _emotion_lines(events), is_right)]
 
 
 def _shown_fields(right: list[Row], given: list[Row]) -> list[Field]:
@@ -76,7 +74,7 @@ def _shown_fields(right: list[Row], given: list[Row]) -> list[Field]:
     gold: Row = right[0] if right else {}
     best: Row = given[0] if given else {}
     if right and given:
-        best = max(given, key=lambda one: _points(gold, one))
+        best = max(given, key=lambda one: _sextuple_points(gold, one))
     fields = []
     for name in ("sentiment", "aspect", "opinion", "rationale"):
         golds = texts(gold.get(name))
@@ -88,7 +86,7 @@ def _shown_fields(right: list[Row], given: list[Row]) -> list[Field]:
     return fields
 
 
-def chains(events: Sequence[Row]) -> list[str]:
+def _emotion_lines(events: Sequence[Row]) -> list[str]:
     """Return a line for each emotion: its event, state, source and reason."""
     lines = []
     for event in events:
@@ -97,10 +95,10 @@ def chains(events: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _events(row: Row | None, holder: str) -> Sequence[Row]:
-    emotions: Row = (row["emo"] if row else None) or {}
-    events: Sequence[Row] = emotions.get(holder, NOTHING)["events"]
-    return events
+def _events_of(row: Row | None, holder: str) -> Sequence[Row]:
+    """Return the events of a holder; none if the row does not have the holder."""
+    emo: Row = (row["emo"] if row else None) or {}
+    return emo[holder]["events"] if holder in emo else ()
 
 
 def _event_counts(gold: Row, row: Row | None) -> list[float]:
@@ -111,19 +109,19 @@ def _event_counts(gold: Row, row: Row | None) -> list[float]:
         return [0.0, 1.0]
     points = 0.0
     for name, holder in gold["emo"].items():
-        points += holder_points(holder["events"], _events(row, name))
+        points += holder_points(holder["events"], _events_of(row, name))
     return [points / len(gold["emo"]), 1.0]
 
 
 def holder_points(gold: Sequence[Row], predicted: Sequence[Row]) -> float:
     """Return the points of one holder, 0-1, from the events with similar names."""
-    return _matched(gold, predicted, "event", MIN_EVENT_COSINE, _event_points)
+    return _matched_points(gold, predicted, "event", MIN_EVENT_COSINE, _event_points)
 
 
 def _event_points(right: Row, given: Row) -> float:
     """Return the points of one event, 0-1, from the emotions whose reasons mean the same."""
     emotions = given["emotions"]
-    return _matched(right["emotions"], emotions, "reason", MIN_TEXT_COSINE, _emotion_points)
+    return _matched_points(right["emotions"], emotions, "reason", MIN_TEXT_COSINE, _emotion_points)
 
 
 def _emotion_points(right: Row, given: Row) -> float:
@@ -133,7 +131,7 @@ def _emotion_points(right: Row, given: Row) -> float:
     return points / 2
 
 
-def _matched(
+def _matched_points(
     gold: Sequence[Row],
     predicted: Sequence[Row],
     field: str,

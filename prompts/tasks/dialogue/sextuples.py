@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from panjue.prompts.example import Decoded, Example, Turn
 from panjue.prompts.labels import Labels
@@ -95,17 +95,18 @@ def holders_of(turns: Sequence[Turn], chains: Iterable[Chain]) -> list[dict[str,
 def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
     """Read what a reply has of each sentence and speaker; what is missing is empty."""
     fields = last_object(reply, ["sentences", "holders"]).value
-    given_sentences = _objects(fields.get("sentences"))
-    given_holders = _objects(fields.get("holders"))
-    by_id = {_text(value, "id"): value for value in reversed(given_sentences)}  # the first counts
+    given_sentences = _objects_in(fields.get("sentences"))
+    given_holders = _objects_in(fields.get("holders"))
+    # Numbers of a reply are read as texts. Of several objects with an id the first counts.
+    by_id = {_text_of(value, "id"): value for value in reversed(given_sentences)}
     sentences = []
     for turn in example.turns:
         value = by_id.get(str(turn.number), {})
-        sentences.append({"id": turn.number, **_texts(value, SEXTUPLE)})
+        sentences.append({"id": turn.number, **_read_fields(value, SEXTUPLE)})
     holders = []
     for holder in speakers(example.turns):
-        own = [value for value in given_holders if _text(value, "holder") == holder]
-        holders.append({"holder": holder, "events": _events(own)})
+        own = [value for value in given_holders if _text_of(value, "holder") == holder]
+        holders.append({"holder": holder, "events": _read_events(own)})
     answer = {"sentences": sentences, "holders": holders}
     if load_json(reply) == answer:
         return Decoded(answer)
@@ -114,33 +115,33 @@ def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
     return Decoded(answer, ("not the JSON that was asked for",))
 
 
-def _events(objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _read_events(objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the events of all objects that name a speaker, those of a later object once."""
     given: list[Mapping[str, Any]] = []
     for value in objects:
         if len(given) < MAX_EVENTS:
-            given += [event for event in _objects(value.get("events")) if event not in given]
+            given += [event for event in _objects_in(value.get("events")) if event not in given]
     events = []
     for value in given[:MAX_EVENTS]:
-        listed = _objects(value.get("emotions"))[:MAX_EMOTIONS]
-        emotions = [_texts(emotion, EMOTION) for emotion in listed]
-        name = _text(value, "event")[:MAX_EVENT_LENGTH]
+        listed = _objects_in(value.get("emotions"))[:MAX_EMOTIONS]
+        emotions = [_read_fields(emotion, EMOTION) for emotion in listed]
+        name = _text_of(value, "event")[:MAX_EVENT_LENGTH]
         with_state = [emotion for emotion in emotions if emotion["state"]]
         events.append({"event": name, "emotions": with_state})
     return events
 
 
-def _objects(values: Any) -> list[dict[str, Any]]:
+def _objects_in(values: Any) -> list[dict[str, Any]]:
     if not isinstance(values, list):
         return []
     return [value for value in values if isinstance(value, dict)]
 
 
-def _texts(value: Mapping[str, Any], schemas: Mapping[str, Schema]) -> dict[str, str]:
-    """Return the texts of an object by their schemas; an unknown label is empty."""
+def _read_fields(value: Mapping[str, Any], schemas: Mapping[str, Schema]) -> dict[str, str]:
+    """Return the texts of an object, as short as their schemas allow; an unknown label is empty."""
     texts = {}
     for field, form in schemas.items():
-        text = _text(value, field)
+        text = _text_of(value, field)
         if "enum" not in form:
             texts[field] = text[: form["maxLength"]]
             continue
@@ -149,7 +150,7 @@ def _texts(value: Mapping[str, Any], schemas: Mapping[str, Schema]) -> dict[str,
     return texts
 
 
-def _text(value: Mapping[str, Any], field: str) -> str:
+def _text_of(value: Mapping[str, Any], field: str) -> str:
     text = value.get(field)
     if not isinstance(text, str):
         return ""
@@ -162,37 +163,33 @@ def reserve(example: Example) -> int:
     return 64 + 40 * len(example.turns) + 192 * len(speakers(example.turns))
 
 
-class EmotionForm(BaseModel):
-    """An emotion in a file."""
+class Form(BaseModel, strict=True):
+    """A part of the files of a submission or of gold; strict, so that a number is no text."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+
+class EmotionForm(Form, extra="forbid"):
+    """The fields of `EMOTION`."""
 
     state: str
     reason: str
     source_id: str
 
 
-class EventForm(BaseModel):
-    """An event with its emotions in a file."""
-
-    model_config = ConfigDict(strict=True)
+class EventForm(Form):
+    """The fields of `EVENT`."""
 
     event: str
     emotions: list[EmotionForm]
 
 
-class HolderForm(BaseModel):
-    """What a file has of a holder."""
-
-    model_config = ConfigDict(strict=True)
+class HolderForm(Form):
+    """What `emo` has of a holder."""
 
     events: list[EventForm]
 
 
-class SextupleForm(BaseModel):
-    """A sextuple in a submission."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
+class SextupleForm(Form, extra="forbid"):
+    """The fields of `SEXTUPLE`."""
 
     target: str
     aspect: str
@@ -201,10 +198,8 @@ class SextupleForm(BaseModel):
     rationale: str
 
 
-class SentenceForm(BaseModel):
-    """A sentence with its sextuple, or none, in a submission."""
-
-    model_config = ConfigDict(strict=True)
+class SentenceForm(Form):
+    """A sentence of `chat`, with its sextuple or none."""
 
     input_sentence: str
     holder: str
@@ -212,20 +207,16 @@ class SentenceForm(BaseModel):
     final_model_response: Annotated[list[SextupleForm], Field(max_length=1)]
 
 
-class DialogueForm(BaseModel):
+class DialogueForm(Form):
     """A submission row."""
-
-    model_config = ConfigDict(strict=True)
 
     chat: list[SentenceForm]
     emo: dict[str, HolderForm]
 
 
-DIALOGUE: TypeAdapter[Any] = TypeAdapter(DialogueForm)
-"""The form of a submission row."""
-
-EMOTIONS: TypeAdapter[Any] = TypeAdapter(dict[str, HolderForm])
-"""The form of a file of emotions: holder to events."""
+SUBMISSION_ROW = TypeAdapter(DialogueForm)
+EMO_FILE = TypeAdapter(dict[str, HolderForm])
+"""The form of a file of emotions: holder -> events."""
 
 
 def form_faults(form: TypeAdapter[Any], value: Any) -> Iterator[str]:
@@ -243,7 +234,7 @@ def form_faults(form: TypeAdapter[Any], value: Any) -> Iterator[str]:
 
 def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
     """Yield the faults of a submission row: of its form, or of its texts, holders and labels."""
-    faults = list(form_faults(DIALOGUE, row))
+    faults = list(form_faults(SUBMISSION_ROW, row))
     if faults:
         yield from faults
         return
@@ -255,7 +246,8 @@ def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
     for turn, sentence in zip(example.turns, chat, strict=True):
         if sentence["input_sentence"] != turn.sentence or sentence["holder"] != turn.holder:
             yield f"sentence {turn.number}: the text or the holder differs from the dialogue"
-        sextuples += [{"id": turn.number, **one} for one in sentence["final_model_response"]]
+        for sextuple in sentence["final_model_response"]:
+            sextuples.append({"id": turn.number, **sextuple})
     for holder in speakers(example.turns):
         if holder not in row["emo"]:
             yield f"holder {holder!r} is not answered"

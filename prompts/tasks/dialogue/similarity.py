@@ -13,17 +13,19 @@ def cosine(text: str, other: str) -> float:
         return 1.0
     if not text or not other:
         return 0.0
-    first = _grams(text)
-    second = _grams(other)
-    return _product(first, second) / sqrt(_product(first, first) * _product(second, second))
+    first = _gram_counts(text)
+    second = _gram_counts(other)
+    lengths = sqrt(_dot_product(first, first) * _dot_product(second, second))
+    return _dot_product(first, second) / lengths
 
 
 @lru_cache(maxsize=4096)
-def _grams(text: str) -> dict[str, int]:
+def _gram_counts(text: str) -> dict[str, int]:
+    """Return how often each character and each pair of neighbours occurs."""
     grams = Counter(text)
     grams.update(map("".join, pairwise(text)))
     return dict(grams)  # a Counter is slow to say that it lacks a key
 
 
-def _product(first: dict[str, int], second: dict[str, int]) -> int:
+def _dot_product(first: dict[str, int], second: dict[str, int]) -> int:
     return sum(count * second.get(gram, 0) for gram, count in first.items())

@@ -22,6 +22,7 @@ class SolveConfig(Config):
 
 
 def solve(dialogue: Example, config: SolveConfig) -> Solving:
+    """Ask about one window of sentences after the other; each call is shown the events so far."""
     sentences: list[dict[str, Any]] = []
     chains: list[Chain] = []
     for start in range(0, len(dialogue.turns), config.window):

@@ -4,18 +4,19 @@ An example takes several calls.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
 from panjue.prompts.example import Answer, Example, Solve, Turn
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.render import render
-from panjue.prompts.task import Ask, Data, Messages, Score, Task, id_of
+from panjue.prompts.task import Ask, Data, Score, Task, id_of
 from panjue.prompts.tasks.dialogue.dialogues import DIALOGUES, dialogues
 from panjue.prompts.tasks.dialogue.gold import gold_oracle
 from panjue.prompts.tasks.dialogue.metric import DIALOGUE_METRICS, shown
 from panjue.prompts.tasks.dialogue.sextuples import (
-    EMOTIONS,
+    EMO_FILE,
     SENTIMENTS,
     SEXTUPLE,
     check,
@@ -39,15 +40,13 @@ def read(row: Mapping[str, Any]) -> Example:
         turns.append(_turn(number, sentence))
         sextuples.append(_gold_sextuple(number, sentence))
     is_labelled = _is_labelled(chat)
-    problem = _problem(row)
-    emo = None if problem else row.get("emo")
+    problem = _emotion_problem(row, is_labelled)
     notes = [problem] if problem else []
-    if is_labelled and emo is None and not problem:
-        notes.append(f"emo/emo_{row['id']}.json is missing: no events are scored")
+    emo = None if problem else row.get("emo")
     answer = None
     if is_labelled:
         answer = {"sentences": sextuples, "holders": _holders(emo)}
-        # They are scored, but not trained on. Gold may have an empty state.
+        # They are scored, but training refuses them. Gold may have an empty state.
         notes += unknown_labels(sextuples, emo or {}, (*SENTIMENTS, ""))
     return Example(
         id=str(id_of(row)),
@@ -55,7 +54,7 @@ def read(row: Mapping[str, Any]) -> Example:
         names=tuple(map(head, turns)),
         inputs=inputs(turns, ()),
         answer=answer,
-        groups={"turns": _size(len(turns))},
+        groups={"turns": _length_group(len(turns))},
         turns=tuple(turns),
         notes=tuple(notes),
     )
@@ -71,11 +70,12 @@ def _turn(number: int, sentence: Mapping[str, Any]) -> Turn:
 
 
 def _is_labelled(chat: Sequence[Mapping[str, Any]]) -> bool:
+    """Say whether the sentences have gold sextuples: all fields of all sentences, or none."""
     pairs = product(chat, SEXTUPLE)
-    given = {field.title() in sentence for sentence, field in pairs}
-    if len(given) > 1:
+    is_given = {field.title() in sentence for sentence, field in pairs}
+    if len(is_given) > 1:
         raise UserError("some sentences have Target, Aspect, … and others do not")
-    return given.pop()
+    return is_given.pop()
 
 
 def _gold_sextuple(number: int, sentence: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,33 +86,30 @@ def _gold_sextuple(number: int, sentence: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": number, **values}
 
 
-def _problem(row: Mapping[str, Any]) -> str:
-    """Return the first problem with the emotions of a dialogue; empty if there is none."""
+def _emotion_problem(row: Mapping[str, Any], is_labelled: bool) -> str:
+    """Return why the gold emotions of a dialogue cannot be used; empty if there is no problem."""
     if row.get("emo_problem"):
         return str(row["emo_problem"])
     if row.get("emo") is None:
-        return ""
-    for fault in form_faults(EMOTIONS, row["emo"]):
+        return f"emo/emo_{row['id']}.json is missing: no events are scored" if is_labelled else ""
+    for fault in form_faults(EMO_FILE, row["emo"]):
         return f"emo/emo_{row['id']}.json: {fault}"
     return ""
 
 
 def _holders(emo: Mapping[str, Row] | None) -> list[dict[str, Any]] | None:
+    """Return the holders of an answer; None if there are no emotions that can be used."""
     if emo is None:
         return None
     return [{"holder": name, "events": value["events"]} for name, value in emo.items()]
 
 
-def _size(turns: int) -> str:
+def _length_group(turns: int) -> str:
     if turns <= 20:
         return "1-20"
     if turns <= 60:
         return "21-60"
     return "61+"
-
-
-def prompt(example: Example) -> Messages:
-    return render("dialogue", example)
 
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
@@ -136,7 +133,7 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
 
 TASK = Task(
     data=Data(read=read, write=write, rows=dialogues, submission=DIALOGUES, check=check),
-    ask=Ask(prompt=prompt, schema=schema, decode=decode, reserve=reserve),
+    ask=Ask(prompt=partial(render, "dialogue"), schema=schema, decode=decode, reserve=reserve),
     score=Score(
         metrics=DIALOGUE_METRICS,
         shown=shown,

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from panjue.prompts.tasks.reading.metric import em, f1, shown
 FILE_TEXTS = {"yes": "YES", "no": "NO", "unknown": ""}
 """Type of an answer that is no span -> its text in the files."""
 
+KIND_OF_TEXT = {text: kind for kind, text in FILE_TEXTS.items()}
 KINDS = ("span", *FILE_TEXTS)
 
 MAX_SPAN_LENGTH = 400
@@ -39,6 +41,7 @@ MAX_SPAN_LENGTH = 400
 
 
 def rows(path: Path) -> Iterator[FileRow]:
+    """Yield the questions of a file: documents have paragraphs, and these have questions."""
     for i, document in enumerate(list_items(path, "data")):
         for outer_place, paragraph in _items(document, "paragraphs", f"data[{i}]"):
             for place, question in _items(paragraph, "qas", outer_place):
@@ -47,9 +50,7 @@ def rows(path: Path) -> Iterator[FileRow]:
 
 def _items(parent: Any, key: str, place: str) -> list[tuple[str, Any]]:
     """Return (place, item) of a list; without a list one None, which `_row` refuses."""
-    items = None
-    if isinstance(parent, dict):
-        items = parent.get(key)
+    items = parent.get(key) if isinstance(parent, dict) else None
     if not isinstance(items, list) or not items:
         return [(place, None)]
     return [(f"{place}.{key}[{i}]", item) for i, item in enumerate(items)]
@@ -66,12 +67,6 @@ def _row(document: Any, paragraph: Any, question: Any) -> dict[str, Any]:
 
 
 def read(row: Mapping[str, Any]) -> Example:
-    """Read one question.
-
-    Of several references, the gold answer is one of the commonest type, then of the commonest
-    text. A hidden file has blanks in place of references: without a text, only `is_impossible`
-    "true" is an answer.
-    """
     key = id_of(row)
     context = text_of(row, "context")
     question = text_of(row, "question")
@@ -79,30 +74,37 @@ def read(row: Mapping[str, Any]) -> Example:
     if not isinstance(case, str):
         raise UserError("'casename' must be a text")
     texts = _references_of(row)
-    unseen = [text for text in texts if kind_of(text) == "span" and text not in context]
-    gold = _commonest(texts)
+    notes = []
+    for text in texts:
+        if kind_of(text) == "span" and text not in context:
+            notes.append(f"the reference {text[:40]!r} is not in the text")
     groups = known_groups({"domain": row.get("domain")})
-    if gold is not None:
-        groups["type"] = kind_of(gold)
+    answer = None
+    if texts:
+        answer = _gold_answer(texts)
+        groups["type"] = answer["type"]
     return Example(
         id=key,
         text=context,
         inputs={"question": question, "casename": case},
-        answer=None if gold is None else _answer(kind_of(gold), gold),
+        answer=answer,
         references=leave_one_out(texts),
         groups=groups,
         anchor=question,
-        notes=tuple(f"the reference {text[:40]!r} is not in the text" for text in unseen),
+        notes=tuple(notes),
     )
 
 
 def _references_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the texts of all references; none without gold answers."""
+    """Return the texts of all references; none without gold answers.
+
+    A hidden file has blanks in place of references and of `is_impossible`: blanks alone are an
+    answer only if that is "true", or if the file does not have it.
+    """
     texts = _texts(row.get("answers", []))
-    is_labelled = "is_impossible" not in row or any(texts)
-    if texts and is_labelled:
+    if any(texts) or "is_impossible" not in row:
         return texts
-    if row.get("is_impossible") in ("true", True):
+    if row["is_impossible"] in ("true", True):
         return texts or ("",)
     return ()
 
@@ -118,30 +120,29 @@ def _texts(answers: Any) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _commonest(texts: Sequence[str]) -> str | None:
-    """Return a text of the commonest type, of these the commonest."""
+def _gold_answer(texts: Sequence[str]) -> dict[str, str]:
+    """Return the answer to learn of several references: of the commonest type the commonest."""
     kinds = Counter(map(kind_of, texts))
     counts = Counter(texts)
-    return max(texts, key=lambda text: (kinds[kind_of(text)], counts[text]), default=None)
+    commonest = max(texts, key=lambda text: (kinds[kind_of(text)], counts[text]))
+    return _answer(kind_of(commonest), commonest)
 
 
 def leave_one_out(texts: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """Return the official sets of references: each leaves one out; a single one is the only set."""
     if len(texts) < 2:
         return (texts,) if texts else ()
-    sets = []
-    for i in range(len(texts)):
-        sets.append((*texts[:i], *texts[i + 1 :]))
-    return tuple(sets)
+    sets = combinations(texts, len(texts) - 1)
+    return tuple(sets)[::-1]  # the first set leaves out the first text
 
 
 def kind_of(reference: str) -> str:
     """Return the type of an answer in the format of the files."""
-    return next((kind for kind, text in FILE_TEXTS.items() if text == reference), "span")
+    return KIND_OF_TEXT.get(reference, "span")
 
 
-def _answer(kind: str, span: str) -> dict[str, str]:
-    return {"type": kind, "answer": span if kind == "span" else ""}
+def _answer(kind: str, text: str) -> dict[str, str]:
+    return {"type": kind, "answer": text if kind == "span" else ""}
 
 
 def schema(_example: Example, _labels: Labels) -> Schema:
@@ -170,25 +171,25 @@ def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
         return Decoded(_answer("unknown", ""), ("nothing to read",), readable=False)
     answer = _answer(kind, span)
     is_valid = load_json(reply) == answer and len(span) <= MAX_SPAN_LENGTH
-    repairs = [] if is_valid else ["not the JSON that was asked for"]
+    repairs: tuple[str, ...] = () if is_valid else ("not the JSON that was asked for",)
     if kind != "span":
-        return Decoded(answer, tuple(repairs))
+        return Decoded(answer, repairs)
     start = neutralize(example.text).find(span)
-    end = start + len(span)
-    if start < 0:
-        start, end = longest_part(span[:MAX_SPAN_LENGTH], example.text)
-        result = "shortened" if start < end else "dropped"
-        repairs.append(f"a span that is not in the text, {result}")
-    kind = "span" if start < end else "unknown"
-    return Decoded(_answer(kind, example.text[start:end]), tuple(repairs))
+    if start >= 0:
+        in_text = example.text[start : start + len(span)]
+        return Decoded(_answer("span", in_text), repairs)
+    part = longest_part(span[:MAX_SPAN_LENGTH], example.text)
+    result = "shortened" if part else "dropped"
+    repairs += (f"a span that is not in the text, {result}",)
+    return Decoded(_answer("span" if part else "unknown", part), repairs)
 
 
-def longest_part(span: str, text: str) -> tuple[int, int]:
-    """Return (start, end) in `text` of the longest part of `span`; (0, 0) if it is under a half."""
+def longest_part(span: str, text: str) -> str:
+    """Return the longest part of `span` that is in `text`; nothing if it is under a half."""
     part = SequenceMatcher(None, text, span, autojunk=False).find_longest_match()
     if 2 * part.size < len(span):
-        return 0, 0
-    return part.a, part.a + part.size
+        return ""
+    return text[part.a : part.a + part.size]
 
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:

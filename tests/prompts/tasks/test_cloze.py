@@ -11,6 +11,7 @@ from panjue.eval.decoding import ranked
 from panjue.eval.score import score
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.shorten import shorten
@@ -18,19 +19,28 @@ from panjue.prompts.task import load_task
 from panjue.prompts.tasks.cloze.task import contest_form, f1
 
 TASK = load_task("cloze")
-
 EXAMPLE = Example("q", "born in [MASK].")
+COUNTED = Labels({"answers": {"france": 5, "japan": 3, "italy": 2, "spain": 2, "peru": 1}})
 
-LABELS = Labels({"answers": {"france": 5, "japan": 3}})
 
-
-def asked(**fields: Any) -> Example:
-    return TASK.data.read({"qid": "q", "query": "born in [MASK].", **fields})
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"qid": " "}, "'qid' must be a text that is not empty"),
+        ({"qid": 1}, "'qid' must be a text"),
+        ({"query": "[MASK] in [MASK]."}, r"'query' must be a text with one \[MASK\]"),
+        ({"answer": []}, "'answer' must list one text or more"),
+    ],
+)
+def test_a_bad_row(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        TASK.data.read({"qid": "q", "query": "born in [MASK].", **fields})
 
 
 def test_a_question_never_loses_its_mask() -> None:
     query = "it rains! " * 30 + "he is from [MASK]! " + "it rains! " * 30
-    shortened = shorten(asked(query=query), 60, lambda example: len(example.text))
+    example = TASK.data.read({"qid": "q", "query": query})
+    shortened = shorten(example, 60, lambda example: len(example.text))
     assert (shortened.fits, "[MASK]" in shortened.example.text) == (True, True)
 
 
@@ -42,17 +52,16 @@ def test_the_contest_form_stays_as_it_is(text: str) -> None:
 @pytest.mark.parametrize(
     ("written", "form"),
     [
-        ("1785-10-17", "1785 october 17"),
-        ("1785/03/07", "1785 march 7"),
+        ("1785-12-17", "1785 december 17"),
+        ("1785/01/07", "1785 january 7"),
         ("October 17th, 1785", "1785 october 17"),
         ("17 Oct. 1785", "1785 october 17"),
-        ("1785 october 17", "1785 october 17"),
         ("1997 september 01", "1997 september 01"),
         ("1785-13-17", "1785-13-17"),
         ("10 17 1785", "10 17 1785"),
+        ("17 oc 1785", "17 oc 1785"),
         ("Twelve", "12"),
         ("twenty-one", "21"),
-        ("ninety", "90"),
         ("twenty-fold", "twenty-fold"),
         ("peru\ud800", "peru"),
         ("three gorges dam", "three gorges dam"),
@@ -66,9 +75,7 @@ def test_the_contest_form_by_hand(written: str, form: str) -> None:
 
 
 FORM = "an answer converted to the contest's format"
-
 TWICE = "an answer repeated or empty"
-
 OTHER = "not the JSON that was asked for"
 
 
@@ -80,11 +87,13 @@ OTHER = "not the JSON that was asked for"
         ('{"answers":["a","b","c","d","e","f"]}', list("abcde"), [OTHER, "cut to 5 answers"]),
         ('{"answers":"peru"}', ["peru"], [OTHER]),
         ('{"answers":[1785]}', ["1785"], [OTHER]),
+        (dump({"answers": ["a" * 100]}), ["a" * 100], []),
+        (dump({"answers": ["a" * 101]}), ["a" * 100], [OTHER, FORM]),
         ('```json\n{"answers": ["peru", "chi', ["peru"], [OTHER]),
     ],
 )
 def test_replies_by_hand(reply: str, answers: list[str], repairs: list[str]) -> None:
-    decoded = TASK.ask.decode(reply, EXAMPLE, LABELS)
+    decoded = TASK.ask.decode(reply, EXAMPLE, COUNTED)
     assert (decoded.answer["answers"], list(decoded.repairs)) == (answers, repairs)
     assert decoded.readable
 
@@ -96,9 +105,7 @@ def test_replies_by_hand(reply: str, answers: list[str], repairs: list[str]) -> 
         ([], "list of texts"),
         (["a", "b", "c", "d", "e", "f"], "6 answers"),
         (["a", "a"], "twice"),
-        ("a", "list of texts"),
         ([1], "list of texts"),
-        ([" "], "list of texts"),
     ],
 )
 def test_faults(ret: Any, complaint: str | None) -> None:
@@ -107,28 +114,17 @@ def test_faults(ret: Any, complaint: str | None) -> None:
     assert complaint is None or complaint in found[0]
 
 
-COUNTED = Labels({"answers": {"france": 5, "japan": 3, "italy": 2, "spain": 2, "peru": 1}})
-
-
-def test_the_best_pair_counts() -> None:
-    gold = {"references": (("new york city", "big apple"),)}
-    assert f1(gold, {"ret": ["boston", "new york"]}) == pytest.approx(2 * 2 / 5)
-    assert f1(gold, {"ret": ["boston", "new york", "the Big Apple"]}) == 1
+def test_without_an_answer_the_score_is_0() -> None:
+    gold = {"references": (("peru",),)}
     assert f1(gold, {"ret": []}) == f1(gold, None) == 0
-
-
-def reply(*answers: str) -> str:
-    return dump({"answers": answers})
-
-
-def answers(*replies: str, labels: Labels = COUNTED) -> list[str]:
-    found: list[str] = ranked(TASK, EXAMPLE, replies, labels)["answers"]
-    return found
+    with pytest.raises(TypeError):
+        f1(gold, {"ret": ["a", "b", "c", "d", "e", "peru"]})
 
 
 @given(st.lists(st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=5, unique=True)))
 def test_a_ranked_list_is_full_and_names_nobody_twice(lists: list[list[str]]) -> None:
-    found = answers(*(reply(*listed) for listed in lists))
+    replies = [dump({"answers": answers}) for answers in lists]
+    found = ranked(TASK, EXAMPLE, replies, COUNTED)["answers"]
     assert len(found) == len(set(found)) == 5
     if len(lists) == 1:
         assert found[: len(lists[0])] == lists[0], "one reply keeps its order"
