@@ -1,8 +1,9 @@
 """The scores that a submission is compared with: trivial or human answers, and the classifier."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -59,14 +60,20 @@ class Baselines:
             yield task.score.fallback, gold, task.data.write(example, answer)
         if self._advisor:
             reply = self._replies.get(example.id) if self._replies else None
-            opinions = self._advisor.opinions(example, reply or EMPTY_REPLY)
-            answer = self._advisor.alone(example, opinions)
-            yield CLASSIFIER_NAME, gold, task.data.write(example, answer)
+            yield CLASSIFIER_NAME, gold, row_of_classifier(task, self._advisor, example, reply)
         yield from task.score.baselines(example)
 
     def means(self) -> dict[str, dict[str, float]]:
         """Return every baseline's metrics, over the examples that it answers."""
         return {name: summarize(of, resamples=0).mean for name, of in self._values.items()}
+
+
+def row_of_classifier(
+    task: Task, advisor: Advisor, example: Example, reply: Mapping[str, Any] | None
+) -> Row:
+    """Return the submission row of the text classifier alone; a reply row may keep its opinions."""
+    opinions = advisor.opinions(example, reply or EMPTY_REPLY)
+    return task.data.write(example, advisor.alone(example, opinions))
 
 
 def classifier_alone(task: Task, run: Path, gold: Path) -> Advisor | None:

@@ -41,6 +41,7 @@ class ScoreResult:
     """Everything that `panjue score` prints.
 
     Attributes:
+        headline: The name of the headline metric.
         total: The metrics over all examples.
         groups: Attribute -> its value -> the metrics over those examples, without intervals.
         baselines: Baseline, trivial or human -> its metrics.
@@ -54,6 +55,7 @@ class ScoreResult:
         classifier_fault: Why the text classifier is no baseline, if it is broken.
     """
 
+    headline: str
     total: Summary
     groups: dict[str, dict[str, Summary]]
     baselines: dict[str, dict[str, float]]
@@ -83,8 +85,9 @@ class ScoreResult:
             **asdict(self),
             "groups": groups,  # as means, without intervals
         }
-        # `total` is spread above; the fault of the classifier is only for the console.
-        del numbers["total"], numbers["classifier_fault"]
+        # `total` is spread above; the others are only for the console.
+        for name in ("total", "headline", "classifier_fault"):
+            del numbers[name]
         for name in ("notes", "never_asked", "in_sample"):
             if not numbers[name]:  # there is nothing to say
                 del numbers[name]
@@ -122,6 +125,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
     calls = decoding.get("calls")
     answers = find_answers(run) if decoding else None
     return ScoreResult(
+        headline=task.score.headline,
         total=summarize(values),
         groups=groups,
         baselines=baselines.means(),
@@ -168,14 +172,13 @@ def in_sample(answers: Answers) -> str | None:
 
 def show(scores: ScoreResult, console: Console) -> None:
     # In 80 columns the headings of baselines wrap, and no name or number is cut.
-    whole = [Column(name, no_wrap=True) for name in ("metric", "score", "95% interval")]
-    table = Table(*whole, *scores.baselines)
-    headline = scores.total.headline
+    columns = [Column(name, no_wrap=True) for name in ("metric", "score", "95% interval")]
+    table = Table(*columns, *scores.baselines)
     for name, value in scores.total.mean.items():
         low, high = scores.total.interval[name]
         interval = f"{low:.4f} - {high:.4f}"
         baselines = [f"{mean[name]:.4f}" for mean in scores.baselines.values()]
-        style = "bold" if name == headline else None
+        style = "bold" if name == scores.headline else None
         table.add_row(name, f"{value:.4f}", interval, *baselines, style=style)
     console.print(table)
     for attribute, groups in scores.groups.items():
@@ -193,7 +196,7 @@ def _group_table(attribute: str, groups: Mapping[str, Summary]) -> Table:
     for name, summary in groups.items():
         means = [f"{value:.4f}" for value in summary.mean.values()]
         lines.append([name, str(summary.examples), *means])
-    if len(groups) <= MAX_GROUP_COLUMNS:
+    if len(groups) <= MAX_GROUP_COLUMNS:  # rows become columns
         lines = list(map(list, zip(*lines, strict=True)))
     # Group names come from files: `[/b] 某院` is a name, not rich markup.
     heading, *rows = [map(escape, line) for line in lines]
@@ -204,6 +207,7 @@ def _group_table(attribute: str, groups: Mapping[str, Summary]) -> Table:
 
 
 def remarks(scores: ScoreResult) -> Iterator[str]:
+    """Yield what a reader of the numbers should know, one line each."""
     yield f"{scores.total.examples} examples; {scores.missing} without a row, scored as unanswered"
     if scores.faulty:
         yield f"{scores.faulty} rows have faults; `panjue check` names them"
@@ -218,7 +222,7 @@ def remarks(scores: ScoreResult) -> Iterator[str]:
         yield f"unreadable replies: {scores.unreadable_rate:.2%}"
     if scores.in_sample:
         yield f"{scores.in_sample}; expect lower scores on other cases"
-    headline = scores.total.headline
+    headline = scores.headline
     for name, baseline in scores.baselines.items():
         if scores.total.mean[headline] < baseline[headline]:
             yield f"{headline} is below the baseline '{name}': {baseline[headline]:.4f}"
