@@ -22,11 +22,7 @@ from panjue.prompts.tasks.metrics import Row
 
 
 class Baselines:
-    """The scores of the task's fallback, of its own baselines and of the text classifier alone.
-
-    Attributes:
-        classifier_fault: Why the text classifier of the run has no score, if it is broken.
-    """
+    """The scores of the task's fallback, of its own baselines and of the text classifier alone."""
 
     def __init__(self, task: Task, labels: Labels | None, run: Path, gold: Path) -> None:
         """Prepare for the scores of `run`; without `labels` the fallback has no score."""
@@ -35,7 +31,7 @@ class Baselines:
         self._values: dict[str, MetricValues] = defaultdict(lambda: MetricValues(task))
         self._advisor = None
         self._replies: Rows | None = None
-        self.classifier_fault = ""
+        self.classifier_fault = ""  # why the text classifier of the run has no score, if broken
         replies = run / "completions.jsonl"
         try:
             self._advisor = classifier_alone(task, run, gold)

@@ -31,49 +31,35 @@ FOLDER = Path(__file__).parent / "page"
 
 @dataclass(frozen=True)
 class PageCase:
-    """One example in the page's case browser.
-
-    Attributes:
-        text: Its pieces in order: (piece, index in `items` of the name that it is, or None).
-        items: With fields as their own gold where the file has none.
-        opinions: Item -> field -> the text classifier's answer, and which of `AGREEMENTS` it has
-            with the model's, or `NO_REPLY`; empty if the run has no classifier, or if that made the
-            submission.
-        confidence: Mean over its judgments; None if the run has no confidences.
-        handled: What `shorten` and decoding did: keyword -> details.
-        reply: The raw replies, one per call.
-    """
+    """One example in the page's case browser."""
 
     id: str
     groups: Mapping[str, str]
     text: list[tuple[str, int | None]]
-    items: list[Item]
+    """Its pieces in order: (piece, index in `items` of the name that it is, or None)."""
+    items: list[Item]  # with fields as their own gold where the file has none
     opinions: list[list[tuple[Field, str]]]
-    confidence: float | None
-    handled: dict[str, str]
-    reply: list[str]
+    """Item -> field -> the text classifier's answer, and which of `AGREEMENTS` it has with the
+    model's, or `NO_REPLY`; empty if the classifier made the submission, or if there is none."""
+    confidence: float | None  # mean over its judgments; None if the run has no confidences
+    handled: dict[str, str]  # what `shorten` and decoding did: keyword -> details
+    reply: list[str]  # the raw replies, one per call
 
 
 @dataclass(frozen=True)
 class PageData:
-    """Everything on the page.
-
-    Attributes:
-        scores: None if a case has no gold; then the page shows facts and answers alone.
-        decoding: The run's decode.json, if it describes this submission.
-        labels: Metric, field or baseline -> what it is called, in English and in Chinese.
-        agreements: Field -> how many of its items have which agreement.
-        classes: Field -> class -> how many items have it in gold and in predictions, and its F1;
-            in the field's order or the commonest first.
-    """
+    """Everything on the page."""
 
     answered: AnsweredFile
-    scores: ScoreResult | None
-    decoding: Mapping[str, Any]
+    scores: ScoreResult | None  # None if a case has no gold: the page has facts and answers alone
+    decoding: Mapping[str, Any]  # the run's decode.json, if it describes this submission
     labels: Mapping[str, tuple[str, str]]
+    """Metric, field or baseline -> what it is called, in English and in Chinese."""
     cases: list[PageCase]
-    agreements: dict[str, Counter[str]]
+    agreements: dict[str, Counter[str]]  # field -> agreement -> how many of its items have it
     classes: dict[str, dict[str, tuple[int, int, float]]]
+    """Field -> class -> how many items have it in gold and in predictions, and its F1; in the
+    field's order or the commonest first."""
 
 
 def write_page(run: Path, gold: Path | None) -> None:

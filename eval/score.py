@@ -38,36 +38,21 @@ MAX_GROUP_COLUMNS = 8
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """Everything that `panjue score` prints.
+    """Everything that `panjue score` prints."""
 
-    Attributes:
-        headline: The name of the headline metric.
-        total: The metrics over all examples.
-        groups: Attribute -> its value -> the metrics over those examples, without intervals.
-        baselines: Baseline, trivial or human -> its metrics.
-        unreadable_rate: The share of replies that could not be read; None if there are none.
-        missing: Number of examples without a row, which are scored as unanswered.
-        faulty: Number of rows that count for nothing or that the contest may refuse.
-        answered_by: A line on who answered, the model or the text classifier, and why.
-        notes: `id: note` on gold examples.
-        never_asked: `id: reason` of the examples that the model was never asked about.
-        in_sample: How the answers come from these very cases, if they do.
-        classifier_fault: Why the text classifier is no baseline, if it is broken.
-    """
-
-    headline: str
-    total: Summary
-    groups: dict[str, dict[str, Summary]]
-    baselines: dict[str, dict[str, float]]
-    calibration: dict[str, Calibration] | None
-    unreadable_rate: float | None
-    missing: int
-    faulty: int
-    answered_by: str
-    notes: Sequence[str]
-    never_asked: Sequence[str]
-    in_sample: str | None
-    classifier_fault: str
+    headline: str  # the name of the headline metric
+    total: Summary  # over all examples
+    groups: dict[str, dict[str, Summary]]  # attribute -> its value -> metrics, without intervals
+    baselines: dict[str, dict[str, float]]  # baseline, trivial or human -> its metrics
+    calibration: dict[str, Calibration] | None  # of each field; None without confidences
+    unreadable_rate: float | None  # the share of replies that could not be read; None: no replies
+    missing: int  # examples without a row, which are scored as unanswered
+    faulty: int  # rows that count for nothing or that the contest may refuse
+    answered_by: str  # a line on who answered, the model or the text classifier, and why
+    notes: Sequence[str]  # `id: note` on gold examples
+    never_asked: Sequence[str]  # `id: reason` of examples that the model was never asked about
+    in_sample: str | None  # how the answers come from these very cases, if they do
+    classifier_fault: str  # why the text classifier is no baseline, if it is broken
 
     def to_json(self) -> dict[str, Any]:
         """Return one dict with the metrics and all other numbers at the top level."""

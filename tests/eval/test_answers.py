@@ -266,15 +266,6 @@ def test_completions_that_are_not_there_or_broken_are_told_with_the_way_on(run: 
         decode_answers(run)
 
 
-@pytest.mark.parametrize("texts", [None, [], [5], "text"])
-def test_a_row_without_replies_is_named_with_the_way_on(
-    texts: object, run: Path, write: Write
-) -> None:
-    write("run/completions.jsonl", [{**COMPLETIONS[1], "texts": texts}, *COMPLETIONS[2:]])
-    with pytest.raises(UserError, match=r"id 1: 'texts' must list the replies; delete the line"):
-        decode_answers(run)
-
-
 def test_a_submission_of_other_answers_is_not_replaced_without_a_word(run: Path) -> None:
     told = f"{run}/submission.jsonl: replaced, it had other answers"
     decode_answers(run)
