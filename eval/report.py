@@ -119,10 +119,8 @@ def _cases(
     fallback = decoding.get("fallback", task.score.fallback)
     for example in answered.examples():
         row = rows.get(example.id)
-        if has_gold:
-            gold = task.gold(example)
-        else:
-            gold = _own_gold(task, row, f"{rows.path}: id {example.id}")
+        place = f"{rows.path}: id {example.id}"
+        gold = task.gold(example) if has_gold else _own_gold(task, row, place)
         items = list(items_of(task, gold, row)) if gold else []
         calls = _calls(task, completions, example) if completions else []
         decoded = None
@@ -130,9 +128,11 @@ def _cases(
             decoded = task.ask.decode(first_reply(calls[0]), example, answered.labels)
         opinions = []
         if advisor and gold:
-            own_row = row_of_classifier(task, advisor, example, calls[0] if calls else None)
-            own_items = list(items_of(task, gold, own_row))
-            opinions = list(compared_opinions(task, example, items, own_items, decoded))
+            reply = calls[0] if calls else None
+            classifier_row = row_of_classifier(task, advisor, example, reply)
+            classifier_items = list(items_of(task, gold, classifier_row))
+            compared = compared_opinions(task, example, items, classifier_items, decoded)
+            opinions = list(compared)
         confidence = confidences.get(example.id) if confidences else None
         yield PageCase(
             id=str(example.id),

@@ -83,7 +83,7 @@ def test_an_unknown_id(faults: Faults, cases: Path, rows: Rows, row: Row) -> Non
     ],
 )
 def test_a_broken_line(faults: Faults, rows: Rows, line: bytes, complaint: str) -> None:
-    (found,) = faults(text_of(rows).replace(b"\n", b"\n" + line + b"\n", 1))
+    [found] = faults(text_of(rows).replace(b"\n", b"\n" + line + b"\n", 1))
     assert found.startswith(f"2: {complaint}")
 
 
