@@ -26,18 +26,18 @@ def compared_opinions(
     task: Task,
     example: Example,
     items: Sequence[Item],
-    own: Sequence[Item],
+    classifier_items: Sequence[Item],
     decoded: Decoded | None,
 ) -> Iterator[list[tuple[Field, str]]]:
     """Yield each item's fields as the classifier answers them, and how the model's compare.
 
-    `items` has the model's answer beside gold, `own` the classifier's. `decoded` says which fields
-    the reply does not have; None if that is not known: then every field is compared.
+    `items` has the model's answer beside gold, `classifier_items` the classifier's. `decoded` says
+    which fields the reply does not have; None if that is not known: then every field is compared.
     """
-    for (name, answers), (_, own_answers) in zip(items, own, strict=True):
+    for (name, answers), (_, classifier_answers) in zip(items, classifier_items, strict=True):
         number = example.names.index(name) if task.answer.items else 0
         compared = []
-        fields = zip(answers, own_answers, task.answer.fields, strict=True)
+        fields = zip(answers, classifier_answers, task.answer.fields, strict=True)
         for model, classifier, field_name in fields:
             how = agreement(model, classifier)
             if decoded is not None and decoded.is_guess(number, field_name):

@@ -1,8 +1,9 @@
 """The scores that a submission is compared with: trivial or human answers, and the classifier."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +22,7 @@ from panjue.prompts.tasks.metrics import Row
 
 
 class Baselines:
-    """The scores of the task's fallback, of its own baselines and of the text classifier alone.
-
-    Attributes:
-        classifier_fault: Why the text classifier of the run has no score, if it is broken.
-    """
+    """The scores of the task's fallback, of its own baselines and of the text classifier alone."""
 
     def __init__(self, task: Task, labels: Labels | None, run: Path, gold: Path) -> None:
         """Prepare for the scores of `run`; without `labels` the fallback has no score."""
@@ -34,7 +31,7 @@ class Baselines:
         self._values: dict[str, MetricValues] = defaultdict(lambda: MetricValues(task))
         self._advisor = None
         self._replies: Rows | None = None
-        self.classifier_fault = ""
+        self.classifier_fault = ""  # why the text classifier of the run has no score, if broken
         replies = run / "completions.jsonl"
         try:
             self._advisor = classifier_alone(task, run, gold)
@@ -59,14 +56,20 @@ class Baselines:
             yield task.score.fallback, gold, task.data.write(example, answer)
         if self._advisor:
             reply = self._replies.get(example.id) if self._replies else None
-            opinions = self._advisor.opinions(example, reply or EMPTY_REPLY)
-            answer = self._advisor.alone(example, opinions)
-            yield CLASSIFIER_NAME, gold, task.data.write(example, answer)
+            yield CLASSIFIER_NAME, gold, row_of_classifier(task, self._advisor, example, reply)
         yield from task.score.baselines(example)
 
     def means(self) -> dict[str, dict[str, float]]:
         """Return every baseline's metrics, over the examples that it answers."""
         return {name: summarize(of, resamples=0).mean for name, of in self._values.items()}
+
+
+def row_of_classifier(
+    task: Task, advisor: Advisor, example: Example, reply: Mapping[str, Any] | None
+) -> Row:
+    """Return the submission row of the text classifier alone; a reply row may keep its opinions."""
+    opinions = advisor.opinions(example, reply or EMPTY_REPLY)
+    return task.data.write(example, advisor.alone(example, opinions))
 
 
 def classifier_alone(task: Task, run: Path, gold: Path) -> Advisor | None:

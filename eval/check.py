@@ -29,14 +29,12 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
     label_file = submission.parent / "labels.json"
     labels = load_labels(label_file) if label_file.exists() else None
     case_ids = dict.fromkeys(str(example.id) for example in reader.read(cases))
-    if not case_ids:
-        raise UserError(f"{cases}: has no cases")
     message = _other_cases(reader, submission, cases)
     if message:
         yield message
         return
-    ahead = reader.read(cases)
-    passed: dict[str, Example] = {}
+    unread = reader.read(cases)
+    waiting: dict[str, Example] = {}  # cases that were read before their row was
     seen: dict[str, int | str] = {}
     for place, load in task.data.submission.read(submission):
         try:
@@ -48,12 +46,12 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
             yield f"{submission}:{place}: {error}"
             continue
         seen[key] = place
-        if key in passed:
+        if key in waiting:
             yield f"{submission}:{place}: id {key} is out of order"
-        while key not in passed:
-            example = next(ahead)
-            passed[str(example.id)] = example
-        example = passed.pop(key)
+        while key not in waiting:
+            example = next(unread)
+            waiting[str(example.id)] = example
+        example = waiting.pop(key)
         faults = list(task.data.check(example, row, labels)) or unscorable(task, example, row)
         yield from (f"{submission}:{place}: id {key}: {fault}" for fault in faults)
     for key in case_ids:

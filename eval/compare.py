@@ -64,6 +64,7 @@ def check_runs(first: AnsweredFile, second: AnsweredFile, *, same_file: bool = T
 
 
 def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Comparison:
+    """Compare two submissions, or those of two run folders; both must answer the same ids."""
     task = reader.task
     rows = submission_rows(task, first)
     other_rows = submission_rows(task, second)
@@ -75,8 +76,8 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
         )
     values = scored(reader, gold, rows)
     other_values = scored(reader, gold, other_rows)
-    changes = headlines(other_values) - headlines(values)
-    changes = changes[or_ones(values.weights) > 0]
+    changes = headline_values(other_values) - headline_values(values)
+    changes = changes[or_ones(values.weights) > 0]  # the others count for nothing
     return Comparison(
         differences=paired_differences(values, other_values),
         examples=len(values),
@@ -85,7 +86,7 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
     )
 
 
-def headlines(values: MetricValues) -> Numbers:
+def headline_values(values: MetricValues) -> Numbers:
     """Return the headline metric of each example, as if there were no other, [examples]."""
     return pooled(values.task, values.values, np.ones(len(values)))[:, -1]
 

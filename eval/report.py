@@ -1,9 +1,9 @@
 """The report of a run as one HTML page: scores, errors by class, and every case."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from panjue.eval.agreement import AGREEMENTS, NO_REPLY, WITHOUT_GOLD, compared_opinions
 from panjue.eval.answers import AnsweredFile, check_complete, open_answers
+from panjue.eval.baselines import row_of_classifier
 from panjue.eval.calibration import mean_confidence
 from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decoding import decoding_of
-from panjue.eval.opinions import EMPTY_REPLY
 from panjue.eval.score import ScoreResult, remarks, score
 from panjue.eval.shown import class_fields, items_of, own_gold, split_at_names
 from panjue.eval.values import metric_values, submission_rows
@@ -23,56 +23,42 @@ from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.files import atomic_write
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
-from panjue.prompts.tasks.metrics import Field, Item
+from panjue.prompts.tasks.metrics import Field, Item, Row
 
 FOLDER = Path(__file__).parent / "page"
 
 
 @dataclass(frozen=True)
 class PageCase:
-    """One example in the page's case browser.
-
-    Attributes:
-        text: Its pieces in order: (piece, index in `items` of the name that it is, or None).
-        items: With fields as their own gold where the file has none.
-        opinions: Item -> field -> the text classifier's answer, and which of `AGREEMENTS` it has
-            with the model's, or `NO_REPLY`; empty if the run has no classifier, or if that made the
-            submission.
-        confidence: Mean over its judgments; None if the run has no confidences.
-        handled: What `shorten` and decoding did: keyword -> details.
-        reply: The raw replies, one per call.
-    """
+    """One example in the page's case browser."""
 
     id: str
     groups: Mapping[str, str]
     text: list[tuple[str, int | None]]
-    items: list[Item]
+    """Its pieces in order: (piece, index in `items` of the name that it is, or None)."""
+    items: list[Item]  # with fields as their own gold where the file has none
     opinions: list[list[tuple[Field, str]]]
-    confidence: float | None
-    handled: dict[str, str]
-    reply: list[str]
+    """Item -> field -> the text classifier's answer, and which of `AGREEMENTS` it has with the
+    model's, or `NO_REPLY`; empty if the classifier made the submission, or if there is none."""
+    confidence: float | None  # mean over its judgments; None if the run has no confidences
+    handled: dict[str, str]  # what `shorten` and decoding did: keyword -> details
+    reply: list[str]  # the raw replies, one per call
 
 
 @dataclass(frozen=True)
 class PageData:
-    """Everything on the page.
-
-    Attributes:
-        scores: None if a case has no gold; then the page shows facts and answers alone.
-        decoding: The run's decode.json, if it describes this submission.
-        labels: Metric, field or baseline -> what it is called, in English and in Chinese.
-        agreements: Field -> how many of its items have which agreement.
-        classes: Field -> class -> how many items have it in gold and in predictions, and its F1;
-            in the field's order or the commonest first.
-    """
+    """Everything on the page."""
 
     answered: AnsweredFile
-    scores: ScoreResult | None
-    decoding: Mapping[str, Any]
+    scores: ScoreResult | None  # None if a case has no gold: the page has facts and answers alone
+    decoding: Mapping[str, Any]  # the run's decode.json, if it describes this submission
     labels: Mapping[str, tuple[str, str]]
+    """Metric, field or baseline -> what it is called, in English and in Chinese."""
     cases: list[PageCase]
-    agreements: dict[str, Counter[str]]
+    agreements: dict[str, Counter[str]]  # field -> agreement -> how many of its items have it
     classes: dict[str, dict[str, tuple[int, int, float]]]
+    """Field -> class -> how many items have it in gold and in predictions, and its F1; in the
+    field's order or the commonest first."""
 
 
 def write_page(run: Path, gold: Path | None) -> None:
@@ -121,7 +107,6 @@ def _labels(task: Task, *, has_gold: bool) -> dict[str, tuple[str, str]]:
 def _cases(
     answered: AnsweredFile, decoding: Mapping[str, Any], *, has_gold: bool
 ) -> Iterator[PageCase]:
-    """Yield every case; without gold an answer is its own gold, so that it can be shown."""
     task = answered.task
     rows = submission_rows(task, answered.folder)
     path = answered.folder / "confidence.jsonl"
@@ -132,13 +117,8 @@ def _cases(
     fallback = decoding.get("fallback", task.score.fallback)
     for example in answered.examples():
         row = rows.get(example.id)
-        if has_gold:
-            gold = task.gold(example)
-        elif row:
-            gold = own_gold(row)
-            metric_values(task, gold, row, f"{rows.path}: id {example.id}")  # refuses a broken row
-        else:
-            gold = None
+        place = f"{rows.path}: id {example.id}"
+        gold = task.gold(example) if has_gold else _own_gold(task, row, place)
         items = list(items_of(task, gold, row)) if gold else []
         calls = _calls(task, completions, example) if completions else []
         decoded = None
@@ -146,10 +126,11 @@ def _cases(
             decoded = task.ask.decode(first_reply(calls[0]), example, answered.labels)
         opinions = []
         if advisor and gold:
-            judged = advisor.opinions(example, calls[0] if calls else EMPTY_REPLY)
-            answer = advisor.alone(example, judged)
-            own = list(items_of(task, gold, task.data.write(example, answer)))
-            opinions = list(compared_opinions(task, example, items, own, decoded))
+            reply = calls[0] if calls else None
+            classifier_row = row_of_classifier(task, advisor, example, reply)
+            classifier_items = list(items_of(task, gold, classifier_row))
+            compared = compared_opinions(task, example, items, classifier_items, decoded)
+            opinions = list(compared)
         confidence = confidences.get(example.id) if confidences else None
         yield PageCase(
             id=str(example.id),
@@ -163,36 +144,42 @@ def _cases(
         )
 
 
+def _own_gold(task: Task, row: Row | None, place: str) -> Row | None:
+    """Return an answer as its own gold, so that it can be shown; UserError: it cannot be read."""
+    if row is None:
+        return None
+    gold = own_gold(row)
+    metric_values(task, gold, row, place)
+    return gold
+
+
 def _calls(task: Task, completions: Rows, example: Example) -> list[dict[str, Any]]:
     """Return the completion rows of an example: its only one, or one per call in order."""
-    keys: Iterable[str] = [call_key({"id": example.id})]
-    if task.solve:
-        keys = (call_key({"id": example.id, "call": number}) for number in count())
-    calls = []
-    for key in keys:
-        row = completions.get(key)
-        if row is None:
-            break
+    if not task.solve:
+        row = completions.get(call_key({"id": example.id}))
+        return [row] if row else []
+    calls: list[dict[str, Any]] = []
+    while row := completions.get(call_key({"id": example.id, "call": len(calls)})):
         calls.append(row)
     return calls
 
 
 def _handled(
-    rows: Sequence[dict[str, Any]], decoded: Decoded | None, fallback: str
+    calls: Sequence[Mapping[str, Any]], decoded: Decoded | None, fallback: str
 ) -> Iterator[tuple[str, str]]:
     """Yield what happened to an example's calls: (keyword, details).
 
     `decoded` is the reply, if there is one and the submission is of it; `fallback` answers what is
     unreadable.
     """
-    asked = [row for row in rows if row.get("refused") is None]
-    refusals = [row["refused"] for row in rows if row.get("refused") is not None]
+    refusals = [call["refused"] for call in calls if call.get("refused") is not None]
+    asked = [call for call in calls if call.get("refused") is None]
     if refusals:
         yield "not asked", f"could not be asked: {refusals[0]}"
-    dropped = sum(row["dropped_sentences"] for row in asked)
+    dropped = sum(call["dropped_sentences"] for call in asked)
     if dropped:
         yield "shortened", f"shortened to fit by {dropped} sentences"
-    cut = sum(row["finish"][0] == "length" for row in asked)
+    cut = sum(call["finish"][0] == "length" for call in asked)
     if cut:
         yield "cut", f"{cut} replies cut by length"
     if not asked or decoded is None:
@@ -204,12 +191,11 @@ def _handled(
 
 
 def _count_agreements(cases: Sequence[PageCase]) -> dict[str, Counter[str]]:
-    """Count how often model and classifier agree, and who is right."""
-    agreements: dict[str, Counter[str]] = {}
+    agreements: dict[str, Counter[str]] = defaultdict(Counter)
     for case in cases:
         for own, how in chain.from_iterable(case.opinions):
             if how != NO_REPLY:
-                agreements.setdefault(own.name, Counter()).update([how])
+                agreements[own.name][how] += 1
     return agreements
 
 
@@ -230,13 +216,15 @@ def _count_classes(
         commonest = [value for value, _ in totals.most_common()]
         of_value = {}
         for value in dict.fromkeys(ordered + commonest):
-            of_value[value] = (gold[value], predicted[value], 2 * both[value] / totals[value])
+            f1 = 2 * both[value] / totals[value]
+            of_value[value] = (gold[value], predicted[value], f1)
         if of_value:
             classes[name] = of_value
     return classes
 
 
 def _fields(cases: Sequence[PageCase], name: str) -> Iterator[Field]:
+    """Yield the field of this name of every item of every case."""
     for case in cases:
         for _, fields in case.items:
             yield from (field for field in fields if field.name == name)

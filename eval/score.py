@@ -38,34 +38,21 @@ MAX_GROUP_COLUMNS = 8
 
 @dataclass(frozen=True)
 class ScoreResult:
-    """Everything that `panjue score` prints.
+    """Everything that `panjue score` prints."""
 
-    Attributes:
-        total: The metrics over all examples.
-        groups: Attribute -> its value -> the metrics over those examples, without intervals.
-        baselines: Baseline, trivial or human -> its metrics.
-        unreadable_rate: The share of replies that could not be read; None if there are none.
-        missing: Number of examples without a row, which are scored as unanswered.
-        faulty: Number of rows that count for nothing or that the contest may refuse.
-        answered_by: A line on who answered, the model or the text classifier, and why.
-        notes: `id: note` on gold examples.
-        never_asked: `id: reason` of the examples that the model was never asked about.
-        in_sample: How the answers come from these very cases, if they do.
-        classifier_fault: Why the text classifier is no baseline, if it is broken.
-    """
-
-    total: Summary
-    groups: dict[str, dict[str, Summary]]
-    baselines: dict[str, dict[str, float]]
-    calibration: dict[str, Calibration] | None
-    unreadable_rate: float | None
-    missing: int
-    faulty: int
-    answered_by: str
-    notes: Sequence[str]
-    never_asked: Sequence[str]
-    in_sample: str | None
-    classifier_fault: str
+    headline: str  # the name of the headline metric
+    total: Summary  # over all examples
+    groups: dict[str, dict[str, Summary]]  # attribute -> its value -> metrics, without intervals
+    baselines: dict[str, dict[str, float]]  # baseline, trivial or human -> its metrics
+    calibration: dict[str, Calibration] | None  # of each field; None without confidences
+    unreadable_rate: float | None  # the share of replies that could not be read; None: no replies
+    missing: int  # examples without a row, which are scored as unanswered
+    faulty: int  # rows that count for nothing or that the contest may refuse
+    answered_by: str  # a line on who answered, the model or the text classifier, and why
+    notes: Sequence[str]  # `id: note` on gold examples
+    never_asked: Sequence[str]  # `id: reason` of examples that the model was never asked about
+    in_sample: str | None  # how the answers come from these very cases, if they do
+    classifier_fault: str  # why the text classifier is no baseline, if it is broken
 
     def to_json(self) -> dict[str, Any]:
         """Return one dict with the metrics and all other numbers at the top level."""
@@ -83,8 +70,9 @@ class ScoreResult:
             **asdict(self),
             "groups": groups,  # as means, without intervals
         }
-        # `total` is spread above; the fault of the classifier is only for the console.
-        del numbers["total"], numbers["classifier_fault"]
+        # `total` is spread above; the others are only for the console.
+        for name in ("total", "headline", "classifier_fault"):
+            del numbers[name]
         for name in ("notes", "never_asked", "in_sample"):
             if not numbers[name]:  # there is nothing to say
                 del numbers[name]
@@ -122,6 +110,7 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
     calls = decoding.get("calls")
     answers = find_answers(run) if decoding else None
     return ScoreResult(
+        headline=task.score.headline,
         total=summarize(values),
         groups=groups,
         baselines=baselines.means(),
@@ -168,14 +157,13 @@ def in_sample(answers: Answers) -> str | None:
 
 def show(scores: ScoreResult, console: Console) -> None:
     # In 80 columns the headings of baselines wrap, and no name or number is cut.
-    whole = [Column(name, no_wrap=True) for name in ("metric", "score", "95% interval")]
-    table = Table(*whole, *scores.baselines)
-    headline = scores.total.headline
+    columns = [Column(name, no_wrap=True) for name in ("metric", "score", "95% interval")]
+    table = Table(*columns, *scores.baselines)
     for name, value in scores.total.mean.items():
         low, high = scores.total.interval[name]
         interval = f"{low:.4f} - {high:.4f}"
         baselines = [f"{mean[name]:.4f}" for mean in scores.baselines.values()]
-        style = "bold" if name == headline else None
+        style = "bold" if name == scores.headline else None
         table.add_row(name, f"{value:.4f}", interval, *baselines, style=style)
     console.print(table)
     for attribute, groups in scores.groups.items():
@@ -193,7 +181,7 @@ def _group_table(attribute: str, groups: Mapping[str, Summary]) -> Table:
     for name, summary in groups.items():
         means = [f"{value:.4f}" for value in summary.mean.values()]
         lines.append([name, str(summary.examples), *means])
-    if len(groups) <= MAX_GROUP_COLUMNS:
+    if len(groups) <= MAX_GROUP_COLUMNS:  # rows become columns
         lines = list(map(list, zip(*lines, strict=True)))
     # Group names come from files: `[/b] 某院` is a name, not rich markup.
     heading, *rows = [map(escape, line) for line in lines]
@@ -204,6 +192,7 @@ def _group_table(attribute: str, groups: Mapping[str, Summary]) -> Table:
 
 
 def remarks(scores: ScoreResult) -> Iterator[str]:
+    """Yield what a reader of the numbers should know, one line each."""
     yield f"{scores.total.examples} examples; {scores.missing} without a row, scored as unanswered"
     if scores.faulty:
         yield f"{scores.faulty} rows have faults; `panjue check` names them"
@@ -218,7 +207,7 @@ def remarks(scores: ScoreResult) -> Iterator[str]:
         yield f"unreadable replies: {scores.unreadable_rate:.2%}"
     if scores.in_sample:
         yield f"{scores.in_sample}; expect lower scores on other cases"
-    headline = scores.total.headline
+    headline = scores.headline
     for name, baseline in scores.baselines.items():
         if scores.total.mean[headline] < baseline[headline]:
             yield f"{headline} is below the baseline '{name}': {baseline[headline]:.4f}"

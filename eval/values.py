@@ -151,11 +151,6 @@ class Summary:
     interval: dict[str, tuple[float, float]]
     unweighted: bool = False  # all weights are 0, so the means are unweighted
 
-    @property
-    def headline(self) -> str:
-        """Return the name of the headline metric: the last one."""
-        return list(self.mean)[-1]
-
 
 def summarize(
     values: MetricValues, members: Members | None = None, *, resamples: int = RESAMPLES

@@ -6,7 +6,7 @@ import pytest
 
 from panjue.eval.check import check, unscorable
 from panjue.eval.values import metric_values
-from panjue.prompts.labels import Labels, collect
+from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
@@ -16,27 +16,21 @@ from tests.eval.records import Row, Write
 
 TASK = load_task("judgment")
 Rows = list[dict[str, Any]]
+FIRST = ("甲", ["盗窃罪"], ["264"], 8)
 ALSO = ("乙", ["诈骗罪"], ["266"], 10)
+KEYS = (1, 2, 3, "x")
 
 
 @pytest.fixture
 def cases(case: Row, write: Write) -> Path:
-    """Return four unlabelled cases with the ids 1, 2, 3 and x."""
-    judgments = ("甲", ["盗窃罪"], ["264"], 8), ALSO
-    return write("cases.jsonl", [case(key, *judgments, gold=False) for key in (1, 2, 3, "x")])
+    """Return four unlabelled cases."""
+    return write("cases.jsonl", [case(key, FIRST, ALSO, gold=False) for key in KEYS])
 
 
 @pytest.fixture
 def rows(row: Row) -> Rows:
     """Return a clean hand-in."""
-    return [row(key, ("甲", ["盗窃罪"], ["264"], 8), ALSO) for key in (1, 2, 3, "x")]
-
-
-@pytest.fixture(scope="module")
-def labels() -> Labels:
-    """Return the labels of the clean hand-in."""
-    charges, articles = ["盗窃罪", "诈骗罪"], ["264", "266"]
-    return collect([{"charges": charges, "articles": articles, "penalty": [PENALTIES[8]]}])
+    return [row(key, FIRST, ALSO) for key in KEYS]
 
 
 Faults = Callable[[bytes | Rows], list[str]]
@@ -48,8 +42,7 @@ def faults(cases: Path, tmp_path: Path) -> Faults:
 
     def of(content: bytes | Rows) -> list[str]:
         path = tmp_path / "submission.jsonl"
-        lines = content if isinstance(content, bytes) else text_of(content)
-        path.write_bytes(lines)
+        path.write_bytes(content if isinstance(content, bytes) else text_of(content))
         found = list(check(Reader(TASK), path, cases))
         assert all(fault.startswith(f"{path}:") and "\n" not in fault for fault in found)
         return [fault.removeprefix(f"{path}:") for fault in found]
@@ -59,12 +52,6 @@ def faults(cases: Path, tmp_path: Path) -> Faults:
 
 def text_of(rows: Rows) -> bytes:
     return "".join(dump(row) + "\n" for row in rows).encode()
-
-
-def test_a_clean_file_is_clean(faults: Faults, rows: Rows, labels: Labels, tmp_path: Path) -> None:
-    assert faults(rows) == []
-    labels.save(tmp_path)
-    assert faults(rows) == []
 
 
 def test_a_missing_and_a_doubled_case(faults: Faults, rows: Rows) -> None:
@@ -79,7 +66,7 @@ def test_cases_out_of_order(faults: Faults, rows: Rows) -> None:
     rows[0]["judgments"][0]["penalty"] = 15
     assert faults([rows[1], rows[0], *rows[2:]]) == [
         "2: id 1 is out of order",
-        "2: id 1: $.judgments[0].penalty: 15 is greater than the maximum of 14",
+        f"2: id 1: {TOO_HIGH}",
     ]
 
 
@@ -93,11 +80,10 @@ def test_an_unknown_id(faults: Faults, cases: Path, rows: Rows, row: Row) -> Non
     [
         (b"[]", "expected a JSON object, found list"),
         (b'{"id": 1, "name": "\xb5\xc1"}', "not UTF-8 at byte 19"),
-        (b"", "the line is empty"),
     ],
 )
 def test_a_broken_line(faults: Faults, rows: Rows, line: bytes, complaint: str) -> None:
-    (found,) = faults(text_of(rows).replace(b"\n", b"\n" + line + b"\n", 1))
+    [found] = faults(text_of(rows).replace(b"\n", b"\n" + line + b"\n", 1))
     assert found.startswith(f"2: {complaint}")
 
 
@@ -110,33 +96,21 @@ def test_an_id_of_another_type_and_another_order_of_defendants(faults: Faults, r
     ]
 
 
-def test_an_empty_file(faults: Faults) -> None:
-    unanswered = [f" id {key} is not answered" for key in (1, 2, 3, "x")]
-    assert faults(b"") == unanswered
+def test_empty_lines(faults: Faults) -> None:
+    unanswered = [f" id {key} is not answered" for key in KEYS]
     assert faults(b"\n \n") == ["1: the line is empty", "2: the line is empty", *unanswered]
+
+
+TOO_HIGH = "$.judgments[0].penalty: 15 is greater than the maximum of 14"
 
 
 @pytest.mark.parametrize(
     ("judgments", "expected"),
     [
-        ([ALSO], ["defendant '甲' is not answered"]),
         ([ALSO, ALSO], ["defendant '甲' is not answered", "defendant '乙' is answered 2 times"]),
-        (
-            [("丙", ["盗窃罪"], ["264"], 8), ALSO],
-            ["defendant '甲' is not answered", "'丙' is no defendant of this case"],
-        ),
-        (
-            [("甲", ["盗窃罪"], ["264"], 15), ALSO],
-            ["$.judgments[0].penalty: 15 is greater than the maximum of 14"],
-        ),
-        (
-            [("甲", ["盗窃罪"], ["264"], "8"), ALSO],
-            ["$.judgments[0].penalty: '8' is not of type 'integer'"],
-        ),
-        (
-            [("甲", [], ["264"], 8), ALSO],
-            ["$.judgments[0].charges: [] should be non-empty"],
-        ),
+        ([FIRST, ALSO, ("丙", *FIRST[1:])], ["'丙' is no defendant of this case"]),
+        ([("甲", ["盗窃罪"], ["264"], 15), ALSO], [TOO_HIGH]),
+        ([("甲", [], ["264"], 8), ALSO], ["$.judgments[0].charges: [] should be non-empty"]),
     ],
 )
 def test_defendants_and_shape(
@@ -146,29 +120,24 @@ def test_defendants_and_shape(
     assert found == [f"2: id 2: {text}" for text in expected]
 
 
-ADDED = "Additional properties are not allowed"
-
-
 def test_keys_that_are_missing_or_foreign(faults: Faults, rows: Rows) -> None:
     del rows[0]["judgments"][1]["penalty"]
     rows[1]["judgments"][0]["reason"] = "因"
-    del rows[2]["judgments"]
-    rows[3]["note"] = "记"
+    added = "Additional properties are not allowed"
     assert faults(rows) == [
         "1: id 1: $.judgments[1]: 'penalty' is a required property",
-        f"2: id 2: $.judgments[0]: {ADDED} ('reason' was unexpected)",
-        "3: id 3: $: 'judgments' is a required property",
-        f"4: id x: $: {ADDED} ('note' was unexpected)",
+        f"2: id 2: $.judgments[0]: {added} ('reason' was unexpected)",
     ]
 
 
 def test_an_unknown_label_is_a_fault_where_the_labels_are_known(
-    faults: Faults, rows: Rows, labels: Labels, tmp_path: Path
+    faults: Faults, rows: Rows, tmp_path: Path
 ) -> None:
     rows[2]["judgments"][0]["charges"] = ["盗窃", "诈骗罪"]
     rows[3]["judgments"][1]["articles"] = ["9"]
     assert faults(rows) == []
-    labels.save(tmp_path)
+    charges, articles = ["盗窃罪", "诈骗罪"], ["264", "266"]
+    collect([{"charges": charges, "articles": articles, "penalty": [PENALTIES[8]]}]).save(tmp_path)
     assert faults(rows) == [
         "3: id 3: 甲: charges has the unknown label '盗窃'; did you mean '盗窃罪'?",
         "4: id x: 乙: articles has the unknown label '9'",
@@ -178,13 +147,10 @@ def test_an_unknown_label_is_a_fault_where_the_labels_are_known(
 def test_a_hand_in_of_other_cases_is_one_line_with_the_counts(
     faults: Faults, rows: Rows, row: Row, cases: Path
 ) -> None:
-    others = [row(key, ("丙", ["盗窃罪"], ["264"], 8), ("丁", *ALSO[1:])) for key in (1, 2, 3, "x")]
+    others = [row(key, ("丙", *FIRST[1:]), ("丁", *ALSO[1:])) for key in KEYS]
     assert faults(others) == [
         f" names other defendants than {cases} in 4 of 4 cases; id 1 has 甲、乙 there and 丙、丁 "
         "here; are these the right files?"
-    ]
-    assert faults([{**one, "id": 70 + i} for i, one in enumerate(rows)]) == [
-        f" none of its 4 rows has an id of {cases}; are these the right files?"
     ]
     assert len(faults(others[:2] + rows[2:])) > 2, "half of the rows are of these cases"
 
@@ -206,7 +172,7 @@ def altered(value: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", task_folders())
-def test_what_is_clean_can_be_scored(name: str, tmp_path: Path) -> None:
+def test_what_is_clean_can_be_scored(name: str) -> None:
     task = load_task(name)
     [sample] = task_folders()[name].glob("sample.*")
     example = next(Reader(task).read(sample))
@@ -223,7 +189,7 @@ def test_what_is_clean_can_be_scored(name: str, tmp_path: Path) -> None:
     assert refused > 3
 
 
-def test_a_word_where_the_file_has_numbers_is_named(tmp_path: Path, write: Write) -> None:
+def test_a_word_where_the_file_has_numbers_is_named(write: Write) -> None:
     cases = write("cases.jsonl", [{"text": "Une affaire."}, {"text": "Ein Fall."}])
     path = write("submission.jsonl", [{"id": 1, "label": "dismissal"}, {"id": 2, "label": 0}])
     told = "'label' must be one of 0, 1; found \"dismissal\""

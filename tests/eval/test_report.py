@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,8 +21,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
-from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from panjue.prompts.tasks.metrics import same
+from panjue.prompts.tasks.metrics import Item, same
 from tests.eval.records import TRAINED, Row, Write, write_answers
 
 TASK = load_task("judgment")
@@ -32,59 +32,49 @@ HOSTILE = ["<script>alert(1)</script>", '王某"A', "李某乙"]
 
 def run_on(folder: Path, gold: Path, change: Any) -> Path:
     """Make a run that answers as gold, but for what `change` does to its rows."""
+    rows = []
+    replies = []
+    confidences = []
+    for number, example in enumerate(Reader(TASK).read(gold)):
+        row = json.loads(dump(TASK.gold(example)))
+        change(number, row)
+        rows.append(row)
+        reply = {"texts": [f"raw reply of {example.id}"], "finish": ["stop"]}
+        replies.append({"id": example.id, **reply, "dropped_sentences": 2})
+        each = {"charges": 0.9, "articles": 0.6, "penalty": 0.3}
+        confidences.append({"id": example.id, "confidence": [each] * len(row["judgments"])})
     Labels().save(folder)
     write_answers(folder, gold)
-    with (
-        (folder / "submission.jsonl").open("w", encoding="utf-8") as out,
-        (folder / "completions.jsonl").open("w", encoding="utf-8") as raw,
-        (folder / "confidence.jsonl").open("w", encoding="utf-8") as sure,
-    ):
-        for number, example in enumerate(Reader(TASK).read(gold)):
-            row = json.loads(dump(TASK.gold(example)))
-            change(number, row)
-            out.write(dump(row) + "\n")
-            reply = {"texts": [f"raw reply of {example.id}"], "finish": ["stop"]}
-            raw.write(dump({"id": example.id, **reply, "dropped_sentences": 2}) + "\n")
-            each = {"charges": 0.9, "articles": 0.6, "penalty": 0.3}
-            told = {"id": example.id, "confidence": [each] * len(row["judgments"])}
-            sure.write(dump(told) + "\n")
-    decoding = {"calls": number + 1, "unreadable": 0, "repaired": 7, "repairs": {"<q>": 7}}
-    decoding |= {"left_out": 4, "missing_fields": 9, "answered_by": "answered by the model"}
-    decoding["submission_sha256"] = sha256(folder / "submission.jsonl")
-    write_json(folder / "decode.json", decoding)
+    write_lines(folder / "submission.jsonl", rows)
+    write_lines(folder / "completions.jsonl", replies)
+    write_lines(folder / "confidence.jsonl", confidences)
+    decoding = {"calls": len(rows), "unreadable": 0, "repaired": 7, "repairs": {"<q>": 7}}
+    digest = sha256(folder / "submission.jsonl")
+    write_json(folder / "decode.json", {**decoding, "submission_sha256": digest})
     return folder
 
 
-def answer_by_classifier(run: Path) -> None:
-    """Have a run's submission be the text classifier's."""
-    changes: dict[str, dict[str, Any]] = {
-        "manifest.json": {"answered_by": "classifier"},
-        "decode.json": {"answered_by": "it was better", "calls": 0},
-    }
-    for name, change in changes.items():
-        write_json(run / name, {**read_json(run / name), **change})
-    (run / "completions.jsonl").unlink()
+def write_lines(path: Path, rows: Iterable[Any]) -> None:
+    path.write_text("".join(dump(row) + "\n" for row in rows), "utf-8")
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    write_json(path, {**read_json(path), **changes})
 
 
 @pytest.fixture
 def advised(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Return what gives all runs a classifier: gold, but for what `change` does to an answer."""
 
-    class Advisor:
-        def __init__(self, change: Any) -> None:
-            self._change = change
-
-        def opinions(self, _example: Example, _row: Any) -> list[Any]:
-            return []
-
-        def alone(self, example: Example, _opinions: Any) -> Any:
+    def by(change: Any) -> None:
+        def alone(example: Example, _opinions: Any) -> Any:
             fallback = TASK.ask.decode("", example, Labels()).answer
             answer = json.loads(dump(example.answer or fallback))
-            self._change(example, answer)
+            change(example, answer)
             return answer
 
-    def by(change: Any) -> None:
-        monkeypatch.setattr(AnsweredFile, "advisor", lambda _: Advisor(change))
+        advisor = SimpleNamespace(opinions=lambda *_: [], alone=alone)
+        monkeypatch.setattr(AnsweredFile, "advisor", lambda _: advisor)
 
     return by
 
@@ -114,13 +104,8 @@ def hostile(case: Row, write: Write, tmp_path: Path) -> Path:
 def test_the_numbers_by_hand(hostile: Path) -> None:
     found = page_data(open_answers(hostile))
     # 盗窃罪: four in gold, three predicted, all three right. 2 * 3 / (4 + 3).
-    assert found.classes["charges"] == {
-        "盗窃罪": (4, 3, 6 / 7),
-        "抢劫罪": (0, 1, 0),
-    }
+    assert found.classes["charges"] == {"盗窃罪": (4, 3, 6 / 7), "抢劫罪": (0, 1, 0)}
     year, ten = "有期徒刑九个月以上一年以下", "有期徒刑十年以上"  # twelve months; class 5
-    assert TASK.score.order["penalty"][:3] == ("死刑", "无期徒刑", ten)
-    assert sorted(TASK.score.order["penalty"]) == sorted(PENALTIES)
     assert list(found.classes["penalty"]) == [ten, year], "from the gravest on"
     assert found.classes["penalty"][year] == (4, 3, 6 / 7)
     assert [case.confidence for case in found.cases] == [pytest.approx(0.6)] * 2
@@ -146,16 +131,10 @@ def test_the_classifier_s_answers_are_compared_with_the_model_s(
         "penalty": {"agree, right": 3, "differ, classifier right": 1},
     }
     ([first, second, third], [other]) = (case.opinions for case in found.cases)
-    assert [own.predicted for own, _ in first] == [
-        ["抢劫罪"],
-        ["第二百六十四条"],
-        ["有期徒刑九个月以上一年以下"],
-    ]
-    assert [how for _, how in second] == [
-        "differ, both wrong",
-        "agree, right",
-        "differ, classifier right",
-    ]
+    year = "有期徒刑九个月以上一年以下"
+    assert [own.predicted for own, _ in first] == [["抢劫罪"], ["第二百六十四条"], [year]]
+    compared = ["differ, both wrong", "agree, right", "differ, classifier right"]
+    assert [how for _, how in second] == compared
     assert {how for _, how in (*third, *other)} == {"agree, right"}
 
 
@@ -170,17 +149,13 @@ def test_what_a_reply_does_not_have_is_no_agreement(
     TASK.ask.labels([first]).save(hostile)
     rows = [row for _, row in read_lines(hostile / "completions.jsonl")]
     rows[0]["texts"] = [dump(reply)]
-    (hostile / "completions.jsonl").write_text("".join(dump(r) + "\n" for r in rows), "utf-8")
+    write_lines(hostile / "completions.jsonl", rows)
     found = page_data(open_answers(hostile))
     assert found.agreements["charges"] == {"differ, model right": 1, "differ, both wrong": 1}
     assert found.agreements["penalty"] == {"differ, classifier right": 1}
-    lacks = NO_REPLY
-    assert [[how == lacks for _, how in item] for item in found.cases[0].opinions] == [
-        [False, False, True],
-        [False, False, False],
-        [True, True, True],
-    ]
-    assert {how for _, how in found.cases[1].opinions[0]} == {lacks}, "it is unreadable"
+    lacking = [[how == NO_REPLY for _, how in item] for item in found.cases[0].opinions]
+    assert lacking == [[False, False, True], [False] * 3, [True] * 3]
+    assert {how for _, how in found.cases[1].opinions[0]} == {NO_REPLY}, "it is unreadable"
 
 
 SETS = st.sets(st.sampled_from("甲乙丙"))
@@ -195,18 +170,11 @@ def test_two_answers_have_one_agreement(gold: set[str], model: set[str], other: 
     assert (how in ("agree, right", "differ, classifier right")) == (other == gold)
 
 
-@pytest.mark.parametrize(
-    ("task", "gold", "answered"),
-    [("severity", {"label": 3}, {"label": 2}), ("ecthr", {"labels": [1, 2]}, {"labels": []})],
-)
-def test_a_task_of_classes_is_compared_too(
-    task: str, gold: Any, answered: Any, advised: Callable[[Any], None], tmp_path: Path
-) -> None:
-    test = tmp_path / "gold.jsonl"
-    test.write_text(dump({"id": 1, "text": "事实。", **gold}) + "\n", "utf-8")
-    write_answers(tmp_path, test, task=task)
+def test_a_task_of_classes_is_compared_too(advised: Callable[[Any], None], tmp_path: Path) -> None:
+    write_lines(tmp_path / "gold.jsonl", [{"id": 1, "text": "事实。", "labels": [1, 2]}])
+    write_answers(tmp_path, tmp_path / "gold.jsonl", task="ecthr")
     Labels().save(tmp_path)
-    (tmp_path / "submission.jsonl").write_text(dump({"id": 1, **answered}) + "\n", "utf-8")
+    write_lines(tmp_path / "submission.jsonl", [{"id": 1, "labels": []}])
     (tmp_path / "completions.jsonl").touch()
     advised(lambda _example, _answer: None)
     found = page_data(open_answers(tmp_path))
@@ -221,7 +189,8 @@ def test_what_the_classifier_answered_is_shown_once(
     advised(think)
     said = "The text classifier answered, not the model."
     assert said not in page(page_data(open_answers(hostile)))
-    answer_by_classifier(hostile)
+    change_json(hostile / "manifest.json", answered_by="classifier")
+    (hostile / "completions.jsonl").unlink()
     found = page_data(open_answers(hostile))
     assert [(case.opinions, case.reply) for case in found.cases] == [([], [])] * 2
     assert said in page(found)
@@ -229,8 +198,7 @@ def test_what_the_classifier_answered_is_shown_once(
 
 def test_what_is_said_of_another_submission_is_not_shown(hostile: Path) -> None:
     assert page_data(open_answers(hostile)).decoding["repaired"] == 7
-    with (hostile / "submission.jsonl").open("a", encoding="utf-8") as out:
-        out.write(dump({"id": 9, "judgments": []}) + "\n")
+    change_json(hostile / "decode.json", submission_sha256="0")
     found = page_data(open_answers(hostile))
     assert not found.decoding
     assert [case.confidence for case in found.cases] == [None, None]
@@ -246,26 +214,16 @@ def test_a_run_of_the_held_out_tenth_is_reported_on_that_alone(
     shared: Path, tmp_path: Path
 ) -> None:
     run = run_on(tmp_path / "run", shared / "drdz/dev.jsonl", lambda _number, _row: None)
-    made = read_json(run / "manifest.json")
-    made["held_out"] = True
-    write_json(run / "manifest.json", made)
+    change_json(run / "manifest.json", held_out=True)
     found = page_data(open_answers(run))
     assert 0 < len(found.cases) < 60
     assert found.scores
     assert (found.scores.total.examples, found.scores.missing) == (len(found.cases), 0)
 
 
-def test_a_text_is_split_at_the_names() -> None:
-    text = "张某与张某甲打架。张某甲逃跑。"
-    assert split_at_names(text, ["张某", "张某甲", ""]) == [
-        ("张某", 0),
-        ("与", None),
-        ("张某甲", 1),
-        ("打架。", None),
-        ("张某甲", 1),
-        ("逃跑。", None),
-    ]
-    assert split_at_names(text, [""]) == [(text, None)]
+def test_of_two_names_at_one_place_the_longer_one_counts() -> None:
+    pieces = [("张某", 0), ("与", None), ("张某甲", 1), ("打架。", None)]
+    assert split_at_names("张某与张某甲打架。", ["张某", "张某甲"]) == pieces
 
 
 @given(st.text("甲乙a*.(", max_size=20), st.lists(st.text("甲乙a*.(", max_size=3), max_size=4))
@@ -279,93 +237,82 @@ def test_the_pieces_are_the_text_and_no_name_is_left(text: str, names: list[str]
             assert piece == names[index]
 
 
-def test_one_of_several_references_is_enough() -> None:
-    task, gold = load_task("reading"), {"references": [["三万元", "30000元"]]}
-    for predicted, correct in (("30000元", True), ("两万元", False), (None, False)):
-        row = None if predicted is None else {"id": 1, "answer": predicted}
-        [(_, [answer])] = items_of(task, gold, row)
-        assert answer.gold == ["三万元", "30000元"]
-        assert answer.correct is correct
+@pytest.mark.parametrize(("told", "correct"), [("30000元", True), ("两万元", False), (None, False)])
+def test_one_of_several_references_is_enough(told: str | None, correct: bool) -> None:
+    row = {"id": 1, "answer": told} if told else None
+    [(_, [answer])] = items_of(load_task("reading"), {"references": [["三万元", "30000元"]]}, row)
+    assert (answer.gold, answer.correct) == (["三万元", "30000元"], correct)
 
 
-def test_the_page_judges_as_the_metric_does() -> None:
-    gold: dict[str, Any] = {
-        "id": 1,
-        "judgments": [{"name": "甲", "charges": ["盗窃罪"], "articles": [], "penalty": 1}],
-    }
-    right, wrong = dict(gold["judgments"][0]), {**gold["judgments"][0], "charges": ["抢劫罪"]}
-    right["charges"] = ["盗窃罪", "盗窃罪"]  # metrics are over sets, and the first of two counts
+def test_of_doubled_labels_one_counts_and_of_doubled_names_the_first() -> None:
+    theft = {"name": "甲", "charges": ["盗窃罪"], "articles": [], "penalty": 1}
+    right = {**theft, "charges": ["盗窃罪", "盗窃罪"]}
+    wrong = {**theft, "charges": ["抢劫罪"]}
+    gold = {"id": 1, "judgments": [theft]}
     [(_, fields)] = items_of(TASK, gold, {"id": 1, "judgments": [right, wrong]})
-    assert all(one.correct for one in fields)
-    dialogue = load_task("dialogue")
-    want = dialogue.gold(next(iter(Reader(dialogue).read(DIALOGUES))))
-    told = json.loads(dump(want))
-    [best] = told["chat"][0]["final_model_response"]
-    told["chat"][0]["final_model_response"] = [{**best, "sentiment": "doubt"}, best]
-    [(_, fields), *_] = items_of(dialogue, want, told)
     assert all(one.correct for one in fields)
 
 
 def test_sentences_of_a_dialogue_stand_one_by_one() -> None:
     task = load_task("dialogue")
     gold = task.gold(next(iter(Reader(task).read(DIALOGUES))))
+    first, second = "甲：你怎么又喝酒了，", "乙：高兴嘛，儿子考上大学了。"
     items = list(items_of(task, gold, gold))
-    assert [name for name, _ in items][:2] == [
-        "甲：你怎么又喝酒了，",
-        "乙：高兴嘛，儿子考上大学了。",
-    ]
+    assert [name for name, _ in items][:2] == [first, second]
     assert [name for name, _ in items][-2:] == ["甲", "乙"]  # their emotions
     assert all(one.correct for _, fields in items for one in fields)
+
     told = json.loads(dump(gold))
-    told["chat"][0]["final_model_response"][0]["sentiment"] = "positive"
+    sentence = told["chat"][0]["final_model_response"][0]
+    sentence["opinion"] += "了"  # means the same
+    other = {**sentence, "sentiment": "doubt"}
+    told["chat"][0]["final_model_response"].insert(0, other)  # the best one counts
+    assert wrong_fields(items_of(task, gold, told)) == {}
+    told["chat"][0]["final_model_response"] = [other]
     told["chat"][1]["final_model_response"] = []
     told["emo"]["甲"]["events"] = []
-    changed = {n: [f.name for f in of if not f.correct] for n, of in items_of(task, gold, told)}
-    assert {name: wrong for name, wrong in changed.items() if wrong} == {
-        "甲：你怎么又喝酒了，": ["sentiment"],
-        "乙：高兴嘛，儿子考上大学了。": ["sentiment", "aspect", "opinion", "rationale"],
+    assert wrong_fields(items_of(task, gold, told)) == {
+        first: ["sentiment"],
+        second: ["sentiment", "aspect", "opinion", "rationale"],
         "甲": ["emotions"],
     }
-    assert [f.predicted for _, of in items_of(task, gold, None) for f in of if f.predicted] == []
-    told["chat"][0]["final_model_response"][0]["opinion"] += "了"  # means the same
-    [(_, fields), *_] = items_of(task, gold, told)
-    assert {one.name: one.correct for one in fields}["opinion"] is True, "as JSON has it"
+    unanswered = [fields for _, fields in items_of(task, gold, None)]
+    assert not any(one.predicted for fields in unanswered for one in fields)
+
+
+def wrong_fields(items: Iterable[Item]) -> dict[str, list[str]]:
+    wrong = {name: [one.name for one in fields if not one.correct] for name, fields in items}
+    return {name: fields for name, fields in wrong.items() if fields}
 
 
 def test_the_page_needs_nothing_else(hostile: Path) -> None:
     text = page(page_data(open_answers(hostile)))
     assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", text)
-    assert "<script>alert" not in text
     assert text.count("<script") == 2
-    assert text.count("every example has weight 0") == 0
     assert "&lt;q&gt;" in text
     assert "<q>" not in text
     assert page(page_data(open_answers(hostile))) == text, "the same report is the same page"
 
 
-def test_every_metric_and_baseline_has_a_name_in_both_languages() -> None:
-    for name in task_folders():
-        rules = load_task(name).score
-        assert {*rules.names, rules.fallback} <= rules.titles.keys(), name
-    assert TASK.score.parts == {"charge_f1": 0.3, "article_f1": 0.3, "penalty_accuracy": 0.4}
+@pytest.mark.parametrize("name", task_folders())
+def test_every_metric_and_baseline_has_a_name_in_both_languages(name: str) -> None:
+    rules = load_task(name).score
+    assert {*rules.names, rules.fallback} <= rules.titles.keys()
 
 
 def test_the_demo_s_model_is_named(hostile: Path, tmp_path: Path) -> None:
-    tiny, told = "This is the demo:", page(page_data(open_answers(hostile)))
-    assert tiny not in told
-    made = read_json(hostile / "manifest.json")
-    made["trained"] = str(tmp_path / "run/adapter")
-    write_json(hostile / "manifest.json", made)
-    write_json(
-        tmp_path / "run/adapter/manifest.json", {**TRAINED, "base": str(tmp_path / "base/model")}
-    )
+    def names_demo() -> bool:
+        return "This is the demo:" in page(page_data(open_answers(hostile)))
+
+    change_json(hostile / "manifest.json", trained=str(tmp_path / "run/adapter"))
+    trained = {**TRAINED, "base": str(tmp_path / "base/model")}
+    write_json(tmp_path / "run/adapter/manifest.json", trained)
     write_json(tmp_path / "base/model/manifest.json", {"base": str(tmp_path / "base/untrained")})
-    assert tiny not in page(page_data(open_answers(hostile)))
+    assert not names_demo()
     write_json(tmp_path / "base/untrained/start.json", {})
-    assert tiny in page(page_data(open_answers(hostile)))
-    made["endpoint"] = "http://127.0.0.1:9/v1#other"
-    write_json(hostile / "manifest.json", made)
-    assert tiny not in page(page_data(open_answers(hostile)))
+    assert names_demo()
+    change_json(hostile / "manifest.json", endpoint="http://127.0.0.1:9/v1#other")
+    assert not names_demo()
 
 
 def test_without_gold_the_page_has_facts_and_answers(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from panjue.eval.score import ScoreResult, score, show
-from panjue.eval.values import MetricValues, percentiles, resampled, summarize
+from panjue.eval.values import MetricValues, resampled, summarize
 from panjue.prompts.example import Example
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
@@ -23,27 +23,18 @@ from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from tests.eval.records import Row, Write
 
 TASK = load_task("judgment")
+THEFT = (["盗窃罪"], ["264"], 13)
+FRAUD = (["诈骗罪"], ["266"], 10)
 
 
 @pytest.fixture
 def gold(case: Row, write: Write) -> Path:
     """Return three cases: two defendants (weight 1), four (weight 2), one (weight 0)."""
-    return write(
-        "gold.jsonl",
-        [
-            case(
-                1, ("甲", ["盗窃罪"], ["264"], 13), ("乙", ["盗窃罪", "诈骗罪"], ["264", "266"], 10)
-            ),
-            case(
-                2,
-                ("甲", ["盗窃罪"], ["264"], 13),
-                ("乙", ["盗窃罪"], ["264"], 13),
-                ("丙", ["诈骗罪"], ["266"], 10),
-                ("丁", ["诈骗罪"], ["266"], 10),
-            ),
-            case("three", ("甲", ["抢劫罪"], ["263"], 5)),
-        ],
-    )
+    both = ("乙", ["盗窃罪", "诈骗罪"], ["264", "266"], 10)
+    four = [("甲", *THEFT), ("乙", *THEFT), ("丙", *FRAUD), ("丁", *FRAUD)]
+    lone = ("甲", ["抢劫罪"], ["263"], 5)
+    rows = [case(1, ("甲", *THEFT), both), case(2, *four), case("three", lone)]
+    return write("gold.jsonl", rows)
 
 
 @pytest.fixture
@@ -51,12 +42,7 @@ def answers(row: Row) -> list[dict[str, Any]]:
     """Return a hand-in for `gold`, in another order than the cases."""
     return [
         row("three", ("甲", ["盗窃罪"], ["264"], 5)),
-        row(
-            2,
-            ("丙", ["诈骗罪"], ["266"], 10),
-            ("乙", ["盗窃罪"], ["264"], 13),
-            ("甲", ["盗窃罪"], ["264"], 13),
-        ),
+        row(2, ("丙", *FRAUD), ("乙", *THEFT), ("甲", *THEFT)),
         row(1, ("甲", ["盗窃罪", "诈骗罪"], ["264"], 13), ("乙", ["盗窃罪"], ["266"], 11)),
     ]
 
@@ -83,39 +69,29 @@ ONE = {
 }
 # Case 2: three of four right, the fourth is not answered.
 TWO = dict.fromkeys(ONE, 3 / 4)
-# Weights 1, 2, 0: (ONE + 2 TWO) / 3.
-TOTAL = {
-    "charge_precision": 3 / 4,
-    "charge_recall": 3 / 4,
-    "charge_f1": 13 / 18,
-    "article_precision": 5 / 6,
-    "article_recall": 3 / 4,
-    "article_f1": 7 / 9,
-    "penalty_accuracy": 2 / 3,
-    "final": 43 / 60,
-}
+TOTAL = {name: (ONE[name] + 2 * TWO[name]) / 3 for name in ONE}  # weights 1, 2 and 0
 
 
 def test_a_file_by_hand(scored: Scored, answers: list[dict[str, Any]]) -> None:
     found = scored(answers).to_json()
     assert {name: found[name] for name in TOTAL} == pytest.approx(TOTAL)
-    assert list(found)[: len(TOTAL)] == list(TOTAL)
-    assert set(found) - set(TOTAL) == {
+    assert list(found) == [
+        *TOTAL,
         "examples",
         "unweighted",
         "interval",
         "groups",
         "baselines",
+        "calibration",
         "unreadable_rate",
         "missing",
         "faulty",
         "answered_by",
-        "calibration",
-    }
+    ]
     assert (found["examples"], found["missing"], found["unweighted"]) == (3, 0, False)
     # Nothing lies beside the submission, so these are unknown, not zero.
     assert (found["baselines"], found["unreadable_rate"]) == ({}, None)
-    assert json.loads(json.dumps(found, allow_nan=False))["final"] == found["final"]
+    json.dumps(found, allow_nan=False)
 
 
 def test_groups_by_hand(scored: Scored, answers: list[dict[str, Any]]) -> None:
@@ -129,20 +105,13 @@ def test_groups_by_hand(scored: Scored, answers: list[dict[str, Any]]) -> None:
     assert groups["defendants"]["1"] == pytest.approx({"examples": 1, **lone})
 
 
-def test_gold_scores_one(gold: Path, scored: Scored) -> None:
-    scores = scored([dict(TASK.gold(example)) for example in Reader(TASK).read(gold)])
-    assert scores.total.mean == pytest.approx(dict.fromkeys(ONE, 1.0))
-    for low, high in scores.total.interval.values():
-        assert (low, high) == pytest.approx((1, 1))
-
-
-def test_a_case_without_a_row_scores_nothing_and_is_counted(
-    scored: Scored, answers: list[dict[str, Any]]
+def test_rows_that_are_missing_incomplete_doubled_or_foreign_are_counted(
+    scored: Scored, answers: list[dict[str, Any]], row: Row
 ) -> None:
-    scores = scored(answers[1:2])
-    assert scores.missing == 2
+    scores = scored([answers[1], answers[1], row(99, ("甲", *THEFT))])
     text = printed(scores)
     assert "3 examples; 2 without a row, scored as unanswered" in text
+    assert "3 rows have faults; `panjue check` names them" in text
     assert "unreadable" not in text, "there is no decode.json"
     assert scores.total.mean == pytest.approx(dict.fromkeys(ONE, 0.5))  # 2 * 3/4 of 3
 
@@ -150,32 +119,26 @@ def test_a_case_without_a_row_scores_nothing_and_is_counted(
 def test_single_defendants_are_averaged_plainly_and_it_is_said(
     case: Row, row: Row, write: Write
 ) -> None:
-    cases = [case(n, ("甲", ["盗窃罪"], ["264"], 8)) for n in range(4)]
-    rows = [row(n, ("甲", ["盗窃罪"], ["264" if n else "1"], 8)) for n in range(3)]
-    scores = score(Reader(TASK), write("gold.jsonl", cases), write("submission.jsonl", rows))
+    gold = write("gold.jsonl", [case(number, ("甲", *THEFT)) for number in range(4)])
+    rows = [row(number, ("甲", *THEFT)) for number in range(3)]
+    scores = score(Reader(TASK), gold, write("submission.jsonl", rows))
     assert scores.total.unweighted
-    assert scores.to_json()["unweighted"] is True
     assert scores.total.mean["charge_f1"] == pytest.approx(3 / 4)
-    assert scores.total.mean["article_f1"] == pytest.approx(1 / 2)
     assert "weight 0" in printed(scores)
 
 
 def test_the_commonest_labels_as_a_peer(
     scored: Scored, answers: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    training = (["盗窃罪"], ["264"], 13), (["盗窃罪"], ["264"], 13), (["诈骗罪"], ["266"], 10)
+    training = (THEFT, THEFT, FRAUD)
     collect({"charges": c, "articles": a, "penalty": [PENALTIES[p]]} for c, a, p in training).save(
         tmp_path
     )
     scores = scored(answers)
     # Always 盗窃罪, 264, class 13. Case 1: F1 (1 + 2/3) / 2, penalty 1/2; case 2: half of all.
     peer = scores.baselines["commonest labels"]
-    assert peer is not None
     assert peer["charge_f1"] == pytest.approx((5 / 6 + 2 * 1 / 2) / 3)
-    assert peer["article_f1"] == pytest.approx(11 / 18)
-    assert peer["penalty_accuracy"] == pytest.approx(1 / 2)
-    assert peer["final"] == pytest.approx(0.6 * 11 / 18 + 0.2)
-    assert scores.total.mean == pytest.approx(TOTAL)
+    assert peer["final"] == pytest.approx(0.6 * 11 / 18 + 0.4 / 2)
     assert "0.5667" in printed(scores)
     below = "final is below the baseline 'commonest labels': 0.5667"
     assert below not in printed(scores)
@@ -188,19 +151,9 @@ def printed(scores: ScoreResult) -> str:
     return out.getvalue()
 
 
-BROKEN: dict[str, object] = {
-    "judgments are no list": 3,
-    "a judgment is no object": ["甲"],
-    "a judgment has no name": [{"charges": [], "articles": [], "penalty": 1}],
-    "a charge is a list": [{"name": "甲", "charges": [["a"]], "articles": [], "penalty": 1}],
-    "no penalty": [{"name": "甲", "charges": [], "articles": []}],
-}
-
-
-@pytest.mark.parametrize("what", BROKEN)
-def test_a_malformed_row_is_named(scored: Scored, what: str) -> None:
+def test_a_malformed_row_is_named(scored: Scored) -> None:
     with pytest.raises(UserError, match=r"submission\.jsonl: id 2 is not in the hand-in format"):
-        scored([{"id": 2, "judgments": BROKEN[what]}])
+        scored([{"id": 2, "judgments": ["甲"]}])
 
 
 def test_gold_must_be_labelled(case: Row, write: Write) -> None:
@@ -214,9 +167,8 @@ def columns(
     weights: list[float], values: list[float], groups: list[str] | None = None
 ) -> MetricValues:
     """Return examples with these weights, metric values and groups."""
-    given = iter(weights)
-    score_of = replace(TASK.score, metrics=(final,), weight=lambda _: next(given))
-    found = MetricValues(replace(TASK, score=score_of))
+    rules = replace(TASK.score, metrics=(final,), weight=lambda example: weights[int(example.id)])
+    found = MetricValues(replace(TASK, score=rules))
     for number, value in enumerate(values):
         of = {"kind": groups[number]} if groups and groups[number] else {}
         found.add(Example(number, "事", groups=of), np.array([value]))
@@ -241,16 +193,10 @@ def test_mean_and_interval_lie_within_the_values(pairs: list[tuple[float, float]
 
 def test_a_draw_without_a_weighted_example_has_no_value() -> None:
     """Three weighted examples of a hundred: five draws of a hundred have none of them."""
-    weights, values = [1.0] * 3 + [0.0] * 97, [0.2, 0.25, 0.3] + [0.9] * 97
-    low, high = summarize(columns(weights, values)).interval["final"]
+    few = columns([1.0] * 3 + [0.0] * 97, [0.2, 0.25, 0.3] + [0.9] * 97)
+    low, high = summarize(few).interval["final"]
     assert 0.2 - 1e-9 <= low < high <= 0.3 + 1e-9
-    first, second = (
-        columns(weights, values),
-        columns(weights, [v + 0.1 for v in values[:3]] + [0] * 97),
-    )
-    draws = [resampled(of.task, of.weights, of.values, 1000) for of in (first, second)]
-    assert percentiles(draws[1] - draws[0])[:, 0] == pytest.approx([0.1, 0.1])
-    assert 20 < np.isnan(draws[0]).sum() < 80
+    assert 20 < np.isnan(resampled(few.task, few.weights, few.values, 1000)).sum() < 80
 
 
 def test_the_interval_narrows_with_more_examples() -> None:
@@ -263,10 +209,8 @@ def test_the_interval_narrows_with_more_examples() -> None:
 
 def test_examples_without_an_attribute_are_a_group_of_their_own() -> None:
     found = columns([1, 1, 1], [0, 1, 0.5], ["", "x", ""])
-    assert {name: rows.tolist() for name, rows in found.members("kind").items()} == {
-        "-": [0, 2],
-        "x": [1],
-    }
+    members = {name: rows.tolist() for name, rows in found.members("kind").items()}
+    assert members == {"-": [0, 2], "x": [1]}
 
 
 @pytest.mark.parametrize(("courts", "is_column"), [(8, True), (9, False)])
