@@ -47,7 +47,7 @@ class Around:
         asker = SimpleNamespace(tokenizer=Tokenizer())
         run: Any = SimpleNamespace(asker=asker, folders=SimpleNamespace(adapter=adapter))
         config = ServeConfig.model_validate(settings)
-        args = Namespace(panjue=Setup(config, {"panjue": run}, key, 8000))
+        args = Namespace(panjue=Setup(config, {"panjue": run}, key))
         engine = SimpleNamespace(errored=False, model_config=SimpleNamespace(max_model_len=3072))
         models = SimpleNamespace(lora_requests={})
         self.state = SimpleNamespace(engine_client=engine, openai_serving_models=models, args=args)
@@ -192,7 +192,7 @@ def test_a_request_counts_for_all_its_replies(around: Around, body: Any, is_refu
 
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_an_engine_that_fails_is_an_error_of_the_server(around: Around, is_streamed: bool) -> None:
-    async def question(_: Any) -> Any:
+    def question(_: Any) -> Any:
         return SimpleNamespace(names=("甲",)), None
 
     async def answer(*_: Any) -> Any:
