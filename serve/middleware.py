@@ -48,6 +48,7 @@ SECURITY = {
 }
 """Headers of every response: the page loads nothing from other sites and fits in no frame."""
 
+DISCONNECT_POLL_S = 0.5  # how often a client that waits is looked for
 FAILED = "the engine failed on this case, or it is stopping; try again"
 EVENT_STREAM = Headers(
     {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"}
@@ -169,7 +170,8 @@ class Panjue:
 
     async def _judge(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer `POST /v1/judgments`, whole or as events."""
-        body = await read_body(Request(scope, receive))
+        request = Request(scope, receive)
+        body = await read_body(request)
         await ready(scope)
         setup = setup_of(scope)
         state = scope["app"].state
@@ -182,9 +184,9 @@ class Panjue:
                 example, question = await asyncio.to_thread(run.question, case)
                 answer = partial(run.answer, engine, example, question)
                 if case.stream:
-                    await while_connected(receive, send_events(example.names, answer, send))
+                    await while_connected(request, send_events(example.names, answer, send))
                 else:
-                    judgments = await while_connected(receive, answer())
+                    judgments = await while_connected(request, answer())
                     await JSONResponse(judgments)(scope, receive, send)
         except BadCase as error:
             raise Problem(400, str(error)) from None
@@ -246,24 +248,18 @@ def event(name: str, data: Mapping[str, Any]) -> Message:
     return {"type": "http.response.body", "body": text.encode(), "more_body": True}
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await `work`; cancel it, and so its requests in the engine, when the client disconnects."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(disconnected(receive))
+    working = asyncio.create_task(work)
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
+        while not working.done():
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            await asyncio.wait([working], timeout=DISCONNECT_POLL_S)
         return working.result()
     finally:
         working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        await asyncio.gather(working, return_exceptions=True)
 
 
 def with_body(body: bytes, receive: Receive) -> Receive:

@@ -280,9 +280,8 @@ def test_a_run_that_is_stopped_ends_before_its_replies_come(server: Server, tmp_
         release.wait(4 * LONGEST_S)
 
     server.behave = behave
-    words = [Path(sys.executable).with_name("panjue"), *command(server, tmp_path)]
-    pipes: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with subprocess.Popen(words, **pipes) as running:
+    words = [str(Path(sys.executable).with_name("panjue")), *command(server, tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
         assert asked.wait(LONGEST_S)
         running.send_signal(signal.SIGTERM)
         _, printed = running.communicate(timeout=LONGEST_S)

@@ -151,7 +151,7 @@ def test_the_reason_why_it_does_not_start_is_one_line(trained: Path) -> None:
 
 
 SAY = [{"role": "user", "content": "你好"}]
-LONG = {
+LONG: dict[str, dict[str, Any]] = {
     JUDGMENTS: LONG_CASE,
     "/v1/chat/completions": {"messages": SAY, "max_tokens": 2500, "ignore_eos": True},
 }

@@ -54,7 +54,7 @@ class Job:
         return self._log.read_text("utf-8")
 
     def start(self, *words: str, **env: str) -> None:
-        command = [Path(sys.executable).with_name("panjue"), *self.words, *words]
+        command = [str(Path(sys.executable).with_name("panjue")), *self.words, *words]
         with self._log.open("wb") as out:
             self.process = Popen(
                 command, stdout=out, stderr=out, env={**os.environ, **env}, start_new_session=True
