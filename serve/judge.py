@@ -149,7 +149,8 @@ class Judge:
         try:
             for case in cases:
                 waiting.append(self._submit(case))
-                if len(waiting) == 2 * self.in_flight:  # although the first one may be slow
+                # Twice as many as run at once: the engine stays busy while the first one is slow.
+                if len(waiting) == 2 * self.in_flight:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

@@ -135,8 +135,8 @@ class Panjue:
             await self._judge(scope, receive, send)
         elif path in GENERATE:
             await self._generate(scope, receive, send)
-        elif path in OWN:
-            body = await OWN[path](scope)
+        elif path in OWN_ROUTES:
+            body = await OWN_ROUTES[path](scope)
             await JSONResponse(body)(scope, receive, send)
         else:
             await self.app(scope, receive, send)
@@ -220,7 +220,7 @@ async def labels(scope: Scope) -> dict[str, Any]:
     return {"task": run.task_name, **counts, "demo": run.demo}
 
 
-OWN = {"/v1/models": models, "/v1/labels": labels, "/readyz": ready}
+OWN_ROUTES = {"/v1/models": models, "/v1/labels": labels, "/readyz": ready}
 """Path -> function that returns the body of the response."""
 
 

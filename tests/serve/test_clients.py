@@ -71,7 +71,7 @@ CLIENTS = ["langchain", *(pytest.param(name, marks=pytest.mark.endurance) for na
 @pytest.mark.parametrize("name", CLIENTS)
 def test_other_clients(name: str, server: Any, tmp_path: Path) -> None:
     python = python_with(HERE / ("litellm.lock" if name == "litellm" else "clients.lock"))
-    words = [python, HERE / "clients.py", name, f"{server.url}/v1", KEY, tmp_path]
+    words = [str(python), str(HERE / "clients.py"), name, f"{server.url}/v1", KEY, str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.endswith(f"{name} works\n")

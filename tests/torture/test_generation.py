@@ -95,7 +95,7 @@ def test_two_engines_answer_as_one(job: Job, once: Path) -> None:
 def small_disk(folder: Path, size: int) -> Iterator[None]:
     """Mount a file system of its own; skip where that is not allowed."""
     folder.mkdir(parents=True)
-    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]
+    words = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(words, check=False, capture_output=True).returncode:
         pytest.skip("may not mount a small file system here")
     try:

@@ -17,7 +17,7 @@ from panjue.prompts.cli import app
 from panjue.prompts.plumbing.files import read_lines
 from tests.finetune.conftest import adapter_bytes
 
-PANJUE = Path(sys.executable).with_name("panjue")
+PANJUE = str(Path(sys.executable).with_name("panjue"))
 STEPS = 30
 WORDS = [f"trainer.max_steps={STEPS}", "trainer.save_steps=2"]
 EVALUATIONS = {1: ["trainer.eval_steps=2", f"patience={STEPS}"], 2: ["trainer.eval_strategy='no'"]}
