@@ -54,7 +54,7 @@ EVENT_STREAM = Headers(
     {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"}
 )
 
-Answer = Callable[[OnText], Coroutine[Any, Any, dict[str, Any]]]
+AnswerCase = Callable[[OnText], Coroutine[Any, Any, dict[str, Any]]]
 """Function that answers one case; its argument receives each new piece of the reply."""
 
 
@@ -224,7 +224,7 @@ OWN_ROUTES = {"/v1/models": models, "/v1/labels": labels, "/readyz": ready}
 """Path -> function that returns the body of the response."""
 
 
-async def send_events(defendants: Sequence[str], answer: Answer, send: Send) -> None:
+async def send_events(defendants: Sequence[str], answer: AnswerCase, send: Send) -> None:
     """Send the answer to a case as server-sent events; the last one may say that it failed."""
     await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM.raw})
     await send(event("start", {"defendants": list(defendants)}))
