@@ -74,7 +74,8 @@ async def read_body(request: Request) -> dict[str, Any]:
         raise Problem(415, "send JSON, with 'Content-Type: application/json'")
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            value = from_json((await _body(request)).removeprefix(BOM))
+            body = await _limited_body(request)
+            value = from_json(body.removeprefix(BOM))
     except TimeoutError:
         raise Problem(408, "the body came too slowly", Connection="close") from None
     except ValueError as error:
@@ -84,7 +85,7 @@ async def read_body(request: Request) -> dict[str, Any]:
     return value
 
 
-async def _body(request: Request) -> bytes:
+async def _limited_body(request: Request) -> bytes:
     body = bytearray()
     size = 0
     async for piece in request.stream():
@@ -113,16 +114,13 @@ def for_vllm(body: dict[str, Any], tokenizer: Any, *, seeds: bool) -> bytes:
     return json.dumps({**body, **texts}, ensure_ascii=False).encode()
 
 
-def replies(body: dict[str, Any]) -> int:
-    """Return how many replies a request asks for: `n` to each of its prompts.
-
-    vLLM reads numbers in texts too, and refuses what is no number.
-    """
+def reply_count(body: dict[str, Any]) -> int:
+    """Return how many replies a request asks for: `n` to each of its prompts."""
     prompt = body.get("prompt")
     prompts = 1
-    if isinstance(prompt, list) and not all(isinstance(one, int) for one in prompt):
-        prompts = len(prompt)
-    try:
+    if isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt):
+        prompts = len(prompt)  # otherwise it is the token ids of one prompt
+    try:  # vLLM reads numbers in texts too, and refuses what is no number
         return max(1, int(body.get("n") or 1)) * prompts
     except (ValueError, TypeError, OverflowError):
         return prompts

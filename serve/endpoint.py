@@ -28,7 +28,7 @@ class EndpointReply:
 
     text: str
     finish_reason: str
-    token_ids: range
+    token_ids: range  # not the ids: only their number is known
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class Endpoint:
             if self._failure:
                 raise UserError(self._failure)
             more = await self._ask(request, wanted - len(replies))
-            if not more.outputs and replies:
-                break  # what came is kept
             if not more.outputs:
+                if replies:
+                    break  # what came is kept
                 self._count_refusal(more.refused)
                 return more
             self._replies += len(more.outputs)
@@ -90,6 +90,7 @@ class Endpoint:
         return EndpointOutput(replies[:wanted], cached, prompt)
 
     def _count_refusal(self, why: str) -> None:
+        """End the run if the endpoint has refused `MAX_REFUSALS` requests and answered none."""
         self._refusals += 1
         if self._refusals >= MAX_REFUSALS and not self._replies:
             self._failure = (
@@ -99,16 +100,33 @@ class Endpoint:
             raise UserError(self._failure)
 
     async def _ask(self, request: Request, number: int) -> EndpointOutput:
+        """Send one request for `number` replies; after an error every further one ends the run."""
+        arguments = self._arguments(request, number)
+        try:
+            return read_completion(await self._client.chat.completions.create(**arguments))
+        except APIStatusError as error:
+            reason = f"{error.status_code} {error.response.text}"
+            if error.status_code in REFUSED_STATUSES:
+                return EndpointOutput(refused=f"{error.status_code}: {error.response.text[:200]}")
+        except (OpenAIError, ValueError) as error:
+            reason = ": ".join(str(each) for each in (error, error.__cause__) if each)
+        first_line = reason.splitlines()[0][:200].rstrip(".")
+        end = "finished rows are kept, run the same command to resume"
+        self._failure = f"{self._url}: {first_line}; {end}"
+        raise UserError(self._failure)
+
+    def _arguments(self, request: Request, number: int) -> dict[str, Any]:
+        """Return the arguments of openai's `chat.completions.create`."""
         question = request.question
         arguments: dict[str, Any] = {
             "model": self._model,
             "messages": question.messages,
             "temperature": 0.0,
             **request.sampling,
-            "n": number,
         }
-        if number == 1:
-            del arguments["n"]
+        arguments.pop("n", None)
+        if number > 1:
+            arguments["n"] = number
         if question.room:
             arguments.setdefault("max_tokens", question.room)
         if question.prompt:  # our own model: the chat template must render as in training
@@ -116,34 +134,23 @@ class Endpoint:
         if question.schema:
             json_schema = {"name": "reply", "strict": True, "schema": question.schema}
             arguments["response_format"] = {"type": "json_schema", "json_schema": json_schema}
-        try:
-            return read_reply(await self._client.chat.completions.create(**arguments))
-        except (OpenAIError, ValueError) as error:
-            reason = ": ".join(str(each) for each in (error, error.__cause__) if each)
-            if isinstance(error, APIStatusError):
-                status = error.status_code
-                if status in REFUSED_STATUSES:
-                    return EndpointOutput(refused=f"{status}: {error.response.text[:200]}")
-                reason = f"{status} {error.response.text}"
-            first_line = reason.splitlines()[0][:200].rstrip(".")
-            end = "finished rows are kept, run the same command to resume"
-            self._failure = f"{self._url}: {first_line}; {end}"
-            raise UserError(self._failure) from None
+        return arguments
 
 
-def read_reply(reply: Any) -> EndpointOutput:
-    """Read a chat completion; openai's client lets any JSON through."""
+def read_completion(completion: Any) -> EndpointOutput:
+    """Read a chat completion; ValueError if it is none: openai's client lets any JSON through."""
     replies = []
     try:
-        usage = reply.usage
-        each = range((usage.completion_tokens if usage else 0) // len(reply.choices))
+        usage = completion.usage
         details = usage and getattr(usage, "prompt_tokens_details", None)
-        for choice in reply.choices:
-            if choice.message.content is not None:
-                text = "".join(choice.message.content)  # it takes nothing but text
-                replies.append(EndpointReply(text, str(choice.finish_reason), each))
         cached = details and details.cached_tokens
         prompt = usage and usage.prompt_tokens
+        # The tokens of all replies are counted together: each gets an equal share.
+        share = range((usage.completion_tokens if usage else 0) // len(completion.choices))
+        for choice in completion.choices:
+            if choice.message.content is not None:
+                text = "".join(choice.message.content)  # a TypeError if it is no text
+                replies.append(EndpointReply(text, str(choice.finish_reason), share))
     except (AttributeError, TypeError, ZeroDivisionError):
         raise ValueError("its reply is not in OpenAI's format") from None
     if any(reply.finish_reason in ABORTED for reply in replies):

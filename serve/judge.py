@@ -51,13 +51,11 @@ def case_request(fields: Mapping[str, Any]) -> CaseRequest:
     try:
         return CaseRequest.model_validate(fields)
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_input=False)
-    # A misspelt field is missing too; its own name says more.
-    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
-    place = ".".join(map(str, first["loc"]))
-    if first["type"] == "extra_forbidden":
-        raise BadCase(f"{place!r} is unknown; allowed are: {', '.join(CaseRequest.model_fields)}")
-    raise BadCase(f"{place}: {first['msg']}")
+        problems = []
+        for problem in error.errors()[:2]:  # a misspelt field is missing, and unknown
+            place = ".".join(map(str, problem["loc"]))
+            problems.append(f"{place}: {problem['msg']}")
+        raise BadCase("; ".join(problems)) from None
 
 
 class ServedRun:
@@ -67,10 +65,10 @@ class ServedRun:
         record = run.record
         self.task_name = record.task
         self.task = load_task(record.task)
-        if self.task.data.by_hand is None:
-            raise UserError(
-                f"{run.folder}: task {record.task!r} cannot be served: it does not define 'by_hand'"
-            )
+        by_hand = self.task.data.by_hand
+        if by_hand is None:
+            raise UserError(f"{run.folder}: task {record.task!r} defines no 'by_hand' for serving")
+        self._by_hand = by_hand
         self.folders = served_model(run.trained, config.adapter, config.base)
         max_tokens = config.max_tokens or record.max_tokens
         budget = Budget(max_tokens, max_tokens)
@@ -81,14 +79,13 @@ class ServedRun:
             self.asker.advisor = replace(advisor, scaling=scaling)
         self.demo = is_demo(self.folders.model)
 
-    async def question(self, case: CaseRequest) -> tuple[Example, Question]:
-        """Return what is asked about a case; raise BadCase if it cannot be asked."""
-        return await asyncio.to_thread(self._question, case)  # takes tens of milliseconds
+    def question(self, case: CaseRequest) -> tuple[Example, Question]:
+        """Return a case and its question; raise BadCase if it cannot be asked.
 
-    def _question(self, case: CaseRequest) -> tuple[Example, Question]:
-        assert self.task.data.by_hand is not None, "checked at start"
+        It takes tens of milliseconds: in an event loop, call it in a thread.
+        """
         try:
-            example = self.task.data.by_hand(case.fact, case.defendants)
+            example = self._by_hand(case.fact, case.defendants)
             return example, self.asker.question(example)
         except UserError as error:
             raise BadCase(str(error)) from None
@@ -98,39 +95,36 @@ class ServedRun:
     async def answer(
         self, engine: Engine, example: Example, question: Question, on_text: OnText | None = None
     ) -> dict[str, Any]:
-        """Return the body of `POST /v1/judgments`; raise UserError if the engine has failed."""
+        """Return the body of `POST /v1/judgments`; raise UserError if the engine has failed.
+
+        `on_text` receives each new piece of the reply.
+        """
         row = await ask(engine, question, next(NUMBERS), on_text=on_text)
         if "refused" in row:
             raise UserError(row["refused"])
-        judgments = await asyncio.to_thread(self._judgments, example, row)
-        unnamed = (name for name in example.names if name not in example.text)
-        usage = {name: row[name] for name in ("prompt_tokens", "completion_tokens")}
-        return {
-            "defendants": list(example.names),
-            **judgments,
-            "finish": row["finish"][0],
-            "dropped_sentences": row["dropped_sentences"],
-            "notes": [f"the facts do not name {name}" for name in unnamed],
-            "usage": {**usage, "total_tokens": sum(usage.values())},
-        }
+        return await asyncio.to_thread(self._body, example, row)
 
-    def _judgments(self, example: Example, row: CompletionRow) -> dict[str, Any]:
-        """Return the answer that a reply gives, beside what the text classifier thinks."""
-        task = self.task
-        advisor = self.asker.advisor
-        read = read_answer(task, self.asker.labels, advisor, example, row)
-        beside: dict[str, Any] = {}
-        if advisor:
-            beside["confidence"] = read.confidence
-            beside["classifier"] = [opinion.answer for opinion in read.opinions]
-            beside["probabilities"] = [
-                {name: opinion.probabilities[name] for name in task.answer.classes}
+    def _body(self, example: Example, row: CompletionRow) -> dict[str, Any]:
+        """Return the answer that a reply gives, and what the text classifier thinks."""
+        read = read_answer(self.task, self.asker.labels, self.asker.advisor, example, row)
+        submission = self.task.data.write(example, read.answer)
+        del submission["id"]
+        body = {"defendants": list(example.names), **submission, "answer": read.answer}
+        if self.asker.advisor:
+            body["confidence"] = read.confidence
+            body["classifier"] = [opinion.answer for opinion in read.opinions]
+            body["probabilities"] = [
+                {name: opinion.probabilities[name] for name in self.task.answer.classes}
                 for opinion in read.opinions
             ]
-        submission = task.data.write(example, read.answer)
-        del submission["id"]
-        repairs = list(read.decoded.repairs)
-        return {**submission, "answer": read.answer, **beside, "repairs": repairs}
+        body["repairs"] = list(read.decoded.repairs)
+        body["finish"] = row["finish"][0]
+        body["dropped_sentences"] = row["dropped_sentences"]
+        unnamed = [name for name in example.names if name not in example.text]
+        body["notes"] = [f"the facts do not name {name}" for name in unnamed]
+        usage = {name: row[name] for name in ("prompt_tokens", "completion_tokens")}
+        body["usage"] = {**usage, "total_tokens": sum(usage.values())}
+        return body
 
 
 @dataclass
@@ -155,7 +149,8 @@ class Judge:
         try:
             for case in cases:
                 waiting.append(self._submit(case))
-                if len(waiting) == 2 * self.in_flight:  # although the first one may be slow
+                # Twice as many as run at once: the engine stays busy while the first one is slow.
+                if len(waiting) == 2 * self.in_flight:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -169,7 +164,7 @@ class Judge:
         return self.portal.start_task_soon(self._answer, self.engine, case_request(fields))
 
     async def _answer(self, engine: Engine, case: CaseRequest) -> dict[str, Any]:
-        example, question = await self.run.question(case)
+        example, question = await asyncio.to_thread(self.run.question, case)
         return await self.run.answer(engine, example, question)
 
 

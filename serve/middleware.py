@@ -17,10 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.serve.ask import OnText
-from panjue.serve.checks import Problem, check_key, for_vllm, read_body, replies
+from panjue.serve.checks import Problem, check_key, for_vllm, read_body, reply_count
 from panjue.serve.engine import Engine, VLLMError, check_adapter, on_cpu
 from panjue.serve.judge import BadCase, ServedRun, case_request
-from panjue.serve.settings import BASE, ServeConfig
+from panjue.serve.settings import BASE, NAME, ServeConfig
 
 T = TypeVar("T")
 
@@ -48,13 +48,14 @@ SECURITY = {
 }
 """Headers of every response: the page loads nothing from other sites and fits in no frame."""
 
+DISCONNECT_POLL_S = 0.5  # how often a client that waits is looked for
 FAILED = "the engine failed on this case, or it is stopping; try again"
 EVENT_STREAM = Headers(
     {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"}
 )
 
-Answering = Callable[[OnText], Coroutine[Any, Any, dict[str, Any]]]
-"""Function that answers a case, and passes on each new piece of the reply."""
+AnswerCase = Callable[[OnText], Coroutine[Any, Any, dict[str, Any]]]
+"""Function that answers one case; its argument receives each new piece of the reply."""
 
 
 @dataclass(frozen=True)
@@ -63,22 +64,25 @@ class Setup:
 
     config: ServeConfig
     runs: Mapping[str, ServedRun]
-    """Name for clients -> training; the first one answers requests without a model."""
+    """Name for clients -> training; `NAME` answers requests without a model."""
     key: str | None
     """The key that clients must send; None if none is needed."""
-    port: int
 
-    def run(self, name: str | None = None) -> ServedRun:
-        """Return the training of this name; the first one if none is given."""
-        first, *_ = self.runs
-        if run := self.runs.get(first if name is None else name):
-            return run
-        names = ", ".join(map(repr, self.runs))
-        raise Problem(404, f"model: there is no {name!r} here, only {names}")
+    def run(self, name: str = NAME) -> ServedRun:
+        if name not in self.runs:
+            names = ", ".join(map(repr, self.runs))
+            raise Problem(404, f"model: there is no {name!r} here, only {names}")
+        return self.runs[name]
+
+
+def setup_of(scope: Scope) -> Setup:
+    """Return our setup, which is among the arguments of vLLM's server."""
+    setup: Setup = scope["app"].state.args.panjue
+    return setup
 
 
 class Panjue:
-    """The middleware; vLLM makes it with the app alone, whose state has our setup in its `args`."""
+    """The middleware: vLLM makes it, around its own app."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -87,29 +91,33 @@ class Panjue:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; a websocket gets no answer, so that uvicorn refuses it."""
-        state = scope["app"].state
-        setup: Setup = state.args.panjue
         if scope["type"] == "lifespan":
-            try:
-                for lora in state.openai_serving_models.lora_requests.values():
-                    await check_adapter(state.engine_client, lora)
-            except UserError as error:
-                await send({"type": "lifespan.startup.failed", "message": str(error)})
-                return
-            saying = asyncio.create_task(say_ready(state.server, setup))
-            await self.app(scope, receive, send)
-            saying.cancel()
+            await self._start_and_stop(scope, receive, send)
         elif scope["type"] == "http":
             send = with_headers(send)
             try:
-                await self._answer(setup, scope, receive, send)
+                await self._answer(scope, receive, send)
             except Problem as problem:
                 response = JSONResponse(problem.body, problem.status, problem.headers)
                 await response(scope, receive, send)
             except ClientDisconnect:
                 pass
 
-    async def _answer(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _start_and_stop(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check the adapters, then let vLLM's app start, and stop when the server does."""
+        state = scope["app"].state
+        try:
+            for lora in state.openai_serving_models.lora_requests.values():
+                await check_adapter(state.engine_client, lora)
+        except UserError as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        saying = asyncio.create_task(say_ready(state.server, setup_of(scope)))
+        await self.app(scope, receive, send)
+        saying.cancel()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check route, method and key of a request; answer it, or let vLLM do so."""
         path = scope["path"]
         method = scope["method"]
         if path not in METHODS:
@@ -121,13 +129,15 @@ class Panjue:
             await self._page(scope, receive, send)
             return
         if path not in HEALTH:
+            setup = setup_of(scope)
             check_key(Request(scope), setup.key, setup.config.host)
         if path == JUDGMENTS:
-            await self._judge(setup, scope, receive, send)
+            await self._judge(scope, receive, send)
         elif path in GENERATE:
-            await self._generate(setup, scope, receive, send)
-        elif path in OWN:
-            await JSONResponse(await OWN[path](setup, scope))(scope, receive, send)
+            await self._generate(scope, receive, send)
+        elif path in OWN_ROUTES:
+            body = await OWN_ROUTES[path](scope)
+            await JSONResponse(body)(scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
@@ -144,21 +154,26 @@ class Panjue:
         finally:
             self._running -= count
 
-    async def _generate(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check the body of a request of OpenAI's API, and let vLLM answer it."""
         body = await read_body(Request(scope, receive))
-        first = setup.run()
-        if first.folders.adapter:  # vLLM would use the base if none is named
+        setup = setup_of(scope)
+        run = setup.run()
+        if run.folders.adapter:  # vLLM has the base as a model too, and uses it if none is named
             if body.get("model") == BASE:
-                setup.run(BASE)
-            body["model"] = body.get("model") or next(iter(setup.runs))
+                setup.run(BASE)  # status 404
+            body["model"] = body.get("model") or NAME
         # In a thread: long texts take tens of milliseconds.
-        raw = await asyncio.to_thread(for_vllm, body, first.asker.tokenizer, seeds=not on_cpu())
-        with self._slots(setup.config.slots, replies(body)):
-            await self.app(scope, replayed(raw, receive), send)
+        checked = await asyncio.to_thread(for_vllm, body, run.asker.tokenizer, seeds=not on_cpu())
+        with self._slots(setup.config.slots, reply_count(body)):
+            await self.app(scope, with_body(checked, receive), send)
 
-    async def _judge(self, setup: Setup, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_body(Request(scope, receive))
-        await ready(setup, scope)
+    async def _judge(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer `POST /v1/judgments`, whole or as events."""
+        request = Request(scope, receive)
+        body = await read_body(request)
+        await ready(scope)
+        setup = setup_of(scope)
         state = scope["app"].state
         try:
             case = case_request(body)
@@ -166,52 +181,53 @@ class Panjue:
             lora = state.openai_serving_models.lora_requests.get(case.model)
             engine = Engine(state.engine_client, lora)
             with self._slots(setup.config.slots):
-                example, question = await run.question(case)
+                example, question = await asyncio.to_thread(run.question, case)
                 answer = partial(run.answer, engine, example, question)
                 if case.stream:
-                    await while_connected(receive, send_events(example.names, answer, send))
-                elif judged := await while_connected(receive, answer()):
-                    await JSONResponse(judged)(scope, receive, send)
+                    await while_connected(request, send_events(example.names, answer, send))
+                else:
+                    judgments = await while_connected(request, answer())
+                    await JSONResponse(judgments)(scope, receive, send)
         except BadCase as error:
             raise Problem(400, str(error)) from None
         except (UserError, VLLMError):
             raise Problem(503, FAILED) from None
 
 
-async def ready(_: Setup, scope: Scope) -> dict[str, Any]:
+async def ready(scope: Scope) -> dict[str, Any]:
     """Report that the engine runs; if it has died, the server is about to end."""
     if scope["app"].state.engine_client.errored:
         raise Problem(503, "the engine has ended; try again when the server has restarted")
     return {"status": "ready"}
 
 
-async def models(setup: Setup, scope: Scope) -> dict[str, Any]:
+async def models(scope: Scope) -> dict[str, Any]:
     """Return vLLM's models, without the base under adapters and without paths on disk."""
     listed = await scope["app"].state.openai_serving_models.show_available_models()
     body: dict[str, Any] = listed.model_dump()
-    body["data"] = [card for card in body["data"] if card["id"] in setup.runs]
+    body["data"] = [card for card in body["data"] if card["id"] in setup_of(scope).runs]
     for card in body["data"]:
         card["root"] = card["id"]
         card["parent"] = None
     return body
 
 
-async def labels(setup: Setup, scope: Scope) -> dict[str, Any]:
+async def labels(scope: Scope) -> dict[str, Any]:
     """Return the labels of training with their counts, also in pairs, and what answers."""
-    run = setup.run(Request(scope).query_params.get("model"))
+    run = setup_of(scope).run(Request(scope).query_params.get("model", NAME))
     known = run.asker.labels
     counts = {"labels": known.counts, "most": known.most, "pairs": known.pairs}
     return {"task": run.task_name, **counts, "demo": run.demo}
 
 
-OWN = {"/v1/models": models, "/v1/labels": labels, "/readyz": ready}
+OWN_ROUTES = {"/v1/models": models, "/v1/labels": labels, "/readyz": ready}
 """Path -> function that returns the body of the response."""
 
 
-async def send_events(names: Sequence[str], answer: Answering, send: Send) -> None:
-    """Send the answer to a case as server-sent events; if the engine fails, this is the last."""
+async def send_events(defendants: Sequence[str], answer: AnswerCase, send: Send) -> None:
+    """Send the answer to a case as server-sent events; the last one may say that it failed."""
     await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM.raw})
-    await send(event("start", {"defendants": list(names)}))
+    await send(event("start", {"defendants": list(defendants)}))
     pieces: asyncio.Queue[str | None] = asyncio.Queue()  # None: the end
     answering = asyncio.create_task(answer(pieces.put_nowait))
     answering.add_done_callback(lambda _: pieces.put_nowait(None))
@@ -232,26 +248,22 @@ def event(name: str, data: Mapping[str, Any]) -> Message:
     return {"type": "http.response.body", "body": text.encode(), "more_body": True}
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await `work`; cancel it, and so its requests in the engine, when the client disconnects."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(disconnected(receive))
+    working = asyncio.create_task(work)
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
+        while not working.done():
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            await asyncio.wait([working], timeout=DISCONNECT_POLL_S)
+        return working.result()
     finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
 
 
-async def disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def replayed(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that first returns a body that was already read, then later messages."""
+def with_body(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` for a request that was read: first it returns `body`, then what comes."""
     unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_next() -> Message:
@@ -282,4 +294,4 @@ async def say_ready(server: Any, setup: Setup) -> None:
     if ":" in host:
         host = f"[{host}]"
     scheme = "https" if "ssl_certfile" in setup.config.engine else "http"
-    print(f"ready: {scheme}://{host}:{setup.port}/ (Ctrl-C stops)", flush=True)
+    print(f"ready: {scheme}://{host}:{setup.config.port}/ (Ctrl-C stops)", flush=True)

@@ -25,13 +25,7 @@ from panjue.prompts.plumbing.run import Run
 from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.serve.judge import ServedRun
 from panjue.serve.middleware import Setup
-from panjue.serve.settings import (
-    BASE,
-    NAME,
-    SERVER_ARGUMENTS,
-    ServeConfig,
-    server_key,
-)
+from panjue.serve.settings import BASE, NAME, SERVER_ARGUMENTS, ServeConfig, server_key
 
 
 def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
@@ -40,10 +34,10 @@ def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
     for name in ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION"):  # other checks of requests
         os.environ.pop(name, None)
     check_engine(config.engine, SERVER_ARGUMENTS)
-    port = free_port(config.host, config.port)
+    config = config.model_copy(update={"port": free_port(config.host, config.port)})
     print("preparing the model", flush=True)
     served = {name: ServedRun(run, config) for name, run in runs.items()}
-    setup = Setup(config, served, key, port)
+    setup = Setup(config, served, key)
     with startup_errors():
         args = arguments(setup)
     print("starting the engine, which takes a minute or more", flush=True)
@@ -90,18 +84,17 @@ def arguments(setup: Setup) -> Namespace:
     config = setup.config
     runs = setup.runs
     budget = max(run.asker.budget for run in runs.values())
-    needed = [engine_settings(run.folders, config.seed, budget) for run in runs.values()]
     adapters = [
         LoRAModulePath(name=name, path=str(run.folders.adapter))
         for name, run in runs.items()
         if run.folders.adapter
     ]
-    of_engine = max(needed, key=lambda one: one.get("max_lora_rank", 0))
+    largest = max((run.folders for run in runs.values()), key=lambda served: served.lora_rank)
     own: dict[str, Any] = {
-        **of_engine,
+        **engine_settings(largest, config.seed, budget),
         "served_model_name": [BASE if adapters else NAME],
         "host": config.host,
-        "port": setup.port,
+        "port": config.port,
         # Otherwise parts of a message are joined, and could together form a control token.
         "chat_template_content_format": "string",
         "allowed_media_domains": ["nothing.invalid"],  # never fetch files for clients

@@ -23,6 +23,7 @@ import httpx
 import torch
 
 from panjue.prompts.plumbing.run import Run
+from panjue.serve.ask import Question
 from panjue.serve.judge import ServedRun
 from panjue.serve.settings import BACKEND, NAME, ServeConfig
 from tests.bench.common import askable, compare, parser
@@ -44,15 +45,7 @@ def main() -> None:
     served = ServedRun(Run(given.run), ServeConfig.model_validate({}))
     pairs = askable(served.asker, given.cases, 64)
     cases = [{"fact": example.text, "defendants": list(example.names)} for example, _ in pairs]
-    prompts = [
-        {
-            "prompt": question.prompt,
-            "max_tokens": question.room,
-            "temperature": 0,
-            "structured_outputs": {"json": question.schema},
-        }
-        for _, question in pairs
-    ]
+    prompts = [plain_request(question) for _, question in pairs]
     settings = [f"engine.{name}={json.dumps(value)}" for name, value in ENGINE.items()]
     panjue = Path(sys.executable).with_name("panjue")
     ours = [panjue, "serve", given.run, f"port={OURS[-4:]}", *settings]
@@ -70,6 +63,16 @@ def main() -> None:
             "panjue": partial(rate, f"{OURS}/v1/judgments", cases),
         }
         compare(ways, "requests/s", "vLLM alone", given.rounds)
+
+
+def plain_request(question: Question) -> dict[str, Any]:
+    """Return the body that asks vLLM alone for the same reply."""
+    return {
+        "prompt": question.prompt,
+        "max_tokens": question.room,
+        "temperature": 0,
+        "structured_outputs": {"json": question.schema},
+    }
 
 
 def plain_vllm(served: ServedRun) -> list[object]:

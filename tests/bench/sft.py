@@ -1,6 +1,6 @@
 """How many real tokens a second training reads: panjue's trainer, and trl's with and without packs.
 
-    python -m tests.bench.sft MODEL CASES.jsonl [--limit 64] [--max-tokens 2048] [--rows 8]
+    python -m tests.bench.sft MODEL CASES.jsonl [--limit 64]
 
 Every way trains LoRA for one epoch on the same token rows, with the same precision, length limit
 and examples per step (packs: as many as hold that many examples), in a process of its own. What is
@@ -32,6 +32,8 @@ from tests.bench.common import compare, parser
 OURS = "panjue"
 TRL = "trl, default"
 TRL_PACKED = "trl, packing=true"
+MAX_TOKENS = 2048
+EXAMPLES_PER_STEP = 8
 LORA = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
 
 
@@ -39,8 +41,6 @@ def main() -> None:
     """Run every way, or the one that a parent process asks for."""
     options = parser(__doc__, "model", "cases")
     options.add_argument("--limit", type=int, default=64, help="examples")
-    options.add_argument("--max-tokens", type=int, default=2048)
-    options.add_argument("--rows", type=int, default=8, help="examples per step")
     options.add_argument("--way", help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.way:
@@ -74,7 +74,7 @@ def token_rows(given: argparse.Namespace) -> Dataset:
     """Return the rows of the first cases that fit."""
     task = load_task("judgment")
     labels = task.ask.labels(Reader(task).read(given.cases))
-    maker = RowMaker(task, load_tokenizer(given.model), labels, given.max_tokens)
+    maker = RowMaker(task, load_tokenizer(given.model), labels, MAX_TOKENS)
     made = maker.rows(Reader(task).read(given.cases), RowReport())
     return Dataset.from_list(list(islice(made, given.limit)))
 
@@ -84,23 +84,23 @@ def trainer_of(given: argparse.Namespace, data: Dataset, folder: str) -> SFTTrai
     settings: dict[str, Any] = {
         "output_dir": folder,
         "num_train_epochs": 1,
-        "per_device_train_batch_size": given.rows,
+        "per_device_train_batch_size": EXAMPLES_PER_STEP,
         "bf16": has_bf16(),
         "gradient_checkpointing": False,
         "use_cpu": not torch.cuda.is_available(),
         "report_to": [],
         "save_strategy": "no",
         "disable_tqdm": True,
-        "max_length": given.max_tokens,
+        "max_length": MAX_TOKENS,
     }
-    if given.way != TRL:  # as many packs a step as hold the tokens of that many examples
-        mean = sum(data["length"]) / len(data)
-        packs = max(1, round(given.rows * mean / given.max_tokens))
+    if given.way != TRL:
+        mean_length = sum(data["length"]) / len(data)
+        packs = max(1, round(EXAMPLES_PER_STEP * mean_length / MAX_TOKENS))
         settings["per_device_train_batch_size"] = packs
     trainer = SFTTrainer
     if given.way == OURS:
         trainer = ReplyTrainer
-        data = pack(data, given.max_tokens)
+        data = pack(data, MAX_TOKENS)
         settings["train_sampling_strategy"] = "random"
         settings["dataset_kwargs"] = {"skip_prepare_dataset": True}
         settings["max_length"] = None

@@ -5,12 +5,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http.server import HTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.served import KEY, PanjueServe, left_of
 
+FACT = "经审理查明：被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。被告人张某甲系主犯。"
+CASE: dict[str, Any] = {"fact": FACT, "defendants": ["张某甲", "李某乙"]}
 LONG_CASE = {"fact": "被告人张某盗窃。", "defendants": [f"被告人{n}" for n in range(12)]}
 """Its reply has several hundred tokens."""
 

@@ -26,12 +26,8 @@ FORMAT: Any = {
 }
 
 
-@pytest.fixture(scope="module")
-def client(server: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY)
-
-
-def test_openais_client(client: openai.OpenAI) -> None:
+def test_openais_client(server: Any) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY)
     assert [model.id for model in client.models.list()] == ["panjue"]
     asked: Any = {"model": "panjue", "messages": SAY, "temperature": 0}
     whole = client.chat.completions.create(**asked, max_completion_tokens=8)
@@ -75,10 +71,8 @@ CLIENTS = ["langchain", *(pytest.param(name, marks=pytest.mark.endurance) for na
 @pytest.mark.parametrize("name", CLIENTS)
 def test_other_clients(name: str, server: Any, tmp_path: Path) -> None:
     python = python_with(HERE / ("litellm.lock" if name == "litellm" else "clients.lock"))
-    words = [python, HERE / "clients.py", name, f"{server.url}/v1", KEY, tmp_path]
-    done = subprocess.run(
-        list(map(str, words)), capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    words = [str(python), str(HERE / "clients.py"), name, f"{server.url}/v1", KEY, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.endswith(f"{name} works\n")
 
@@ -87,9 +81,7 @@ README_FILES = ("serve/README.md", "serve/README.zh.md")
 SAMPLE = json.loads((PAGE / "sample.json").read_text("utf-8"))
 
 
-def test_the_example_is_one_of_the_demo_s_test_cases_and_its_answer_is_right(
-    tmp_path: Path,
-) -> None:
+def test_the_example_is_a_test_case_of_the_demo_with_its_answer(tmp_path: Path) -> None:
     write_demo(tmp_path, {"test": 200})
     task = load_task("judgment")
     [example] = [e for e in Reader(task).read(tmp_path / "test.jsonl") if e.text == SAMPLE["fact"]]

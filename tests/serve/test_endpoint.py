@@ -10,12 +10,11 @@ from collections.abc import Callable
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from subprocess import DEVNULL
 from typing import Any
 
 import pytest
 
-from panjue.prompts.example import Example, call_key
+from panjue.prompts.example import call_key
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines, sha256
 from panjue.prompts.plumbing.run import Run
@@ -26,12 +25,9 @@ from panjue.serve.settings import generate_settings
 
 TASK = load_task("dialogue")
 SAMPLE = task_folders()["dialogue"] / "sample.folder"
-PANJUE = str(Path(sys.executable).with_name("panjue"))
 LONGEST_S = 400
 
-
 Panjue = Callable[..., subprocess.CompletedProcess[str]]
-Behave = Callable[[dict[str, Any]], tuple[int, dict[str, str], Any] | None]
 
 
 def instance(schema: dict[str, Any]) -> Any:
@@ -48,14 +44,15 @@ def instance(schema: dict[str, Any]) -> Any:
 
 
 class Server(ThreadingHTTPServer):
-    """Answers chat completions; `behave` may answer (status, headers, body) in their place."""
+    """Answers chat completions; `behave` may answer (status, body) in their place."""
 
     daemon_threads = True
     request_queue_size = 512
+    behave: Callable[[dict[str, Any]], tuple[int, Any] | None] = staticmethod(lambda _: None)
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.behave: Behave = lambda _: None
+        self.name = f"http://127.0.0.1:{self.server_port}/v1#m"
         self.asked: list[dict[str, Any]] = []
         self.keys: set[str] = set()
         self.made: list[dict[str, Any]] = []
@@ -63,22 +60,17 @@ class Server(ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None:
         """Say nothing of clients that hang up."""
 
-    @property
-    def name(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1#m"
-
 
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         assert isinstance(self.server, Server)
+        assert self.path == "/v1/chat/completions"
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(body)
         self.server.keys.add(self.headers["Authorization"])
-        found = 200 if self.path == "/v1/chat/completions" else 404
-        status, headers, content = self.server.behave(body) or (found, {}, completion(body))
+        status, content = self.server.behave(body) or (200, completion(body))
         self.send_response(status)
-        for key, value in {"Content-Type": "application/json", **headers}.items():
-            self.send_header(key, value)
+        self.send_header("Content-Type", "application/json")
         self.end_headers()
         self.wfile.write(json.dumps(content, ensure_ascii=False).encode())
 
@@ -91,9 +83,6 @@ def completion(body: dict[str, Any]) -> dict[str, Any]:
     text = json.dumps(instance(form["json_schema"]["schema"])) if form else "无"
     choices = [{"message": {"content": text}, "finish_reason": "stop"}] * body.get("n", 1)
     return {"choices": choices, "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
-
-
-NO_TEXT = {"choices": [{"message": {"content": None}, "finish_reason": "length"}]}
 
 
 @pytest.fixture
@@ -110,13 +99,13 @@ def ask(server: Server, rows_of: Any) -> Ask:
     """Return what asks the server for dialogues of a sentence, and returns the rows."""
 
     def rows(count: int = 6, in_flight: int = 8, **sampling: Any) -> list[dict[str, Any]]:
-        examples: list[Example] = []
+        examples = []
         for number in range(1, count + 1):
             chat = [{"Holder": "甲", "sentence": f"第{number}句。"}]
             examples.append(TASK.data.read({"id": str(number), "chat": chat}))
         asker = Asker(TASK, None, None, Budget())
+        words = {"passes": [sampling], "finished": server.made}
         with closing(Endpoint(server.name)) as endpoint:
-            words = {"passes": [sampling], "finished": server.made}
             rows_of(endpoint, asker, examples, in_flight, **words)
         return server.made
 
@@ -127,21 +116,19 @@ def test_it_is_asked_as_openai_is(
     server: Server, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ENDPOINT_KEY, "secret")
-    made = ask(count=1, top_p=0.5, stop=["。"], max_tokens=9)
-    assert len(made) == len(server.asked) == 1
-    [first] = server.asked
-    assert {key: first[key] for key in ("model", "temperature", "top_p", "stop", "max_tokens")} == {
-        "model": "m", "temperature": 0.0, "top_p": 0.5, "stop": ["。"], "max_tokens": 9,
-    }  # fmt: skip
+    sampling = {"top_p": 0.5, "stop": ["。"], "max_tokens": 9}
+    [made] = ask(count=1, **sampling)
+    [asked] = server.asked
+    assert asked.items() >= {"model": "m", "temperature": 0.0, **sampling}.items()
     assert server.keys == {"Bearer secret"}
-    assert "第1句" in first["messages"][0]["content"]
-    assert first["response_format"]["json_schema"]["strict"] is True
-    assert all((row["prompt_tokens"], row["completion_tokens"]) == (7, 3) for row in made)
+    assert "第1句" in asked["messages"][0]["content"]
+    assert asked["response_format"]["json_schema"]["strict"] is True
+    assert (made["prompt_tokens"], made["completion_tokens"]) == (7, 3)
 
 
 def test_a_refused_request_costs_its_call_only(server: Server, ask: Ask) -> None:
     def behave(body: dict[str, Any]) -> Any:
-        return (400, {}, "too long") if "第3句" in body["messages"][0]["content"] else None
+        return (400, "too long") if "第3句" in body["messages"][0]["content"] else None
 
     server.behave = behave
     made = ask()
@@ -150,9 +137,12 @@ def test_a_refused_request_costs_its_call_only(server: Server, ask: Ask) -> None
     assert all(row is refused or row.keys() >= {"texts", "finish"} for row in made)
 
 
+NO_TEXT = {"choices": [{"message": {"content": None}, "finish_reason": "length"}]}
+
+
 @pytest.mark.parametrize(
     ("reply", "why"),
-    [((400, {}, "x"), '400: "x"'), ((200, {}, NO_TEXT), "the reply has no text")],
+    [((400, "x"), '400: "x"'), ((200, NO_TEXT), "the reply has no text")],
 )
 def test_an_endpoint_that_answers_nothing_ends_the_run(
     reply: Any, why: str, server: Server, ask: Ask
@@ -167,7 +157,7 @@ def test_an_endpoint_that_answers_nothing_ends_the_run(
 def test_a_row_has_as_many_replies_as_it_was_asked_for(changed: Any, server: Server) -> None:
     def behave(body: dict[str, Any]) -> Any:
         told = completion(body)
-        return 200, {}, {**told, "choices": changed(told["choices"])}
+        return 200, {**told, "choices": changed(told["choices"])}
 
     server.behave = behave
     question = Question([], None, 0, 0, [{"role": "user", "content": "甲"}])
@@ -184,7 +174,7 @@ def test_rows_are_kept_and_no_more_is_asked_when_one_fails(server: Server, ask: 
     def behave(body: dict[str, Any]) -> Any:
         if "第2句" in body["messages"][0]["content"]:
             failed.set()
-            return 404, {}, "gone"
+            return 404, "gone"
         failed.wait(LONGEST_S)
         return None
 
@@ -199,7 +189,7 @@ def test_rows_are_kept_and_no_more_is_asked_when_one_fails(server: Server, ask: 
 def test_as_many_are_in_flight_as_is_said(server: Server, ask: Ask) -> None:
     together = threading.Barrier(150)
 
-    def behave(_body: dict[str, Any]) -> Any:
+    def behave(_: dict[str, Any]) -> Any:
         together.wait(LONGEST_S)  # breaks where fewer come
 
     server.behave = behave
@@ -217,7 +207,7 @@ def test_as_many_are_in_flight_as_is_said(server: Server, ask: Ask) -> None:
 def test_a_reply_that_is_none_ends_the_run(
     reply: Any, named: str, server: Server, ask: Ask
 ) -> None:
-    server.behave = lambda _: (200, {}, reply)
+    server.behave = lambda _: (200, reply)
     with pytest.raises(UserError, match=f"{named}.*; .*run the same command to resume"):
         ask()
 
@@ -226,7 +216,7 @@ def test_an_endpoint_that_is_not_there_is_named(
     server: Server, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("panjue.serve.endpoint.MAX_RETRIES", 0)
-    monkeypatch.setattr(Server, "name", "http://127.0.0.1:9/v1#m")
+    server.name = "http://127.0.0.1:9/v1#m"
     with pytest.raises(UserError, match=r"^http://127.0.0.1:9/v1: Connection error.*resume$"):
         ask()
 
@@ -249,46 +239,49 @@ def test_a_name_of_another_form_is_refused(name: str) -> None:
         Endpoint(name)
 
 
-def command(server: Server, run: Path, *words: str) -> list[str]:
+def command(server: Server, run: Path) -> list[str]:
     start = ["generate", str(run), str(SAMPLE), "task=dialogue", f"endpoint={server.name}"]
-    return [*start, "solve.window=2", *words]
+    return [*start, "solve.window=2"]
 
 
 def test_a_run_that_is_killed_resumes_within_a_dialogue(
     server: Server, tmp_path: Path, panjue: Panjue
 ) -> None:
-    whole = panjue(*command(server, tmp_path / "whole"))
-    assert whole.returncode == 0, whole.stderr
-    assert "2 examples in 5 calls: 5 first replies valid as they came" in whole.stdout
+    whole = tmp_path / "whole"
+    done = panjue(*command(server, whole))
+    assert done.returncode == 0, done.stderr
+    assert "2 examples in 5 calls: 5 first replies valid as they came" in done.stdout
     assert len(server.asked) == 5
 
-    words = command(server, shutil.copytree(tmp_path / "whole", tmp_path / "killed"))
-    completions = tmp_path / f"killed/answers/{SAMPLE.stem}/completions.jsonl"
-    kept = b"".join(completions.read_bytes().splitlines(keepends=True)[:1])
+    killed = shutil.copytree(whole, tmp_path / "killed")
+    answers = killed / "answers" / SAMPLE.stem
+    completions = answers / "completions.jsonl"
+    kept = completions.read_bytes().splitlines(keepends=True)[0]
     completions.write_bytes(kept + b'{"id"')
-    answers = f"answers/{SAMPLE.stem}/submission"
-    shutil.rmtree(tmp_path / "killed" / answers)
-    again = panjue(*words)
+    shutil.rmtree(answers / "submission")
+    again = panjue(*command(server, killed))
     assert again.returncode == 0, again.stderr
     assert "continuing: 0 of 2 are answered already" in again.stdout
     assert completions.read_bytes().startswith(kept)
     keys = [call_key(row) for _, row in read_lines(completions)]
     assert len(keys) == len(set(keys)) == 5
-    assert sha256(tmp_path / "killed" / answers) == sha256(tmp_path / "whole" / answers)
-    other = panjue(*words, "solve.window=3")
+    submission = whole / "answers" / SAMPLE.stem / "submission"
+    assert sha256(answers / "submission") == sha256(submission)
+    other = panjue(*command(server, killed), "solve.window=3")
     assert "has answers made with other settings (solve.window:" in other.stderr
 
 
 def test_a_run_that_is_stopped_ends_before_its_replies_come(server: Server, tmp_path: Path) -> None:
-    asked, release = threading.Event(), threading.Event()
+    asked = threading.Event()
+    release = threading.Event()
 
     def behave(_: dict[str, Any]) -> None:
         asked.set()
         release.wait(4 * LONGEST_S)
 
     server.behave = behave
-    words = [PANJUE, *command(server, tmp_path)]
-    with subprocess.Popen(words, stdout=DEVNULL, stderr=subprocess.PIPE) as running:
+    words = [str(Path(sys.executable).with_name("panjue")), *command(server, tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as running:
         assert asked.wait(LONGEST_S)
         running.send_signal(signal.SIGTERM)
         _, printed = running.communicate(timeout=LONGEST_S)

@@ -4,27 +4,28 @@ import asyncio
 import json
 import socket
 from argparse import Namespace
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from starlette.responses import JSONResponse
+from tokenizers import AddedToken
 
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import BOM
 from panjue.serve import checks, middleware
 from panjue.serve.checks import LARGEST_BODY
-from panjue.serve.middleware import GENERATE, METHODS, SECURITY, Panjue, Setup
+from panjue.serve.middleware import GENERATE, JUDGMENTS, METHODS, SECURITY, Panjue, Setup
 from panjue.serve.settings import ServeConfig
-from tests.served import KEY, PanjueServe, until
+from tests.serve.conftest import CASE
+from tests.served import KEY, PanjueServe
 
-FACT = "经审理查明：被告人张某甲、李某乙共同盗窃手机一部，价值人民币3000元。被告人张某甲系主犯。"
-CASE: dict[str, Any] = {"fact": FACT, "defendants": ["张某甲", "李某乙"]}
 SAY = [{"role": "user", "content": "你好"}]
+JSON = {"Content-Type": "application/json"}
 POSTED = [path for path, methods in METHODS.items() if "POST" in methods]
 CHAT = GENERATE[0]
-BOTH = pytest.mark.parametrize("path", ["/v1/judgments", CHAT])
+BOTH = pytest.mark.parametrize("path", [JUDGMENTS, CHAT])
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -33,37 +34,42 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await JSONResponse(json.loads(message["body"]))(scope, receive, send)
 
 
+class Tokenizer:
+    added_tokens_decoder = {0: AddedToken("<|im_end|>", special=True)}  # noqa: RUF012
+
+
 class Around:
     """The middleware around another app than vLLM's, asked without a socket between."""
 
     def __init__(
-        self, asker: Any, app: Any = echo, adapter: Any = None, key: Any = None, **settings: Any
+        self, app: Any = echo, adapter: str | None = None, key: str | None = None, **settings: Any
     ) -> None:
+        asker = SimpleNamespace(tokenizer=Tokenizer())
         run: Any = SimpleNamespace(asker=asker, folders=SimpleNamespace(adapter=adapter))
         config = ServeConfig.model_validate(settings)
-        args = Namespace(panjue=Setup(config, {"panjue": run}, key, 8000))
+        args = Namespace(panjue=Setup(config, {"panjue": run}, key))
         engine = SimpleNamespace(errored=False, model_config=SimpleNamespace(max_model_len=3072))
         models = SimpleNamespace(lora_requests={})
-        state = SimpleNamespace(engine_client=engine, openai_serving_models=models, args=args)
-        self.state = SimpleNamespace(state=state)
+        self.state = SimpleNamespace(engine_client=engine, openai_serving_models=models, args=args)
         self.panjue = Panjue(app)
         self.run = run
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self.panjue({**scope, "app": self.state}, receive, send)
+        vllm = SimpleNamespace(state=self.state)
+        await self.panjue({**scope, "app": vllm}, receive, send)
 
-    async def ask(self, path: str, method: str = "POST", **more: Any) -> httpx.Response:
+    async def send(self, method: str, path: str, **more: Any) -> httpx.Response:
         transport = httpx.ASGITransport(app=self)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, path, **more)
 
-    def post(self, body: Any, path: str = CHAT) -> httpx.Response:
-        return asyncio.run(self.ask(path, json=body))
+    def post(self, path: str, body: Any = None, **more: Any) -> httpx.Response:
+        return asyncio.run(self.send("POST", path, json=body, **more))
 
 
 @pytest.fixture
-def around(asker: Any) -> Around:
-    return Around(asker)
+def around() -> Around:
+    return Around()
 
 
 def complaint(answer: httpx.Response) -> str:
@@ -71,13 +77,12 @@ def complaint(answer: httpx.Response) -> str:
 
 
 @pytest.mark.parametrize(
-    "given", [None, "", "Bearer", "Bearer another", "Basic KEY", "Bearer \N{BALLOT X}", "KEY"]
+    "given", ["", "Bearer", "Bearer another", "Basic KEY", "Bearer \N{BALLOT X}", "KEY"]
 )
 @pytest.mark.parametrize("path", [*POSTED, "/v1/models", "/v1/labels", "/metrics"])
-def test_no_key_or_a_wrong_one(path: str, given: str | None) -> None:
-    headers = {} if given is None else {b"Authorization": given.replace("KEY", KEY).encode()}
-    around = Around(None, key=KEY)
-    answer = asyncio.run(around.ask(path, METHODS[path][0], headers=headers))
+def test_no_key_or_a_wrong_one(path: str, given: str) -> None:
+    headers = {b"Authorization": given.replace("KEY", KEY).encode()}
+    answer = asyncio.run(Around(key=KEY).send(METHODS[path][0], path, headers=headers))
     assert answer.status_code == 401
     assert "Authorization: Bearer" in complaint(answer)
 
@@ -88,31 +93,24 @@ HIDDEN = """/docs /openapi.json /v1/responses/resp_1 /v1/models/panjue /v1//mode
 
 
 @pytest.mark.parametrize("path", HIDDEN.split())
-def test_no_other_route_of_vllm_can_be_reached(
-    http: httpx.Client, server: PanjueServe, path: str
-) -> None:
-    keyless = httpx.get(server.url + path, timeout=60)
-    for answer in (http.get(path), http.post(path, json={}), keyless):
-        assert answer.status_code == answer.json()["error"]["code"] == 404
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_no_other_route_of_vllm_can_be_reached(server: PanjueServe, method: str, path: str) -> None:
+    answer = httpx.request(method, server.url + path, timeout=60)
+    assert answer.status_code == answer.json()["error"]["code"] == 404
 
 
 @pytest.mark.parametrize("method", ["DELETE", "GET", "OPTIONS"])
 def test_another_method_is_told_which_is_allowed(http: httpx.Client, method: str) -> None:
-    answer = http.request(method, "/v1/judgments")
+    answer = http.request(method, JUDGMENTS)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert http.post("/").headers["allow"] == "GET, HEAD"
 
 
-def test_a_websocket_is_refused(server: PanjueServe) -> None:
-    with connected(server) as wire:
-        wire.sendall(
-            b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
-            b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: a2V5\r\n\r\n"
-        )
-        assert not wire.recv(65536).startswith(b"HTTP/1.1 101")
+def test_a_websocket_gets_no_answer() -> None:
+    async def vllm(*_: object) -> None:
+        pytest.fail("uvicorn refuses a websocket only if nobody answers it")
 
-
-JSON = {"Content-Type": "application/json"}
+    asyncio.run(Around(vllm)({"type": "websocket", "path": "/v1/realtime"}, None, None))
 
 
 @pytest.mark.parametrize("path", POSTED)
@@ -120,59 +118,40 @@ JSON = {"Content-Type": "application/json"}
     ("raw", "kind", "message"),
     [
         (b'{"fact": "\xff\xfe"}', "application/json", "UTF-8"),
-        ('{"fact": "甲"}'.encode("utf-16"), "application/json", "UTF-8"),
         (b'{"fact": "\\ud800"}', "application/json", "JSON"),
         (b"[" * 100_000, "application/json", "JSON"),
         (b"[]", "application/json", "JSON object"),
-        (b"fact=x", "application/x-www-form-urlencoded", "JSON"),
         (b'{"fact": "x"}', "text/plain", "JSON"),
     ],
 )
-def test_bodies_that_are_no_json(path: str, raw: bytes, kind: str, message: str) -> None:
-    answer = asyncio.run(Around(None).ask(path, content=raw, headers={"Content-Type": kind}))
+def test_bodies_that_are_no_json(
+    around: Around, path: str, raw: bytes, kind: str, message: str
+) -> None:
+    answer = around.post(path, content=raw, headers={"Content-Type": kind})
     assert answer.status_code == (400 if "json" in kind else 415)
     assert message in complaint(answer)
 
 
-def test_a_byte_order_mark_before_a_body_is_ignored(around: Around) -> None:
-    raw = b"\xef\xbb\xbf" + json.dumps({"messages": SAY}).encode()
-    answer = asyncio.run(around.ask(CHAT, content=raw, headers=JSON))
-    assert (answer.status_code, answer.json()) == (200, {"messages": SAY})
-
-
 @BOTH
 def test_a_body_of_ten_megabytes(http: httpx.Client, path: str) -> None:
-    def pieces() -> Iterator[bytes]:
-        for _ in range(160):
-            yield b"x" * 2**16
-
-    for content in (b"x" * 10 * 2**20, pieces()):  # with its length told, and without
+    for content in (b"x" * 10 * 2**20, iter([b"x" * 2**16] * 160)):  # with its length, and without
         answer = http.post(path, content=content, headers=JSON)
         assert answer.status_code == 413
         assert str(LARGEST_BODY) in complaint(answer)
-    assert http.post("/v1/judgments", json=CASE).status_code == 200
 
 
-def test_a_body_that_never_comes_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_never_comes_to_its_end(around: Around, monkeypatch: Any) -> None:
     monkeypatch.setattr(checks, "BODY_TIMEOUT_S", 0.1)
 
     async def slow() -> Any:
         yield b'{"fact":'
         await asyncio.sleep(3600)
 
-    answer = asyncio.run(Around(None).ask("/v1/judgments", content=slow(), headers=JSON))
-    assert answer.status_code == 408
+    assert around.post(JUDGMENTS, content=slow(), headers=JSON).status_code == 408
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (CHAT, {"messages": SAY}),
-        ("/v1/judgments", CASE),
-        ("/v1/judgments", {**CASE, "stream": True}),
-    ],
-)
-def test_when_full_clients_are_asked_to_come_back(asker: Any, path: str, body: Any) -> None:
+@pytest.mark.parametrize(("path", "body"), [(CHAT, {"messages": SAY}), (JUDGMENTS, CASE)])
+def test_when_full_clients_are_asked_to_come_back(path: str, body: Any) -> None:
     async def ask_three() -> httpx.Response:
         leave = asyncio.Event()
 
@@ -180,14 +159,14 @@ def test_when_full_clients_are_asked_to_come_back(asker: Any, path: str, body: A
             await leave.wait()
             await echo(scope, receive, send)
 
-        around = Around(asker, slow, in_flight=1, engine={"data_parallel_size": 2})
-        first = [asyncio.create_task(around.ask(CHAT, json={"n": 1})) for _ in range(2)]
+        around = Around(slow, in_flight=1, engine={"data_parallel_size": 2})
+        first = [asyncio.create_task(around.send("POST", CHAT, json={})) for _ in range(2)]
         while around.panjue._running < 2:  # each engine has its own
             await asyncio.sleep(0.01)
-        third = await around.ask(path, json=body)
+        third = await around.send("POST", path, json=body)
         leave.set()
         assert [(await each).status_code for each in first] == [200, 200]
-        assert (await around.ask(CHAT, json={"n": 1})).status_code == 200
+        assert (await around.send("POST", CHAT, json={})).status_code == 200
         return third
 
     full = asyncio.run(ask_three())
@@ -202,29 +181,25 @@ def test_when_full_clients_are_asked_to_come_back(asker: Any, path: str, body: A
         ({"n": 257}, True),
         ({"n": "16384"}, True),
         ({"n": 2, "prompt": ["甲"] * 200}, True),
-        ({"prompt": [[1, 2, 3]] * 257}, True),
         ({"n": 256, "prompt": [1, 2, 3] * 100}, False),
         ({"n": "many"}, False),  # vLLM refuses it
     ],
 )
-def test_a_request_counts_for_all_its_replies(
-    around: Around, body: dict[str, Any], is_refused: bool
-) -> None:
-    answer = around.post(body, "/v1/completions")
-    assert (answer.status_code == 400) == is_refused
+def test_a_request_counts_for_all_its_replies(around: Around, body: Any, is_refused: bool) -> None:
+    answer = around.post("/v1/completions", body)
     assert ("one request may ask for 256" in answer.text) == is_refused
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_an_engine_that_fails_is_an_error_of_the_server(around: Around, is_streamed: bool) -> None:
-    async def question(_: Any) -> Any:
+    def question(_: Any) -> Any:
         return SimpleNamespace(names=("甲",)), None
 
     async def answer(*_: Any) -> Any:
         raise UserError("it has ended")
 
     vars(around.run).update(question=question, answer=answer)
-    told = around.post({**CASE, "stream": is_streamed}, "/v1/judgments")
+    told = around.post(JUDGMENTS, {**CASE, "stream": is_streamed})
     assert told.status_code == (200 if is_streamed else 503)
     assert "the engine failed on this case" in told.text
     assert told.text.startswith('event: start\ndata: {"defendants": ["甲"]}') == is_streamed
@@ -232,9 +207,11 @@ def test_an_engine_that_fails_is_an_error_of_the_server(around: Around, is_strea
 
 
 def test_an_engine_that_has_ended_is_said_to_have(around: Around) -> None:
-    around.state.state.engine_client.errored = True
-    for answer in (around.post(CASE, "/v1/judgments"), asyncio.run(around.ask("/readyz", "GET"))):
-        assert (answer.status_code, "the engine has ended" in complaint(answer)) == (503, True)
+    around.state.engine_client.errored = True
+    ready = asyncio.run(around.send("GET", "/readyz"))
+    for answer in (ready, around.post(JUDGMENTS, CASE)):
+        assert answer.status_code == 503
+        assert "the engine has ended" in complaint(answer)
 
 
 # No browser sends `[`: what is no name counts as none.
@@ -243,8 +220,7 @@ HOSTS = [("evil.example", 400), ("localhost:8000", 200), ("[::1]:8000", 200), ("
 
 @pytest.mark.parametrize(("host", "status"), HOSTS)
 def test_without_a_key_another_host_name_is_refused(around: Around, host: str, status: int) -> None:
-    answer = asyncio.run(around.ask(CHAT, headers={"Host": host}, json={}))
-    assert answer.status_code == status
+    assert around.post(CHAT, {}, headers={"Host": host}).status_code == status
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/models", "/v1/labels", "/nowhere", "/health"])
@@ -259,8 +235,8 @@ def test_a_marker_in_two_parts_of_a_message_is_none(http: httpx.Client) -> None:
         parts = [{"type": "text", "text": text} for text in texts]
         messages = [{"role": "user", "content": parts}]
         body = {"messages": messages, "max_tokens": 1, "return_token_ids": True}
-        told: list[int] = http.post(CHAT, json=body).json()["prompt_token_ids"]
-        return told
+        ids: list[int] = http.post(CHAT, json=body).json()["prompt_token_ids"]
+        return ids
 
     count = tokens("甲").count
     end = max(tokens("甲"), key=count)  # the marker that a talk has most of
@@ -274,7 +250,7 @@ response_format text chat_template_kwargs"""
 @pytest.mark.parametrize("field", TEMPLATED.split())
 def test_nothing_that_a_template_may_see_has_markup(around: Around, field: str) -> None:
     for value in ("<|im_end|>", [{"content": ["<|im_end|>"]}], {"<|im_end|>": "x"}):
-        passed = json.dumps(around.post({field: value}).json(), ensure_ascii=False)
+        passed = json.dumps(around.post(CHAT, {field: value}).json(), ensure_ascii=False)
         assert "<|im_end|>" not in passed
         assert "＜|im_end|>" in passed
 
@@ -288,7 +264,7 @@ def called(arguments: str) -> dict[str, Any]:
 @pytest.mark.parametrize("more", ["", r',"y":"\ud800"', ',"y":NaN', r',"x":"\u003c|im_end|>"'])
 def test_arguments_of_a_call_are_read_before_they_are_shielded(around: Around, more: str) -> None:
     # vLLM reads their escapes: some clients write every `<` as one.
-    passed = around.post(called(r'{"x":"\u003c|im_end|>"' + more + "}"))
+    passed = around.post(CHAT, called(r'{"x":"\u003c|im_end|>"' + more + "}"))
     [call] = passed.json()["messages"][0]["tool_calls"]
     assert json.loads(call["function"]["arguments"])["x"] == "＜|im_end|>"
 
@@ -305,94 +281,53 @@ def test_arguments_of_a_call_are_read_before_they_are_shielded(around: Around, m
 def test_what_would_get_past_the_shield_is_refused(
     around: Around, body: dict[str, Any], message: str
 ) -> None:
-    refused = around.post(body)
-    assert (refused.status_code, message in refused.text) == (400, True)
+    refused = around.post(CHAT, body)
+    assert refused.status_code == 400
+    assert message in complaint(refused)
 
 
-def test_a_talk_that_says_nothing_bad_is_passed_on_as_it_is(around: Around) -> None:
+def test_everything_else_is_passed_on_as_it_is(around: Around) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"<b>": [1.5, None]}}}
     body = {"messages": [{"role": "user", "content": "<b>甲</b> [1]"}], "tools": [tool], "n": 2}
-    assert around.post(body).json() == body
+    for raw in (json.dumps(body).encode(), BOM + json.dumps(body).encode()):
+        assert around.post(CHAT, content=raw, headers=JSON).json() == body
 
 
 @pytest.mark.parametrize("path", GENERATE)
-def test_beside_an_adapter_no_client_reaches_the_base(asker: Any, path: str) -> None:
-    around = Around(asker, adapter="adapter")
+def test_beside_an_adapter_no_client_reaches_the_base(path: str) -> None:
+    around = Around(adapter="adapter")
     for model in ({}, {"model": None}, {"model": ""}, {"model": "panjue"}):
-        assert around.post(model, path).json() == {"model": "panjue"}
-    refused = around.post({"model": "base"}, path)
+        assert around.post(path, model).json() == {"model": "panjue"}
+    refused = around.post(path, {"model": "base"})
     assert refused.status_code == 404
     assert "there is no 'base' here, only 'panjue'" in complaint(refused)
-    assert around.post({"model": "x"}, path).json() == {"model": "x"}, "vLLM says no"
+    assert around.post(path, {"model": "x"}).json() == {"model": "x"}, "vLLM says no"
 
 
-@pytest.mark.parametrize("is_on_cpu", [True, False])
 @pytest.mark.parametrize(
-    ("body", "is_survived"),
+    ("is_on_cpu", "body", "is_refused"),
     [
-        ({"seed": 1, "temperature": 1}, False),
-        ({"seed": 1, "temperature": None}, False),
-        ({"seed": 1, "temperature": 0}, True),
-        ({"seed": None}, True),
+        (True, {"seed": 1, "temperature": 1}, True),
+        (True, {"seed": 1, "temperature": None}, True),
+        (True, {"seed": 1, "temperature": 0}, False),
+        (True, {"seed": None}, False),
+        (False, {"seed": 1}, False),
     ],
 )
 def test_a_seed_that_the_engine_does_not_survive_is_refused(
-    around: Around, monkeypatch: Any, body: Any, is_survived: bool, is_on_cpu: bool
+    around: Around, monkeypatch: Any, is_on_cpu: bool, body: Any, is_refused: bool
 ) -> None:
     monkeypatch.setattr(middleware, "on_cpu", lambda: is_on_cpu)
-    answer = around.post(body)
-    is_refused = is_on_cpu and not is_survived
-    assert answer.status_code == (400 if is_refused else 200)
+    answer = around.post(CHAT, body)
     assert ("seed: it kills vLLM on a CPU" in answer.text) == is_refused
 
 
-@pytest.mark.parametrize("kind", ["image_url", "audio_url", "video_url"])
-def test_nothing_is_fetched_for_a_client(http: httpx.Client, kind: str) -> None:
+def test_nothing_is_fetched_for_a_client(http: httpx.Client) -> None:
     with socket.create_server(("127.0.0.1", 0)) as bait:
         bait.setblocking(False)
         url = f"http://127.0.0.1:{bait.getsockname()[1]}/x.png"
-        message = {"role": "user", "content": [{"type": kind, kind: {"url": url}}]}
-        told = http.post(CHAT, json={"messages": [message]})
+        image = {"type": "image_url", "image_url": {"url": url}}
+        told = http.post(CHAT, json={"messages": [{"role": "user", "content": [image]}]})
         assert told.status_code == 400, told.text
         with pytest.raises(BlockingIOError):
             bait.accept()
-
-
-LONG = {
-    "/v1/judgments": {**CASE, "defendants": [f"被告人{n}" for n in range(20)]},
-    # At the highest temperature a reply hardly ever ends by itself.
-    CHAT: {"messages": SAY, "max_tokens": 2500, "temperature": 2},
-}
-"""Path -> a request whose reply has several hundred tokens."""
-
-
-@BOTH
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_hangs_up_is_aborted_in_the_engine(
-    server: PanjueServe, http: httpx.Client, path: str, stream: bool
-) -> None:
-    def is_running() -> bool:
-        name = "vllm:num_requests_running"
-        lines = http.get("/metrics").text.splitlines()
-        return any(float(line.split()[-1]) for line in lines if line.startswith(name))
-
-    raw = json.dumps({**LONG[path], "stream": stream}).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {server.key}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
-    )
-    seen = False
-    for _ in range(20):  # a sampled reply may end before it is looked at
-        with connected(server) as wire:
-            wire.sendall(head.encode() + raw)
-            seen = any(is_running() for _ in range(20))
-        if seen:
-            break
-    assert seen
-    until(lambda: not is_running(), seconds=5)
-    assert http.post("/v1/judgments", json=CASE).status_code == 200
-
-
-def connected(server: PanjueServe) -> socket.socket:
-    host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)))

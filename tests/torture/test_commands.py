@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.served import until
 from tests.test_readme import FOLDERS, ROOT, commands, text
 from tests.torture.conftest import RAY
 from tests.torture.test_proxies import is_ready
@@ -28,11 +28,14 @@ TASKS = ROOT / "prompts/tasks"
 FACT = json.loads((ROOT / "serve/page/sample.json").read_text("utf-8"))["fact"]
 LONGEST_S = 600
 DEMO = "See it work"
-AFTER_DEMO = {
-    *("Ask it", "Serve", "Many cases", "Export", "Score", "Fair to whom", "Hand it in"),
-    "Who answers",
+ALONE = {
+    "Your own cases, a real model",
+    "Settings",
+    "Several GPUs",
+    "Reading and cloze",
+    "Long dialogues",
 }
-"""The sections whose commands need the demo's finished run."""
+"""The sections with a copy of the project for each; others need the demo's finished run."""
 
 TRAINED = "runs/qwen2.5-0.5b-cpu"
 WORDS: dict[str, dict[str, str]] = {
@@ -146,14 +149,8 @@ def follow(commands: Iterable[str], place: Path) -> None:
                 served.close()
                 served.enter_context(serving(command, place))
                 continue
-            done: subprocess.CompletedProcess[str] = subprocess.run(
-                **shell(command, place),
-                input=FACT,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=LONGEST_S,
-            )
+            asked: Any = {**shell(command, place), "input": FACT, "text": True}
+            done = subprocess.run(**asked, capture_output=True, check=False, timeout=LONGEST_S)
             assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
 
 
@@ -170,21 +167,19 @@ def serving(command: str, place: Path) -> Iterator[None]:
     """Run a command that serves until the block ends; enter when it can answer."""
     port = re.search(r"port=(\d+)", command)
     log = place / "server.log"
+    url = f"http://127.0.0.1:{port[1] if port else 8000}"
     with log.open("wb") as out:
         process: subprocess.Popen[bytes] = subprocess.Popen(
             **shell(command, place), stdout=out, stderr=out, start_new_session=True
         )
-        try:
-            latest = time.monotonic() + LONGEST_S
-            while not is_ready(f"http://127.0.0.1:{port[1] if port else 8000}"):
-                is_running = process.poll() is None and time.monotonic() < latest
-                assert is_running, log.read_text("utf-8")[-3000:]
-                time.sleep(1)
-            yield
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            process.wait(60)
+    try:
+        until(lambda: is_ready(url) or process.poll() is not None, LONGEST_S)
+        assert process.poll() is None, log.read_text("utf-8")[-3000:]
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
 
 
 def furnish(place: Path, heading: str) -> None:
@@ -218,10 +213,11 @@ def test_every_command_of_a_section_runs(
 ) -> None:
     if heading == "Ask it" and not shutil.which("curl"):
         pytest.skip("there is no curl here")
-    if heading in {DEMO, *AFTER_DEMO}:
-        place = request.getfixturevalue("demo")
-    else:
+    if heading in ALONE:
         place = copy_project(tmp_path, workshop)
-    furnish(place, heading)
-    with RAY if heading == "Many cases" else nullcontext():
-        follow(meant(heading) if heading != DEMO else (), place)  # those of the demo have run
+        furnish(place, heading)
+    else:
+        place = request.getfixturevalue("demo")
+    if heading != DEMO:  # its commands have run
+        with RAY if heading == "Many cases" else nullcontext():
+            follow(meant(heading), place)

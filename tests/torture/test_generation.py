@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.served import left_of
 from tests.torture.conftest import LONGEST_S, MODEL, Job, check_same
 
 RESUME = "run the same command to resume"
@@ -25,19 +26,19 @@ def kill(job: Job, number: int, rows: int, *, engine: bool = False) -> int:
 
     With `engine` its process alone gets it. Returns the exit code.
     """
-    wanted, process = job.rows + max(rows, 1), job.start()
+    wanted = job.rows + max(rows, 1)
+    job.start()
     latest = time.monotonic() + (LONGEST_S if rows else random.Random(job.rows).uniform(2, 30))
     job.wait(lambda: job.rows >= wanted or time.monotonic() > latest)
-    children = psutil.Process(process.pid).children(recursive=True)
+    children = psutil.Process(job.process.pid).children(recursive=True)
     if engine:
         next(one for one in children if "EngineCore" in one.name()).send_signal(number)
     elif number == signal.SIGINT:
-        os.killpg(process.pid, number)  # as a terminal does: the engine gets it too
+        os.killpg(job.process.pid, number)  # as a terminal does: the engine gets it too
     else:
-        process.send_signal(number)
-    code = process.wait(LONGEST_S)
-    _gone, alive = psutil.wait_procs(children, timeout=60)
-    assert not alive, f"the engine outlives its parent: {alive}"
+        job.process.send_signal(number)
+    code = job.process.wait(LONGEST_S)
+    assert left_of(children) == [], "the engine outlives its parent"
     return code
 
 
@@ -110,17 +111,9 @@ def unanswered(answered: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(answered, tmp_path / "run", ignore=ignored))
 
 
-def same_submission(one: Path, other: Path) -> bool:
-    made, wanted = ((answers / "submission.jsonl").read_bytes() for answers in (one, other))
-    return made == wanted
-
-
+@pytest.mark.usefixtures("running_engine")
 def test_a_generation_that_is_killed_once_is_resumed(
-    unanswered: Path,
-    answered: Path,
-    workshop: Path,
-    panjue: Callable[..., Done],
-    running_engine: object,
+    unanswered: Path, answered: Path, workshop: Path, panjue: Callable[..., Done]
 ) -> None:
     job = Job(unanswered, workshop / "demo/test.jsonl", "killed")
     try:
@@ -133,27 +126,25 @@ def test_a_generation_that_is_killed_once_is_resumed(
     check_same(job.answers, answered / "answers/test")
 
 
+@pytest.mark.usefixtures("running_engine")
 def test_a_full_disk_loses_nothing(
-    unanswered: Path,
-    answered: Path,
-    workshop: Path,
-    panjue: Callable[..., Done],
-    running_engine: object,
+    unanswered: Path, answered: Path, workshop: Path, panjue: Callable[..., Done]
 ) -> None:
-    whole, starved = answered / "answers/test", unanswered / "answers/test"
-    files = [(whole / name).stat().st_size for name in ("completions.jsonl", "labels.json")]
-    words = ("generate", unanswered, workshop / "demo/test.jsonl", MODEL)
-    with small_disk(starved, files[0] // 2 + files[1] + 8192):
-        done = panjue(*words)
+    whole = answered / "answers/test"
+    job = Job(unanswered, workshop / "demo/test.jsonl", "starved")
+    completions = (whole / "completions.jsonl").stat().st_size
+    labels = (whole / "labels.json").stat().st_size
+    with small_disk(job.answers, completions // 2 + labels + 8192):
+        done = panjue(*job.words)
         assert done.returncode == 2, done.stderr
         [said] = [line for line in done.stderr.splitlines() if line.startswith("panjue: ")]
         assert "No space left on device" in said, done.stderr
         assert RESUME in said
-        assert 0 < (starved / "completions.jsonl").read_bytes().count(b"\n") < 24
-        subprocess.run(["mount", "-o", "remount,size=64m", str(starved)], check=True)
-        assert panjue(*words).returncode == 0
-        assert (starved / "completions.jsonl").read_bytes().count(b"\n") == 24
-        assert same_submission(starved, whole)
+        assert 0 < job.rows < 24
+        subprocess.run(["mount", "-o", "remount,size=64m", job.answers], check=True)
+        assert panjue(*job.words).returncode == 0
+        submissions = [each / "submission.jsonl" for each in (job.answers, whole)]
+        assert submissions[0].read_bytes() == submissions[1].read_bytes()
 
 
 @pytest.mark.parametrize("file", ["test.jsonl", "run/adapter/adapter_model.safetensors"])
@@ -174,7 +165,7 @@ def test_resuming_with_another_file_stops_and_names_it(
 def test_a_bundle_answers_by_itself(
     answered: Path, workshop: Path, tmp_path: Path, panjue: Callable[..., Done]
 ) -> None:
-    packed, cases = tmp_path / "bundle.zip", workshop / "demo/test.jsonl"
+    packed = tmp_path / "bundle.zip"
     assert panjue("bundle", answered, packed).returncode == 0
-    done = panjue("bundle", "--verify", packed, "--cases", cases)
+    done = panjue("bundle", "--verify", packed, "--cases", workshop / "demo/test.jsonl")
     assert "runs by itself and gives the same answers" in done.stdout, done.stderr

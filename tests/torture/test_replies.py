@@ -15,12 +15,7 @@ from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from tests.prompts.tasks.judgment.test_neighbours import (
-    NAMES,
-    decoded,
-    judgment,
-    strangers,
-)
+from tests.prompts.tasks.judgment.test_neighbours import NAMES, decoded, judgment, strangers
 
 TASK = load_task("judgment")
 PIECES = [
@@ -45,20 +40,12 @@ def check(reply: str, example: Example, labels: Labels) -> None:
 
 
 def mutated(reply: str, draw: random.Random) -> str:
-    """Cut, repeat, swap and sprinkle a reply that was good."""
+    """Put nothing, something foreign or a repetition in place of parts of a good reply."""
     for _ in range(draw.randint(1, 6)):
-        a, b = sorted(draw.randrange(len(reply) + 1) for _ in range(2))
-        what = draw.randrange(5)
-        if what == 0:
-            reply = reply[:a]
-        elif what == 1:
-            reply = reply[:a] + reply[b:]
-        elif what == 2:
-            reply = reply[:b] + reply[a:b] * draw.randint(1, 3) + reply[b:]
-        elif what == 3:
-            reply = reply[:a] + draw.choice(PIECES) * draw.randint(1, 4) + reply[a:]
-        else:
-            reply = reply[:a] + draw.choice(PIECES) + reply[a + 1 :]
+        start, end = sorted(draw.randrange(len(reply) + 1) for _ in range(2))
+        end = draw.choice([start, start + 1, end, len(reply)])
+        piece = draw.choice(["", draw.choice(PIECES), reply[start:end] * 2])
+        reply = reply[:start] + piece * draw.randint(1, 3) + reply[end:]
     return reply
 
 
@@ -67,8 +54,7 @@ def test_mutated_replies_are_answered(cases: Any, full: bool) -> None:
     draw = random.Random(0)
     for _ in range(120_000 if full else 2_000):
         example = draw.choice(examples)
-        reply = mutated(TASK.ask.target(example), draw)
-        check(reply, example, labels)
+        check(mutated(TASK.ask.target(example), draw), example, labels)
 
 
 def written(row: dict[str, Any], draw: random.Random) -> str:
@@ -90,17 +76,13 @@ def written(row: dict[str, Any], draw: random.Random) -> str:
 
 
 def reply_of(rows: Sequence[str], draw: random.Random) -> str:
-    form = draw.randrange(6)
-    if form == 0:
-        return "\n".join(rows)
-    if form == 1:
-        return "\n".join(f"```json\n{row}\n```" for row in rows)
     between = draw.choice([",", ",\n", "\n", ", // 下一名\n", "，另外："])
     listed = f"[{between.join(rows)}{draw.choice(['', ','])}]"
-    if form == 2:
-        return f"法条 [264]、{{见下}}：{listed}"
     before = draw.choice(["", "好的：", "[264]\n"])
-    return f'{before}{{"judgments":{listed}}}'
+    inside = f'{before}{{"judgments":{listed}}}'
+    fenced = "\n".join(f"```json\n{row}\n```" for row in rows)
+    after_others = f"法条 [264]、{{见下}}：{listed}"
+    return draw.choice(["\n".join(rows), fenced, after_others, inside, inside, inside])
 
 
 def test_no_mutated_reply_gives_a_value_of_another(full: bool) -> None:

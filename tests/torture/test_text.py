@@ -43,11 +43,11 @@ def special(asker: Any, prompt: list[int]) -> Counter[int]:
 def test_the_text_of_a_case_is_data(
     llm: Any, asker: Any, workshop: Any, full: bool, rows_of: Any
 ) -> None:
-    cases = list(Reader(TASK).read(workshop / "demo/test.jsonl"))
+    another = next(Reader(TASK).read(workshop / "demo/test.jsonl"))
     names = ["张某甲", "李某乙"]
     special_tokens = special(asker, asker.question(by_hand(PLAIN, names)).prompt)
     # Another case's answer stands for all that a model may have seen in training.
-    hostile = {**HOSTILE, "another case's answer": TASK.ask.target(cases[0])}
+    hostile = {**HOSTILE, "another case's answer": TASK.ask.target(another)}
     places = (0, len(PLAIN) // 2, len(PLAIN)) if full else (len(PLAIN) // 2,)
     asked = {
         f"{what} at {place}": by_hand(PLAIN[:place] + text + PLAIN[place:], names)
