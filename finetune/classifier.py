@@ -124,7 +124,7 @@ def fit(
         fields[name] = stage.field
         if stage.field.is_set:
             values = [item[name] for item in items.answers]
-            sizes = size_weights(stage, values, crossed[name])
+            sizes = size_weights(stage.field.labels, values, crossed[name])
             fields[name] = replace(stage.field, sizes=sizes)
     weights = []
     for of_fields in zip(*(stage.weights for stage in stages.values()), strict=True):
@@ -188,20 +188,19 @@ def training_advisor(folder: Path, task: Task, labels: Labels) -> Advisor:
 
 
 def size_weights(
-    stage: FirstStage, values: Sequence[Iterable[str]], probabilities: Array
+    labels: Iterable[str], values: Sequence[Sequence[str]], probabilities: Array
 ) -> tuple[float, ...]:
     """Return `LabelField.sizes` of a label set: of its values and probabilities for all items."""
-    # Without its unknown labels a set would count as a smaller one.
-    labels = set(stage.field.labels)
-    is_known = np.array([labels.issuperset(value) for value in values])
+    known = set(labels)
+    sizes = []
     chances = []
-    for row in probabilities[is_known]:
-        possible = row[row > 0]
-        chances.append(size_chances(possible.tolist()))
+    for value, row in zip(values, probabilities, strict=True):
+        if known.issuperset(value):  # without its unknown labels a set would count as a smaller one
+            sizes.append(min(len(set(value)), MAX_SIZE))
+            chances.append(size_chances(row[row > 0].tolist()))
     expected = np.maximum(np.mean(chances, axis=0), 1e-9)
-    sizes = np.minimum(stage.gold[is_known].sum(1, dtype=int), MAX_SIZE)
-    found = np.bincount(sizes, minlength=MAX_SIZE + 1) / len(sizes)
-    return tuple((found / expected).tolist())
+    frequencies = np.bincount(sizes, minlength=MAX_SIZE + 1) / len(sizes)
+    return tuple((frequencies / expected).tolist())
 
 
 def _usable(task: Task, examples: Iterable[Example], known: Labels) -> list[Example]:
