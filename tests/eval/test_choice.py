@@ -71,8 +71,10 @@ def test_the_better_one_answers(
     assert choice.difference == pytest.approx(0.85 - score)
 
 
-def test_the_interval_worked_by_hand(held_out: Path) -> None:
+def test_a_choice_is_kept_with_an_interval_worked_by_hand(held_out: Path) -> None:
+    assert read_choice(held_out) is None
     choice = chosen(held_out)
+    assert read_choice(held_out) == choice
     # The model loses 0.3 on five of ten: a mean of 0.15 with a standard error of 0.15 / √10.
     error = 1.96 * 0.15 / 10**0.5
     assert (choice.low, choice.high) == pytest.approx((-0.15 - error, -0.15 + error), abs=0.02)
@@ -108,12 +110,6 @@ def test_opinions_that_rows_keep_are_not_computed_again(
     assert report.agreements["articles"] == {"agree, right": 10, "differ, classifier right": 10}
     assert report.scores
     assert report.scores.baselines["text classifier"]
-
-
-def test_a_choice_is_kept_beside_the_answers(held_out: Path) -> None:
-    assert read_choice(held_out) is None
-    choice = chosen(held_out)
-    assert read_choice(held_out) == choice
 
 
 def penalties_of(folder: Path) -> list[float]:
