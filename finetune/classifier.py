@@ -106,9 +106,8 @@ def fit(
 
     Each case is scored by regressions that have not seen it (cross-fitted). On these scores those
     of `train` are calibrated (Platt scaling for label sets, a temperature for classes; Guo et al.,
-    ICML 2017) and, if the task reads evidence, the second stage is fitted. Of more than
-    `MAX_EXAMPLES` those of the lowest text hashes are taken. Labels that are not `known`, of
-    mixed-in cases, are no answers.
+    ICML 2017) and, if the task reads evidence, the second stage is fitted. Labels that are not
+    `known`, of mixed-in cases, are no answers.
     """
     decides = task.answer
     items = training_items(task, train, mix, known)
@@ -127,7 +126,8 @@ def fit(
             sizes = size_weights(stage.field.labels, values, crossed[name])
             fields[name] = replace(stage.field, sizes=sizes)
     weights = []
-    for of_fields in zip(*(stage.weights for stage in stages.values()), strict=True):
+    for view in range(len(views_of_items)):
+        of_fields = [stage.weights[view] for stage in stages.values()]
         weights.append(csr_array(hstack(of_fields, format="csr")))
     bias = np.concatenate([stage.bias for stage in stages.values()])
     classifier = Classifier(decides, views_of_items, weights, bias, fields, second)
@@ -137,6 +137,7 @@ def fit(
 def training_items(
     task: Task, train: Iterable[Example], mix: Iterable[Example], known: Labels
 ) -> TrainingItems:
+    """Collect the items to fit on; cases of `mix` teach too, but nothing is calibrated on them."""
     own = _usable(task, _sample(train), known)
     cases = own + _usable(task, _sample(mix), known)
     if not cases:
@@ -216,17 +217,9 @@ def _usable(task: Task, examples: Iterable[Example], known: Labels) -> list[Exam
 
 
 def _sample(examples: Iterable[Example]) -> list[Example]:
-    """Return at most `MAX_EXAMPLES` examples, in their order; of a text all of them or none."""
-
-    def hash_of(numbered: tuple[int, Example]) -> str:
-        return text_hash(numbered[1])
-
-    chosen = nsmallest(MAX_EXAMPLES + 1, enumerate(examples), key=hash_of)
-    if len(chosen) > MAX_EXAMPLES:
-        first_out = hash_of(chosen[-1])
-        chosen = [numbered for numbered in chosen if hash_of(numbered) != first_out]
-    chosen.sort(key=itemgetter(0))
-    return [example for _, example in chosen]
+    """Return at most `MAX_EXAMPLES` examples, those of the lowest text hashes, in their order."""
+    lowest = nsmallest(MAX_EXAMPLES, enumerate(examples), key=lambda pair: text_hash(pair[1]))
+    return [example for _, example in sorted(lowest, key=itemgetter(0))]
 
 
 def fit_view(texts: Sequence[Hashes]) -> View:
@@ -254,7 +247,7 @@ def fit_first_stage(
     is_set = name in task.answer.sets
     values = [set(item[name]) if is_set else {item[name]} for item in items.answers]
     gold = np.array([[label in value for label in labels] for value in values])
-    teaches = gold.any(axis=1) | is_set
+    teaches = gold.any(axis=1) | is_set  # a class that is not known says nothing
     strength = SET_STRENGTH if is_set else CLASS_STRENGTH
     scores = np.zeros((2, *gold.shape), np.float32)
     weights_by_fold = []
