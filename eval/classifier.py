@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -33,18 +34,15 @@ Probabilities = dict[str, float]
 
 Hashes = NDArray[np.uint32]
 
-PERSON = 0xE000
-OTHER = 0xE001
-FIRST_NAME = 0xE010
-FIRST_NUMBER = 0xF000
-"""Private-use characters that replace the item's own name, other names, each name, and numbers."""
+PERSON = 0xE000  # private-use characters: this one replaces the item's own name
+OTHER = 0xE001  # any other name
+FIRST_NAME = 0xE010  # the first name of a case; the others follow
+FIRST_NUMBER = 0xF000  # the number 0; see `magnitude`
 
 NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?)余?(万)?")
 CLAUSE = re.compile(r"(?<=[。；，;\n])|(?<=,)(?!\d)")
 TOKEN = re.compile(r"[^\W\d_\u4e00-\u9fff]+|[\u4e00-\u9fff\ue000-\uf8ff]")
 """A Chinese character, a word of another script, a name or a number."""
-
-NAME_MARK = re.compile(f"[{chr(FIRST_NAME)}-{chr(FIRST_NUMBER - 1)}]")
 
 
 def magnitude(number: re.Match[str]) -> str:
@@ -86,11 +84,11 @@ def own_clauses(example: Example, items: int) -> tuple[str, list[str]]:
     longest_first = sorted(marks.items(), key=lambda pair: -len(pair[1]))
     for mark, name in longest_first:  # 张某甲 does not name 张某
         text = text.replace(name, mark)
-    clauses: list[list[str]] = [[] for _ in range(max(items, len(marks)))]
+    clauses: dict[str, list[str]] = defaultdict(list)
     for clause in CLAUSE.split(text):
-        for mark in marks.keys() & NAME_MARK.findall(clause):
-            clauses[ord(mark) - FIRST_NAME].append(clause)
-    return text, ["".join(own) for own in clauses[:items]]
+        for mark in marks.keys() & set(clause):
+            clauses[mark].append(clause)
+    return text, ["".join(clauses[chr(FIRST_NAME + number)]) for number in range(items)]
 
 
 def views(example: Example, items: int) -> tuple[Hashes, list[Hashes]]:
@@ -153,7 +151,7 @@ class View:
             is_kept = np.searchsorted(self.kept, distinct, side="right") > places
             places = places[is_kept]
             vector = (1 + np.log(counts[is_kept])) * self.idf[places]
-            vector /= max(np.linalg.norm(vector), 1e-9)
+            vector /= max(float(np.linalg.norm(vector)), 1e-9)
             columns.append(places)
             values.append(vector.astype(np.float32))
             ends.append(ends[-1] + len(vector))

@@ -202,7 +202,7 @@ class _Decoder:
         labels = self.answered.labels
         if task.solve:
             return run_steps(task.solving(example), partial(self._call, example)), []
-        row = EMPTY_REPLY if self.rows is None else self._row({"id": example.id})
+        row = self._row({"id": example.id})
         read = read_answer(task, labels, self.advisor, example, row)
         if self.rows is not None:
             self.tally.add(example, row, read.decoded, len(task.answer.fields))
@@ -223,9 +223,8 @@ class _Decoder:
         self.tally.add(question, row, decoded, len(task.answer.fields))
         return decoded
 
-    def _row(self, call: dict[str, Any]) -> dict[str, Any]:
-        assert self.rows is not None, "only the classifier answers without replies"
-        return self.answered.row(self.rows, call)
+    def _row(self, call: dict[str, Any]) -> Mapping[str, Any]:
+        return EMPTY_REPLY if self.rows is None else self.answered.row(self.rows, call)
 
 
 def _write(decoder: _Decoder, confidences: Path) -> None:

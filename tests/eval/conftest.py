@@ -39,7 +39,8 @@ def case() -> Callable[..., dict[str, Any]]:
     """Return a function that makes a line of a cases file from an id and its judgments."""
 
     def of(key: int | str, *judgments: Judgment, gold: bool = True) -> dict[str, Any]:
-        row = {"id": key, "fact": "事实。", "defendants": [name for name, *_ in judgments]}
+        names = [name for name, *_ in judgments]
+        row: dict[str, Any] = {"id": key, "fact": "事实。", "defendants": names}
         if gold:
             row["outcomes"] = [outcome(*judgment) for judgment in judgments]
         return row

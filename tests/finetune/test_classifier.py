@@ -100,13 +100,6 @@ def test_labels_that_the_adapter_does_not_know_are_no_answers() -> None:
     assert sum(item["label"].values()) == pytest.approx(1)
 
 
-def test_what_the_text_tells_is_learnt() -> None:
-    classifier = classifier_of(SEVERITY, examples(200))
-    for example in examples(50, seed=1):
-        [item] = classifier.probabilities(example)
-        assert {"label": likeliest(item["label"])} == example.answer
-
-
 def test_label_sets_with_the_empty_one_are_learnt() -> None:
     sets = {"偷": ["Article 3"], "抢": ["Article 3", "Article 6"], "杀": []}
     cases = [replace(one, answer={"labels": sets[one.text[12]]}) for one in examples(200)]
