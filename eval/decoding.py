@@ -75,8 +75,10 @@ class Tally:
     repairs: Counter[str] = field(default_factory=Counter)
     refusals: list[str] = field(default_factory=list)
 
-    def add(self, example: Example, row: Mapping[str, Any], decoded: Decoded, fields: int) -> None:
-        """Count the first reply to an example of so many fields an item."""
+    def add(
+        self, example: Example, row: Mapping[str, Any], decoded: Decoded, item_fields: int
+    ) -> None:
+        """Count the first reply to an example; each item of its answer has so many fields."""
         self.calls += 1
         if row.get("refused") is not None:
             self.refused += 1
@@ -92,7 +94,7 @@ class Tally:
         self.repaired += bool(decoded.repairs)
         self.valid += not decoded.repairs
         for guessed in Counter(item for item, _ in decoded.guesses).values():
-            if guessed == fields:
+            if guessed == item_fields:
                 self.left_out += 1
             else:
                 self.missing_fields += guessed

@@ -1,5 +1,6 @@
 """Fit the text classifier that lies beside an adapter: one logistic regression per label."""
 
+import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,7 +62,8 @@ CLASS_STRENGTH = 1.0
 """Inverse strength of the L2 penalty (scikit-learn's C), chosen on a fifth of the real cases."""
 
 MIN_UPDATES = 60_000
-"""Rows seen by each regression at least; the passes over the rows follow from it."""
+MIN_PASSES = 6
+"""Rows seen by each regression, and passes over the rows, at least."""
 
 MIN_WEIGHT = 0.1
 """Smaller weights are left out of the file."""
@@ -252,8 +254,8 @@ def fit_first_stage(
     scores = np.zeros((2, *gold.shape), np.float32)
     weights_by_fold = []
     bias_by_fold = []
-    for k in range(FOLDS):
-        aside = items.fold == k
+    for number in range(FOLDS):
+        aside = items.fold == number
         used = teaches & ~aside
         rows_used = hstack([part[used] for part in rows], format="csr")
         weights, bias = regressions(csr_array(rows_used), gold[used], strength, seed)
@@ -297,7 +299,7 @@ def regressions(
         model = SGDClassifier(
             loss="log_loss",
             alpha=1 / (strength * count),
-            max_iter=max(6, -(-MIN_UPDATES // count)),
+            max_iter=max(MIN_PASSES, math.ceil(MIN_UPDATES / count)),
             tol=None,
             random_state=seed,
         )
