@@ -181,14 +181,9 @@ class LabelField:
         return result
 
     def by_label(self, probabilities: NDArray[Any]) -> Probabilities:
-        """Return label -> probability of those of all labels in their order, [labels].
-
-        Labels of probability 0 are left out, unless all are 0: no field is without a label.
-        """
-        numbers = np.flatnonzero(probabilities)
-        if not len(numbers):
-            numbers = np.arange(len(probabilities))
-        return {self.labels[number]: float(probabilities[number]) for number in numbers}
+        """Return label -> probability, of [labels]; labels of probability 0 are left out."""
+        possible = np.flatnonzero(probabilities)
+        return {self.labels[number]: float(probabilities[number]) for number in possible}
 
 
 def view_scores(

@@ -84,10 +84,14 @@ def test_a_choice_is_kept_with_an_interval_worked_by_hand(held_out: Path) -> Non
     )
 
 
-def test_of_two_that_are_equal_the_model_answers(held_out: Path, write: Write) -> None:
+def test_of_two_that_are_equal_the_model_answers(
+    held_out: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("panjue.eval.scaling.MIN_SCALED", 20)
     write(COMPLETIONS, REFUSED)
     choice = chosen(held_out, "266")
     assert (choice.model, choice.difference, choice.answered_by) == (choice.classifier, 0, "model")
+    assert choice.scaling == {}, "the model itself has answered nothing"
     assert replace(choice, difference=-1e-12).answered_by == "model", "a difference by rounding"
     assert replace(choice, difference=-1e-6).answered_by == "classifier"
 
