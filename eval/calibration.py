@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from panjue.prompts.example import Example
-from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
@@ -43,27 +42,23 @@ def calibration(confidence: ArrayLike, correct: ArrayLike) -> Calibration:
     """Bin confidences in [0, 1] and compare their means with the accuracy of the bins."""
     confidences = np.array(confidence, dtype=float)
     hits = np.array(correct, dtype=float)
-    bin_of = np.minimum((confidences * BINS).astype(int), BINS - 1)
+    bin_of = np.minimum((confidences * BINS).astype(int), BINS - 1)  # 1.0 is in the last one
     bins = []
-    error = 0.0
+    distances = 0.0
     for number in np.unique(bin_of):
-        inside = bin_of == number
-        one = Bin(
-            count=int(inside.sum()),
-            confidence=float(confidences[inside].mean()),
-            accuracy=float(hits[inside].mean()),
-        )
-        error += one.count * abs(one.confidence - one.accuracy)
-        bins.append(one)
-    return Calibration(error / max(1, len(confidences)), tuple(bins))
+        is_inside = bin_of == number
+        count = int(is_inside.sum())
+        mean = float(confidences[is_inside].mean())
+        accuracy = float(hits[is_inside].mean())
+        bins.append(Bin(count, mean, accuracy))
+        distances += count * abs(mean - accuracy)
+    return Calibration(distances / max(1, len(confidences)), tuple(bins))
 
 
 def mean_confidence(row: Mapping[str, Any]) -> float:
     """Return the mean confidence over all judgments of a row of `confidence.jsonl`."""
-    values: list[float] = []
-    for item in row["confidence"]:
-        values += item.values()
-    return float(sum(values) / len(values))
+    values: list[float] = [value for item in row["confidence"] for value in item.values()]
+    return sum(values) / len(values)
 
 
 def is_same(gold: Any, value: Any) -> bool:
@@ -80,30 +75,31 @@ class Certainty:
         assert task.answer.fields, "only decided answers have a confidence"
         self._decides = task.answer
         self._rows = Rows(path)
-        # Field -> the confidence of every judgment, and whether it is correct.
-        self._judgments = {field: (array("d"), array("b")) for field in task.answer.fields}
+        # Of every judgment, by field: the confidence, and whether it is correct.
+        self._confidences = {field: array("d") for field in task.answer.fields}
+        self._correct = {field: array("b") for field in task.answer.fields}
 
     def add(self, example: Example, gold: Row, row: Row | None) -> None:
         """Compare the confidences of one example, if it has any, with its gold answer."""
-        told = self._rows.get(example.id)
-        if told is None or row is None:
+        own = self._rows.get(example.id)
+        if own is None or row is None:
             return
-        confidences = told["confidence"]
-        items = self._decides.items_of(row)
-        if len(confidences) != len(items):
-            raise UserError(f"{self._rows.path}: id {example.id} is of another submission")
         # By name as in the metric: persons whom gold does not have, or a second time, are ignored.
         gold_items = {item.get("name"): item for item in self._decides.items_of(gold)}
-        for confidence, item in zip(confidences, items, strict=True):
+        for confidence, item in zip(own["confidence"], self._decides.items_of(row), strict=True):
             gold_item = gold_items.pop(item.get("name"), None)
             if gold_item is None:
                 continue
-            for name, (sure, correct) in self._judgments.items():
-                sure.append(confidence[name])
-                correct.append(is_same(gold_item[name], item[name]))
+            for field, chance in confidence.items():
+                self._confidences[field].append(chance)
+                self._correct[field].append(is_same(gold_item[field], item[field]))
 
     def fields(self) -> dict[str, Calibration]:
-        return {name: calibration(*judgments) for name, judgments in self._judgments.items()}
+        """Return field -> the calibration of all judgments on it."""
+        fields = {}
+        for field, confidences in self._confidences.items():
+            fields[field] = calibration(confidences, self._correct[field])
+        return fields
 
 
 def show_calibration(fields: Mapping[str, Calibration], console: Console) -> None:

@@ -60,7 +60,7 @@ def choose(folder: Path, into: Path) -> Choice:
     replies = answered.rows()
     of_model = MetricValues(task)
     of_classifier = MetricValues(task)
-    for example in counted(answered.reader.read(answered.test), len(replies)):
+    for example in counted(answered.examples(), len(replies)):
         gold = task.gold(example)
         reply = answered.row(replies, {"id": example.id})
         read = read_answer(task, answered.labels, advisor, example, reply)
@@ -93,7 +93,7 @@ def model_judgments(
     assert example.answer, "cases without gold are refused before"
     gold = advisor.task.answer.items_of(example.answer)
     for judgment in advisor.judgments(read.decoded, read.answer, read.opinions):
-        if judgment.is_by_model:
+        if judgment.agreement:
             gold_value = gold[judgment.item][judgment.field]
             yield judgment, is_same(gold_value, judgment.value)
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -33,22 +34,22 @@ Probabilities = dict[str, float]
 
 Hashes = NDArray[np.uint32]
 
-PERSON = 0xE000
-OTHER = 0xE001
-FIRST_NAME = 0xE010
-FIRST_NUMBER = 0xF000
-"""Private-use characters that replace the item's own name, other names, each name, and numbers."""
+PERSON = 0xE000  # private-use characters: this one replaces the item's own name
+OTHER = 0xE001  # any other name
+FIRST_NAME = 0xE010  # the first name of a case; the others follow
+FIRST_NUMBER = 0xF000  # the number 0; see `magnitude`
 
 NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?)余?(万)?")
 CLAUSE = re.compile(r"(?<=[。；，;\n])|(?<=,)(?!\d)")
 TOKEN = re.compile(r"[^\W\d_\u4e00-\u9fff]+|[\u4e00-\u9fff\ue000-\uf8ff]")
 """A Chinese character, a word of another script, a name or a number."""
 
-NAME_MARK = re.compile(f"[{chr(FIRST_NAME)}-{chr(FIRST_NUMBER - 1)}]")
-
 
 def magnitude(number: re.Match[str]) -> str:
-    """Return one character for a number: numbers of one third of a decade have the same."""
+    """Return one character for a match of `NUMBER`; numbers of a third of a decade have the same.
+
+    There are 99 characters, from that of a thousandth and less to that of 10**30, and one for 0.
+    """
     value = float(number[1].replace(",", ""))
     if number[2]:
         value *= 10_000
@@ -83,11 +84,11 @@ def own_clauses(example: Example, items: int) -> tuple[str, list[str]]:
     longest_first = sorted(marks.items(), key=lambda pair: -len(pair[1]))
     for mark, name in longest_first:  # 张某甲 does not name 张某
         text = text.replace(name, mark)
-    clauses: list[list[str]] = [[] for _ in range(max(items, len(marks)))]
+    clauses: dict[str, list[str]] = defaultdict(list)
     for clause in CLAUSE.split(text):
-        for mark in marks.keys() & NAME_MARK.findall(clause):
-            clauses[ord(mark) - FIRST_NAME].append(clause)
-    return text, ["".join(own) for own in clauses[:items]]
+        for mark in marks.keys() & set(clause):
+            clauses[mark].append(clause)
+    return text, ["".join(clauses[chr(FIRST_NAME + number)]) for number in range(items)]
 
 
 def views(example: Example, items: int) -> tuple[Hashes, list[Hashes]]:
@@ -141,26 +142,23 @@ class View:
 
     def rows(self, texts: Sequence[Hashes]) -> csr_array:
         """Return the vectors of texts, [texts, columns]: sublinear TF-IDF, each of length 1."""
-        shape = (len(texts), len(self.kept))
-        if not len(self.kept):
-            return csr_array(shape, dtype=np.float32)
         columns = []
         values = []
         ends = [0]
         for hashes in texts:
             distinct, counts = np.unique(hashes, return_counts=True)
             places = np.searchsorted(self.kept, distinct)
-            places = np.minimum(places, len(self.kept) - 1)
-            known = self.kept[places] == distinct
-            places = places[known]
-            vector = (1 + np.log(counts[known])) * self.idf[places]
-            vector /= max(np.linalg.norm(vector), 1e-9)
+            is_kept = np.searchsorted(self.kept, distinct, side="right") > places
+            places = places[is_kept]
+            vector = (1 + np.log(counts[is_kept])) * self.idf[places]
+            vector /= max(float(np.linalg.norm(vector)), 1e-9)
             columns.append(places)
             values.append(vector.astype(np.float32))
             ends.append(ends[-1] + len(vector))
         # scikit-learn takes 32-bit indices only.
         indices = np.concatenate(columns).astype(np.int32)
         starts = np.array(ends, dtype=np.int32)
+        shape = (len(texts), len(self.kept))
         return csr_array((np.concatenate(values), indices, starts), shape=shape)
 
 
@@ -182,13 +180,20 @@ class LabelField:
         result: NDArray[np.float64] = expit(logits) if self.is_set else softmax(logits, axis=1)
         return result
 
+    def by_label(self, probabilities: NDArray[Any]) -> Probabilities:
+        """Return label -> probability, of [labels]; labels of probability 0 are left out."""
+        possible = np.flatnonzero(probabilities)
+        return {self.labels[number]: float(probabilities[number]) for number in possible}
+
 
 def view_scores(
     rows: Sequence[csr_array], weights: Sequence[csr_array], bias: NDArray[np.float32]
 ) -> NDArray[np.float32]:
     """Return the scores by each view, [views, items, labels], whose sum has the bias."""
-    whole, own = [(r @ w).toarray() for r, w in zip(rows, weights, strict=True)]
-    of_each_item = np.broadcast_to(whole + bias, own.shape)  # the whole text may be one row
+    of_whole, of_own = rows
+    whole = (of_whole @ weights[0]).toarray() + bias
+    own = (of_own @ weights[1]).toarray()
+    of_each_item = np.broadcast_to(whole, own.shape)  # the whole text may be one row
     return np.stack([of_each_item, own])
 
 
@@ -231,39 +236,27 @@ class Classifier:
         """Return, for every item of the answer, field -> label -> probability."""
         count = len(example.names) if self.decides.items else 1
         scores = self.scores(example, count)
-        found: dict[str, NDArray[Any]] = {}
+        of_items: dict[str, NDArray[Any]] = {}
         for name, of_field in self.fields.items():
-            found[name] = of_field.probabilities(scores[name].sum(0))
+            of_items[name] = of_field.probabilities(scores[name].sum(0))
         if self.second:
             assert self.decides.evidence, "there was evidence in training"
             about = np.array(facts(example, count, self.decides.evidence), float)
             items = Items(np.array([count]), scores, about)
-            found |= corrected_probabilities(self.second, items)
-        return [self.item_probabilities(found, i) for i in range(count)]
+            of_items |= corrected_probabilities(self.second, items)
+        return [self.item_probabilities(of_items, i) for i in range(count)]
 
     def item_probabilities(
-        self, found: Mapping[str, NDArray[Any]], item: int
+        self, of_items: Mapping[str, NDArray[Any]], number: int
     ) -> dict[str, Probabilities]:
-        """Return field -> label -> probability of item number `item`.
-
-        `found` has field -> probabilities, [items, labels]. Labels of probability 0 are left out,
-        unless all are 0: no field is without a label.
-        """
-        probabilities = {}
-        for name, of_field in self.fields.items():
-            row = found[name][item]
-            places = np.flatnonzero(row)
-            if not len(places):
-                places = np.arange(len(row))
-            labels = [of_field.labels[place] for place in places]
-            probabilities[name] = dict(zip(labels, row[places].tolist(), strict=True))
-        return probabilities
+        """Return field -> label -> probability of one item, of field -> [items, labels]."""
+        fields = self.fields.items()
+        return {name: of_field.by_label(of_items[name][number]) for name, of_field in fields}
 
     def scores(self, example: Example, items: int) -> dict[str, NDArray[np.float32]]:
         """Return field -> scores of the items of a case by each view, [views, items, labels]."""
         whole, own = views(example, items)
-        whole_view, own_view = self.views
-        rows = (whole_view.rows([whole]), own_view.rows(own))
+        rows = (self.views[0].rows([whole]), self.views[1].rows(own))
         of_all_fields = view_scores(rows, self.weights, self.bias)
         ends = np.cumsum([len(of_field.labels) for of_field in self.fields.values()])
         of_each_field = np.split(of_all_fields, ends[:-1], axis=2)
@@ -295,8 +288,9 @@ def load_classifier(trained: Path, task: Task) -> Classifier | None:
     path = trained / CLASSIFIER
     digest = read_json(trained / "manifest.json")["classifier_sha256"]
     if not path.exists() or sha256(path) != digest:
-        problem = "is missing, or is not what the training wrote"
-        raise UserError(f"{path}: {problem}; restore it, or train again")
+        raise UserError(
+            f"{path}: is missing, or is not what the training wrote; restore it, or train again"
+        )
     return read_classifier(path, task.answer)
 
 
@@ -305,8 +299,7 @@ def read_classifier(path: Path, decides: AnswerFields) -> Classifier:
         arrays = dict(archive)
     about = json.loads(arrays["about"].tobytes())
     if about["version"] != FILE_VERSION or list(about["fields"]) != list(decides.fields):
-        problem = "is no classifier of this version of panjue"
-        raise UserError(f"{path}: {problem}; train again")
+        raise UserError(f"{path}: is no classifier of this version of panjue; train again")
     bias = arrays["bias"]
     read_views = []
     weights = []

@@ -50,7 +50,7 @@ def decoding_of(submission: Path) -> dict[str, Any] | None:
     return report if report.get("submission_sha256") == sha256(submission) else None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Tally:
     """Counts of what happened in decoding, over all examples of a run."""
 
@@ -69,14 +69,16 @@ class Tally:
     """Single fields that readable replies leave out."""
     replaced: bool = False
     """There was a submission, and it was another one."""
-    answered_by: str = ""
-    fallback: str = "commonest labels"
-    submission: Path = Path("submission.jsonl")
+    answered_by: str  # the line of `who_answered`
+    fallback: str  # what answers where no reply does
+    submission: Path
     repairs: Counter[str] = field(default_factory=Counter)
     refusals: list[str] = field(default_factory=list)
 
-    def add(self, example: Example, row: Mapping[str, Any], decoded: Decoded, fields: int) -> None:
-        """Count the first reply to an example of so many fields an item."""
+    def add(
+        self, example: Example, row: Mapping[str, Any], decoded: Decoded, item_fields: int
+    ) -> None:
+        """Count the first reply to an example; each item of its answer has so many fields."""
         self.calls += 1
         if row.get("refused") is not None:
             self.refused += 1
@@ -92,12 +94,13 @@ class Tally:
         self.repaired += bool(decoded.repairs)
         self.valid += not decoded.repairs
         for guessed in Counter(item for item, _ in decoded.guesses).values():
-            if guessed == fields:
+            if guessed == item_fields:
                 self.left_out += 1
             else:
                 self.missing_fields += guessed
 
     def lines(self) -> Iterator[str]:
+        """Yield what a person reads after decoding."""
         if self.calls:
             yield from self._lines_on_replies()
         else:
@@ -143,41 +146,35 @@ def decode_answers(path: Path) -> Tally:
     lists are voted on and filled up (`ranked`).
     """
     answered = open_answers(path)
-    with exclusive_lock(answered.folder):
-        return _decode(answered)
-
-
-def _decode(answered: AnsweredFile) -> Tally:
     task = answered.task
     submission = answered.folder / task.data.submission.name
     confidences = answered.folder / "confidence.jsonl"
-    advisor = answered.advisor()
-    tally = Tally(
-        fallback=CLASSIFIER_NAME if advisor else task.score.fallback,
-        submission=submission,
-        answered_by=who_answered(answered.record),
-    )
-    before = sha256(submission) if submission.exists() else None
-    _write(_Decoding(answered, _replies(answered, advisor), advisor, tally), confidences)
-    if advisor is None:
-        confidences.unlink()
-    after = sha256(submission)
-    tally.replaced = before not in (None, after)
-    tally.skipped_rows = len(answered.reader.skipped.rows)
-    digests = {
-        "submission_sha256": after,
-        "confidence_sha256": sha256(confidences) if advisor else None,
-    }
-    write_json(answered.folder / "decode.json", tally.to_json() | digests)
+    with exclusive_lock(answered.folder):
+        advisor = answered.advisor()
+        tally = Tally(
+            answered_by=who_answered(answered.record),
+            fallback=CLASSIFIER_NAME if advisor else task.score.fallback,
+            submission=submission,
+        )
+        before = sha256(submission) if submission.exists() else None
+        _write(_Decoder(answered, _replies(answered, advisor), advisor, tally), confidences)
+        if advisor is None:
+            confidences.unlink()
+        after = sha256(submission)
+        tally.replaced = before not in (None, after)
+        tally.skipped_rows = len(answered.reader.skipped.rows)
+        digests = {
+            "submission_sha256": after,
+            "confidence_sha256": sha256(confidences) if advisor else None,
+        }
+        write_json(answered.folder / "decode.json", tally.to_json() | digests)
     return tally
 
 
 def who_answered(record: AnswersRecord) -> str:
-    who = "text classifier" if record.answered_by == "classifier" else "model"
-    line = f"answered by the {who}"
-    if record.because:
-        line += f": {record.because}"
-    return line
+    who = CLASSIFIER_NAME if record.answered_by == "classifier" else "model"
+    reason = f": {record.because}" if record.because else ""
+    return f"answered by the {who}{reason}"
 
 
 def _replies(answered: AnsweredFile, advisor: Advisor | None) -> Rows | None:
@@ -193,15 +190,11 @@ def _replies(answered: AnsweredFile, advisor: Advisor | None) -> Rows | None:
 
 
 @dataclass(frozen=True)
-class _Decoding:
-    """What makes answers of the replies to a test file; `tally` counts what happened.
-
-    Attributes:
-        rows: The replies; None if the classifier answers.
-    """
+class _Decoder:
+    """Makes answers of the replies to a test file; `tally` counts what happened."""
 
     answered: AnsweredFile
-    rows: Rows | None
+    rows: Rows | None  # the replies; None if the classifier answers
     advisor: Advisor | None
     tally: Tally
 
@@ -211,7 +204,7 @@ class _Decoding:
         labels = self.answered.labels
         if task.solve:
             return run_steps(task.solving(example), partial(self._call, example)), []
-        row = EMPTY_REPLY if self.rows is None else self._row({"id": example.id})
+        row = self._row({"id": example.id})
         read = read_answer(task, labels, self.advisor, example, row)
         if self.rows is not None:
             self.tally.add(example, row, read.decoded, len(task.answer.fields))
@@ -232,17 +225,16 @@ class _Decoding:
         self.tally.add(question, row, decoded, len(task.answer.fields))
         return decoded
 
-    def _row(self, call: dict[str, Any]) -> dict[str, Any]:
-        assert self.rows is not None, "only the classifier answers without replies"
-        return self.answered.row(self.rows, call)
+    def _row(self, call: dict[str, Any]) -> Mapping[str, Any]:
+        return EMPTY_REPLY if self.rows is None else self.answered.row(self.rows, call)
 
 
-def _write(decoding: _Decoding, confidences: Path) -> None:
+def _write(decoder: _Decoder, confidences: Path) -> None:
     """Write the submission, the hashes of the cases' texts, and the confidences."""
-    answered = decoding.answered
-    tally = decoding.tally
+    answered = decoder.answered
+    tally = decoder.tally
     task = answered.task
-    rows = decoding.rows
+    rows = decoder.rows
     total = sum(1 for _ in answered.examples()) if rows is None else len(rows)
     with (  # the submission is the first that is replaced
         atomic_write(confidences) as confidence_lines,
@@ -251,7 +243,7 @@ def _write(decoding: _Decoding, confidences: Path) -> None:
     ):
         for example in counted(answered.examples(), total):
             cases.write(dump({"id": example.id, "text_sha256": text_hash(example)}) + "\n")
-            answer, confidence = decoding.answer(example)
+            answer, confidence = decoder.answer(example)
             write(task.data.write(example, answer))
             if confidence:
                 row = {"id": example.id, "confidence": confidence}

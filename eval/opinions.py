@@ -23,7 +23,7 @@ from panjue.eval.classifier import (
     load_classifier,
     size_chances,
 )
-from panjue.eval.scaling import TINY, Judgment, Scaling, scaled
+from panjue.eval.scaling import TINY, Judgment, Scaling, scaled_chance
 from panjue.prompts.example import Answer, AnswerFields, Decoded, Example, first_reply
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Task
@@ -101,9 +101,11 @@ class Advisor:
         return self.with_answers(self.classifier.probabilities(example))
 
     def with_answers(self, items: Sequence[Mapping[str, Probabilities]]) -> list[Opinion]:
+        """Return the opinions on items, each with what it makes of the item's probabilities."""
         return [Opinion(of_item, self._answer(of_item)) for of_item in items]
 
     def _answer(self, probabilities: Mapping[str, Probabilities]) -> dict[str, Any]:
+        """Return field -> the set with the highest expected F1, or the likeliest class."""
         decides = self.task.answer
         answer: dict[str, Any] = {}
         for name in decides.sets:
@@ -124,21 +126,19 @@ class Advisor:
             text = opinion_text(example, opinions or self.opinions(example), self.task.answer)
         return replace(example, inputs={**example.inputs, "opinions": text})
 
-    def alone(self, example: Example, opinions: Sequence[Opinion] | None = None) -> Answer:
+    def alone(self, example: Example, opinions: Sequence[Opinion]) -> Answer:
         """Return the classifier's own answer."""
         nothing = self.task.ask.decode("", example, self.labels)
-        return self.complete(nothing, opinions or self.opinions(example))
+        return self.complete(nothing, opinions)
 
     def complete(self, decoded: Decoded, opinions: Sequence[Opinion]) -> Answer:
         """Return the answer of a reply; the classifier answers what the reply does not have."""
         decides = self.task.answer
-        items = []
-        for number, item in enumerate(decides.items_of(decoded.answer)):
-            completed = dict(item)
-            for name, value in opinions[number].answer.items():
+        items = [dict(item) for item in decides.items_of(decoded.answer)]
+        for number, opinion in enumerate(opinions):
+            for name, value in opinion.answer.items():
                 if decoded.is_guess(number, name):
-                    completed[name] = value
-            items.append(completed)
+                    items[number][name] = value
         return decides.with_items(decoded.answer, items)
 
     def judgments(
@@ -152,7 +152,7 @@ class Advisor:
                 agreement = "agree" if is_same(value, opinion.answer[name]) else "differ"
                 if decoded.is_guess(number, name):
                     agreement = ""
-                chance = self._chance(name, probabilities, value)
+                chance = self._chance_of(value, name, probabilities)
                 yield Judgment(number, name, value, agreement, chance)
 
     def confidence(
@@ -161,10 +161,11 @@ class Advisor:
         """Return for each item: field -> the probability that exactly what it has is right."""
         confidence: list[dict[str, float]] = [{} for _ in opinions]
         for judgment in self.judgments(decoded, answer, opinions):
-            confidence[judgment.item][judgment.field] = scaled(self.scaling, judgment)
+            confidence[judgment.item][judgment.field] = scaled_chance(self.scaling, judgment)
         return confidence
 
-    def _chance(self, name: str, probabilities: Probabilities, value: Any) -> float:
+    def _chance_of(self, value: Any, name: str, probabilities: Probabilities) -> float:
+        """Return the probability that field `name` has exactly this value: a class, or labels."""
         if name in self.task.answer.classes:
             return probabilities.get(value, 0.0)
         sizes = self.classifier.fields[name].sizes
@@ -202,26 +203,26 @@ def opinion_text(example: Example, opinions: Sequence[Opinion], decides: AnswerF
     The labels that the classifier answers come first, so that to agree is to copy, or a dash if it
     answers none; the others follow after a bar.
     """
-    lines = ["; ".join(_fields(opinion)) for opinion in opinions]
+    lines = ["; ".join(_field_texts(opinion)) for opinion in opinions]
     if decides.items:
         lines = [f"{name}: {line}" for name, line in zip(example.names, lines, strict=True)]
     return "\n".join(lines)
 
 
-def _fields(opinion: Opinion) -> Iterator[str]:
+def _field_texts(opinion: Opinion) -> Iterator[str]:
     for name, probabilities in opinion.probabilities.items():
         answered = opinion.answer[name]
         most = MAX_LABELS
-        if isinstance(answered, str):
+        if isinstance(answered, str):  # a class
             answered = [answered]
             most = MAX_CLASSES
-        ranked = by_probability(probabilities, probabilities)
-        others = [label for label in ranked if label not in answered]
-        others = [label for label in others if probabilities[label] >= SHOWN_FROM]
+        likely = [label for label, p in probabilities.items() if p >= SHOWN_FROM]
+        others = by_probability(set(likely).difference(answered), probabilities)
         room = max(0, most - len(answered))
-        first = _with_percent(answered, probabilities) or "-"
-        after = _with_percent(others[:room], probabilities)
-        yield f"{first} | {after}" if after else first
+        text = _with_percent(answered, probabilities) or "-"
+        if others[:room]:
+            text += f" | {_with_percent(others[:room], probabilities)}"
+        yield text
 
 
 def _with_percent(labels: Sequence[str], probabilities: Probabilities) -> str:

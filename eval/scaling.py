@@ -31,10 +31,11 @@ def platt(
     """
     right = gold.astype(float)
 
-    def loss(of: NDArray[Any]) -> float:
-        logits_now = logits * np.exp(of[0]) + of[1]
-        if_right = np.logaddexp(0, -logits_now)
-        if_wrong = np.logaddexp(0, logits_now)
+    def loss(parameters: NDArray[Any]) -> float:
+        log_scale, shift = parameters
+        scaled_logits = logits * np.exp(log_scale) + shift
+        if_right = np.logaddexp(0, -scaled_logits)
+        if_wrong = np.logaddexp(0, scaled_logits)
         return float(np.average(right * if_right + (1 - right) * if_wrong, weights=weights))
 
     log_scale, shift = minimize(loss, np.zeros(2), method="Nelder-Mead").x
@@ -46,19 +47,15 @@ class Judgment(NamedTuple):
 
     item: int  # its number in the answer
     field: str
-    value: Any
+    value: Any  # a list of labels, or one class
     agreement: str  # `agree` or `differ`, as model and classifier do; empty: the latter answered
     chance: float  # the classifier's probability that exactly this value is right
-
-    @property
-    def is_by_model(self) -> bool:
-        return bool(self.agreement)
 
 
 def scaling_of(
     judgments: Iterable[tuple[Judgment, bool]],
 ) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return the scaling that fits best, of judgments of the model and whether they are right.
+    """Return the scaling that fits judgments of the model best; each has whether it is right.
 
     Platt's targets in place of 0 and 1 keep a group without an error from being certain (Platt,
     "Probabilistic outputs for support vector machines", 1999).
@@ -70,7 +67,8 @@ def scaling_of(
     for (name, agreement), group in groups.items():
         if len(group) < MIN_SCALED:
             continue
-        chances, correct = map(np.array, zip(*group, strict=True))
+        chances = np.array([chance for chance, _ in group])
+        correct = np.array([is_right for _, is_right in group])
         right = correct.sum()
         wrong = len(group) - right
         targets = np.where(correct, (right + 1) / (right + 2), 1 / (wrong + 2))
@@ -78,8 +76,8 @@ def scaling_of(
     return dict(scaling)
 
 
-def scaled(scaling: Scaling, judgment: Judgment) -> float:
-    """Return the confidence in a judgment."""
+def scaled_chance(scaling: Scaling, judgment: Judgment) -> float:
+    """Return the chance of a judgment after scaling; unchanged where there is no scaling for it."""
     of_field = scaling.get(judgment.field, {})
     if judgment.agreement not in of_field:
         return judgment.chance
@@ -93,10 +91,9 @@ def log_odds(chance: ArrayLike) -> NDArray[Any]:
 
 def scaling_of_run(run: Run, trained_sha256: str) -> Scaling:
     """Return the scaling that the newest answers of this very training recorded, if any did."""
-    found: Scaling = {}
-    paths = run.folder.glob(f"{ANSWERS}/*/{MANIFEST}")
-    for path in sorted(paths, key=lambda path: path.stat().st_mtime):
+    manifests = run.folder.glob(f"{ANSWERS}/*/{MANIFEST}")
+    for path in sorted(manifests, key=lambda path: path.stat().st_mtime, reverse=True):
         record = AnswersRecord.read(path.parent)
         if record.scaling and record.trained_sha256 == trained_sha256:
-            found = record.scaling
-    return found
+            return record.scaling
+    return {}

@@ -68,19 +68,21 @@ class Candidates:
 
 
 def candidates(items: Items, name: str) -> Candidates:
-    """Return the labels of the highest scores of each item in field `name`."""
+    """Return the labels of the highest scores of each item in field `name`, with their features.
+
+    The order of the columns is that in which the trees were trained.
+    """
     whole, own = items.scores[name]
     score = whole + own
-    n = items.counts[:, None]
-    mean = items.over_case(np.add, score) / n
-    own_mean = items.over_case(np.add, own) / n
-    top = items.over_case(np.maximum, score)
-    behind_top = top.max(1)[:, None] - top
-    rank = np.argsort(np.argsort(-mean, axis=1, kind="stable"), axis=1)
-    expected = expit(score).sum(1)
+    case_size = items.counts[:, None]
+    case_mean = items.over_case(np.add, score) / case_size
+    case_mean_of_own = items.over_case(np.add, own) / case_size
+    case_best = items.over_case(np.maximum, score)
+    # The position in a sorted order: the order of the order.
+    case_rank = np.argsort(np.argsort(-case_mean, axis=1, kind="stable"), axis=1)
 
     order = np.argsort(-score, axis=1, kind="stable")[:, :CANDIDATES]
-    best = np.take_along_axis(score, order, 1)[:, :3]
+    best_three = np.take_along_axis(score, order, 1)[:, :3]
     item = np.repeat(np.arange(len(order)), order.shape[1])
     label = order.ravel()
     columns = {
@@ -88,19 +90,19 @@ def candidates(items: Items, name: str) -> Candidates:
         "score": score[item, label],
         "score by the text": whole[item, label],
         "score by the own clauses": own[item, label],
-        "above the case's mean of own clauses": (own - own_mean)[item, label],
+        "above the case's mean of own clauses": (own - case_mean_of_own)[item, label],
         "rank in the item": np.tile(np.arange(order.shape[1]), len(order)),
-        "behind the item's best": best[item, 0] - score[item, label],
+        "behind the item's best": best_three[item, 0] - score[item, label],
     }
-    for place, scores in enumerate(best.T, start=1):
+    for place, scores in enumerate(best_three.T, start=1):
         columns[f"score {place} of the item"] = scores[item]
-    columns["mean of the case"] = mean[item, label]
-    columns["best of the case"] = top[item, label]
-    columns["behind the case's best"] = behind_top[item, label]
-    columns["rank in the case"] = rank[item, label]
-    columns["labels to expect"] = expected[item]
-    for column, place_name in enumerate(PLACES):
-        columns[place_name] = items.facts[item, column]
+    columns["mean of the case"] = case_mean[item, label]
+    columns["best of the case"] = case_best[item, label]
+    columns["behind the case's best"] = case_best.max(1)[item] - case_best[item, label]
+    columns["rank in the case"] = case_rank[item, label]
+    columns["labels to expect"] = expit(score).sum(1)[item]
+    for column, fact in enumerate(PLACES):
+        columns[fact] = items.facts[item, column]
     return Candidates(item, label, columns)
 
 
@@ -114,6 +116,10 @@ class FieldTrees:
     finish: Sequence[float] = ()  # of a label set: scale and shift of the corrected logit
     classes: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
     """Of a class: label set -> the classes of items with each label, [labels, classes]."""
+
+    @property
+    def is_set(self) -> bool:
+        return bool(self.start)
 
     def dump(self) -> dict[str, Any]:
         """Return it for JSON, the trees in LightGBM's own text."""
@@ -131,16 +137,16 @@ def load_trees(known: Mapping[str, Any]) -> FieldTrees:
 def corrected_probabilities(stage: Mapping[str, FieldTrees], items: Items) -> dict[str, Array]:
     """Return field -> probabilities of the fields that have a second stage, [items, labels]."""
     result: dict[str, Array] = {}
-    for name, known in stage.items():
-        if known.start:
+    for name, of_field in stage.items():
+        if of_field.is_set:
             found = candidates(items, name)
-            logits = corrected(known.trees, found.rows, found.logits(known.start))
-            scale, shift = known.finish
+            logits = corrected(of_field.trees, found.rows, found.logits(of_field.start))
+            scale, shift = of_field.finish
             result[name] = np.zeros(items.scores[name].shape[1:])
             result[name][found.item, found.label] = expit(logits * scale + shift)
         else:
-            rows = class_rows(items, name, result, known.classes)
-            result[name] = np.asarray(known.trees.predict(rows, num_threads=1))
+            rows = class_rows(items, name, result, of_field.classes)
+            result[name] = np.asarray(of_field.trees.predict(rows, num_threads=1))
     return result
 
 

@@ -31,7 +31,7 @@ Members = NDArray[np.int64]
 
 
 class MetricValues:
-    """The metric values, weight and groups of every example, in arrays.
+    """The metric values, weight and groups of every example, in arrays: there may be a million.
 
     Attributes:
         groups: Attribute -> its value -> the row numbers of the examples that have it.
@@ -83,6 +83,7 @@ def submission_rows(task: Task, path: Path) -> Rows:
 
 
 def scored(reader: Reader, gold: Path, rows: Rows) -> MetricValues:
+    """Return the metric values of the rows of a submission."""
     values = MetricValues(reader.task)
     for _ in score_rows(reader, gold, rows, values):
         pass
@@ -183,10 +184,8 @@ def summaries_by_group(
     values: MetricValues, attribute: str, *, resamples: int = RESAMPLES
 ) -> dict[str, Summary]:
     """Return the metrics of every group of an attribute; that of the others is `UNKNOWN`."""
-    summaries = {}
-    for name, members in values.members(attribute).items():
-        summaries[name] = summarize(values, members, resamples=resamples)
-    return summaries
+    groups = values.members(attribute).items()
+    return {name: summarize(values, rows, resamples=resamples) for name, rows in groups}
 
 
 def or_ones(weights: Numbers) -> Numbers:
@@ -245,28 +244,29 @@ def other_cases(reader: Reader, cases: Path, rows: Rows) -> str:
     Files of other cases may have the same ids, and some of the names (张某). The cases are read up
     to `COMPARED` that the submission answers.
     """
-    example = None
-    seen = 0
-    foreign = []
+    has_examples = False
+    compared = 0
+    foreign = []  # a text on each case that has other names in the submission
     for example in reader.read(cases):
+        has_examples = True
         row = rows.get(example.id)
         if row is None:
             continue
-        seen += 1
+        compared += 1
         names = _names(reader.task, row)
         if names and example.names and set(names).isdisjoint(example.names):
             both = f"{'、'.join(example.names)} there and {'、'.join(names)} here"
             foreign.append(f"id {example.id} has {both}")
-        if seen == COMPARED:
+        if compared == COMPARED:
             break
-    if example is None:
+    if not has_examples:
         raise UserError(f"{cases}: has no examples")
-    if len(foreign) > seen / 2:
+    if len(foreign) > compared / 2:
         return (
-            f"{rows.path}: names other defendants than {cases} in {len(foreign)} of {seen} cases; "
-            f"{foreign[0]}; are these the right files?"
+            f"{rows.path}: names other defendants than {cases} in {len(foreign)} of {compared} "
+            f"cases; {foreign[0]}; are these the right files?"
         )
-    if len(rows) and not seen:
+    if len(rows) and not compared:
         return (
             f"{rows.path}: none of its {len(rows)} rows has an id of {cases}; "
             "are these the right files?"

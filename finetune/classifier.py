@@ -1,5 +1,6 @@
 """Fit the text classifier that lies beside an adapter: one logistic regression per label."""
 
+import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,7 +62,8 @@ CLASS_STRENGTH = 1.0
 """Inverse strength of the L2 penalty (scikit-learn's C), chosen on a fifth of the real cases."""
 
 MIN_UPDATES = 60_000
-"""Rows seen by each regression at least; the passes over the rows follow from it."""
+MIN_PASSES = 6
+"""Rows seen by each regression, and passes over the rows, at least."""
 
 MIN_WEIGHT = 0.1
 """Smaller weights are left out of the file."""
@@ -106,9 +108,8 @@ def fit(
 
     Each case is scored by regressions that have not seen it (cross-fitted). On these scores those
     of `train` are calibrated (Platt scaling for label sets, a temperature for classes; Guo et al.,
-    ICML 2017) and, if the task reads evidence, the second stage is fitted. Of more than
-    `MAX_EXAMPLES` those of the lowest text hashes are taken. Labels that are not `known`, of
-    mixed-in cases, are no answers.
+    ICML 2017) and, if the task reads evidence, the second stage is fitted. Labels that are not
+    `known`, of mixed-in cases, are no answers.
     """
     decides = task.answer
     items = training_items(task, train, mix, known)
@@ -124,10 +125,11 @@ def fit(
         fields[name] = stage.field
         if stage.field.is_set:
             values = [item[name] for item in items.answers]
-            sizes = size_weights(stage, values, crossed[name])
+            sizes = size_weights(stage.field.labels, values, crossed[name])
             fields[name] = replace(stage.field, sizes=sizes)
     weights = []
-    for of_fields in zip(*(stage.weights for stage in stages.values()), strict=True):
+    for view in range(len(views_of_items)):
+        of_fields = [stage.weights[view] for stage in stages.values()]
         weights.append(csr_array(hstack(of_fields, format="csr")))
     bias = np.concatenate([stage.bias for stage in stages.values()])
     classifier = Classifier(decides, views_of_items, weights, bias, fields, second)
@@ -137,6 +139,7 @@ def fit(
 def training_items(
     task: Task, train: Iterable[Example], mix: Iterable[Example], known: Labels
 ) -> TrainingItems:
+    """Collect the items to fit on; cases of `mix` teach too, but nothing is calibrated on them."""
     own = _usable(task, _sample(train), known)
     cases = own + _usable(task, _sample(mix), known)
     if not cases:
@@ -188,20 +191,19 @@ def training_advisor(folder: Path, task: Task, labels: Labels) -> Advisor:
 
 
 def size_weights(
-    stage: FirstStage, values: Sequence[Iterable[str]], probabilities: Array
+    labels: Iterable[str], values: Sequence[Sequence[str]], probabilities: Array
 ) -> tuple[float, ...]:
     """Return `LabelField.sizes` of a label set: of its values and probabilities for all items."""
-    # Without its unknown labels a set would count as a smaller one.
-    labels = set(stage.field.labels)
-    is_known = np.array([labels.issuperset(value) for value in values])
+    known = set(labels)
+    sizes = []
     chances = []
-    for row in probabilities[is_known]:
-        possible = row[row > 0]
-        chances.append(size_chances(possible.tolist()))
+    for value, row in zip(values, probabilities, strict=True):
+        if known.issuperset(value):  # without its unknown labels a set would count as a smaller one
+            sizes.append(min(len(set(value)), MAX_SIZE))
+            chances.append(size_chances(row[row > 0].tolist()))
     expected = np.maximum(np.mean(chances, axis=0), 1e-9)
-    sizes = np.minimum(stage.gold[is_known].sum(1, dtype=int), MAX_SIZE)
-    found = np.bincount(sizes, minlength=MAX_SIZE + 1) / len(sizes)
-    return tuple((found / expected).tolist())
+    frequencies = np.bincount(sizes, minlength=MAX_SIZE + 1) / len(sizes)
+    return tuple((frequencies / expected).tolist())
 
 
 def _usable(task: Task, examples: Iterable[Example], known: Labels) -> list[Example]:
@@ -217,17 +219,9 @@ def _usable(task: Task, examples: Iterable[Example], known: Labels) -> list[Exam
 
 
 def _sample(examples: Iterable[Example]) -> list[Example]:
-    """Return at most `MAX_EXAMPLES` examples, in their order; of a text all of them or none."""
-
-    def hash_of(numbered: tuple[int, Example]) -> str:
-        return text_hash(numbered[1])
-
-    chosen = nsmallest(MAX_EXAMPLES + 1, enumerate(examples), key=hash_of)
-    if len(chosen) > MAX_EXAMPLES:
-        first_out = hash_of(chosen[-1])
-        chosen = [numbered for numbered in chosen if hash_of(numbered) != first_out]
-    chosen.sort(key=itemgetter(0))
-    return [example for _, example in chosen]
+    """Return at most `MAX_EXAMPLES` examples, those of the lowest text hashes, in their order."""
+    lowest = nsmallest(MAX_EXAMPLES, enumerate(examples), key=lambda pair: text_hash(pair[1]))
+    return [example for _, example in sorted(lowest, key=itemgetter(0))]
 
 
 def fit_view(texts: Sequence[Hashes]) -> View:
@@ -255,13 +249,13 @@ def fit_first_stage(
     is_set = name in task.answer.sets
     values = [set(item[name]) if is_set else {item[name]} for item in items.answers]
     gold = np.array([[label in value for label in labels] for value in values])
-    teaches = gold.any(axis=1) | is_set
+    teaches = gold.any(axis=1) | is_set  # a class that is not known says nothing
     strength = SET_STRENGTH if is_set else CLASS_STRENGTH
     scores = np.zeros((2, *gold.shape), np.float32)
     weights_by_fold = []
     bias_by_fold = []
-    for k in range(FOLDS):
-        aside = items.fold == k
+    for number in range(FOLDS):
+        aside = items.fold == number
         used = teaches & ~aside
         rows_used = hstack([part[used] for part in rows], format="csr")
         weights, bias = regressions(csr_array(rows_used), gold[used], strength, seed)
@@ -305,7 +299,7 @@ def regressions(
         model = SGDClassifier(
             loss="log_loss",
             alpha=1 / (strength * count),
-            max_iter=max(6, -(-MIN_UPDATES // count)),
+            max_iter=max(MIN_PASSES, math.ceil(MIN_UPDATES / count)),
             tol=None,
             random_state=seed,
         )

@@ -93,29 +93,25 @@ def _fit_set(items: Items, name: str, truth: Array, fold: Array) -> tuple[FieldT
     fold_of_row = fold[found.item]
 
     def train(without: int) -> tuple[lightgbm.Booster, tuple[float, float]]:
+        """Return the trees, and the scale and shift of the scores that they correct."""
         used = fold_of_row != without
         start = platt(score[used], gold[used], weight[used])
-        first = found.logits(start)
-        data = lightgbm.Dataset(
-            rows[used],
-            gold[used],
-            weight=weight[used],
-            init_score=first[used],
-        )
+        first = found.logits(start)[used]
+        data = lightgbm.Dataset(rows[used], gold[used], weight=weight[used], init_score=first)
         data.set_categorical_feature([0])  # the label
         return lightgbm.train(SET_TREES, data, ROUNDS), start
 
-    *parts, (trees, start) = _in_threads(train)
+    *parts, (trees, start) = _without_each_fold(train)
     logits = np.zeros(len(rows))
-    for k, (trees_of_part, start_of_part) in enumerate(parts):
-        aside = fold_of_row == k
+    for number, (trees_of_part, start_of_part) in enumerate(parts):
+        aside = fold_of_row == number
         first = found.logits(start_of_part)[aside]
         logits[aside] = corrected(trees_of_part, rows[aside], first)
     several = items.counts[found.item] > 1  # those that the metric weighs
     of_metric = weight * several if several.any() else weight
     chances = np.zeros(len(rows))
-    for k in range(FOLDS):
-        aside = fold_of_row == k
+    for number in range(FOLDS):
+        aside = fold_of_row == number
         scale, shift = platt(logits[~aside], gold[~aside], of_metric[~aside])
         chances[aside] = expit(logits[aside] * scale + shift)
     believed = np.zeros(truth.shape)
@@ -133,14 +129,16 @@ def _fit_class(
     prior = classes.sum(0) / classes.sum()
 
     def tables(used: Array) -> dict[str, Array]:
+        """Return label set -> how the classes of items with each label are distributed."""
         result = {}
         for other in believed:
             joint = gold[other][used].T.astype(float) @ classes[used] + SMOOTHING * prior
             result[other] = joint / joint.sum(1, keepdims=True)
         return result
 
-    views = [class_rows(items, name, believed, tables(fold != k)) for k in range(FOLDS)]
-    rows = np.stack(views)[fold, np.arange(len(fold))]  # no item is in its own tables
+    # No item is in its own tables.
+    rows_by_fold = [class_rows(items, name, believed, tables(fold != k)) for k in range(FOLDS)]
+    rows = np.stack(rows_by_fold)[fold, np.arange(len(fold))]
     labels = gold[name].argmax(1)
 
     def train(without: int) -> lightgbm.Booster:
@@ -149,16 +147,16 @@ def _fit_class(
         settings = {**CLASS_TREES, "num_class": classes.shape[1]}
         return lightgbm.train(settings, data, 2 * ROUNDS)
 
-    *parts, trees = _in_threads(train)
+    *parts, trees = _without_each_fold(train)
     chances = np.zeros(classes.shape)
-    for k, part in enumerate(parts):
-        aside = fold == k
+    for number, part in enumerate(parts):
+        aside = fold == number
         chances[aside] = part.predict(rows[aside], num_threads=1)
     of_all = {other: table.tolist() for other, table in tables(fold >= 0).items()}
     return FieldTrees(trees, classes=of_all), chances
 
 
-def _in_threads(train: Callable[[int], T]) -> list[T]:
-    """Return what is trained without each fold in turn, and last what is with all folds."""
+def _without_each_fold(train: Callable[[int], T]) -> list[T]:
+    """Return what `train` makes without fold 0, 1 and so on, and last with all folds."""
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         return list(threads.map(train, range(FOLDS + 1)))

@@ -28,28 +28,22 @@ def write(tmp_path: Path) -> Write:
     return to
 
 
+def outcome(name: str, charges: list[str], articles: list[str], penalty: int) -> dict[str, Any]:
+    judged = {"name": name, "charges": charges, "articles": articles}
+    months = {"surveillance": 0, "detention": 0, "imprisonment": MONTHS[penalty]}
+    return {**judged, "penalty": {**months, "death_penalty": False, "life_imprisonment": False}}
+
+
 @pytest.fixture(scope="session")
 def case() -> Callable[..., dict[str, Any]]:
     """Return a function that makes a line of a cases file from an id and its judgments."""
 
     def of(key: int | str, *judgments: Judgment, gold: bool = True) -> dict[str, Any]:
-        outcomes = [
-            {
-                "name": name,
-                "penalty": {
-                    "surveillance": 0,
-                    "detention": 0,
-                    "imprisonment": MONTHS[penalty],
-                    "death_penalty": False,
-                    "life_imprisonment": False,
-                },
-                "charges": charges,
-                "articles": articles,
-            }
-            for name, charges, articles, penalty in judgments
-        ]
-        row = {"id": key, "fact": "事实。", "defendants": [name for name, *_ in judgments]}
-        return {**row, "outcomes": outcomes} if gold else row
+        names = [name for name, *_ in judgments]
+        row: dict[str, Any] = {"id": key, "fact": "事实。", "defendants": names}
+        if gold:
+            row["outcomes"] = [outcome(*judgment) for judgment in judgments]
+        return row
 
     return of
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from panjue.eval.scaling import Judgment, scaled, scaling_of, scaling_of_run
+from panjue.eval.scaling import Judgment, scaled_chance, scaling_of, scaling_of_run
 from panjue.prompts.plumbing.run import AnswersRecord, Run
 from tests.eval.records import Write, write_answers
 
@@ -21,12 +21,12 @@ def test_confidences_follow_how_often_the_model_was_right() -> None:
     judgments += [(few, True)] * 49
     judgments += [(judged("articles", "agree", n / 100), True) for n in range(1, 100)]
     scaling = scaling_of(judgments)
-    assert scaled(scaling, agreed) == pytest.approx(0.9, abs=0.01)
-    assert scaled(scaling, differed) == pytest.approx(0.8, abs=0.01)
-    assert scaled(scaling, judged("penalty", "agree", 0.6)) >= scaled(scaling, agreed)
-    assert scaled(scaling, judged("penalty", "", 0.5)) == 0.5, "the classifier's own answer"
-    assert scaled(scaling, few) == 0.5, "too few to say"
-    never_wrong = scaled(scaling, judged("articles", "agree", 0.3))
+    assert scaled_chance(scaling, agreed) == pytest.approx(0.9, abs=0.01)
+    assert scaled_chance(scaling, differed) == pytest.approx(0.8, abs=0.01)
+    assert scaled_chance(scaling, judged("penalty", "agree", 0.6)) >= scaled_chance(scaling, agreed)
+    assert scaled_chance(scaling, judged("penalty", "", 0.5)) == 0.5, "the classifier's own answer"
+    assert scaled_chance(scaling, few) == 0.5, "too few to say"
+    never_wrong = scaled_chance(scaling, judged("articles", "agree", 0.3))
     assert 0.9 < never_wrong < 1, "but not certain"
 
 

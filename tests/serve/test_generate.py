@@ -130,7 +130,9 @@ def test_the_first_generate_asks_who_is_better_and_the_classifier_answers(
     task = load_task("judgment")
     advisor = load_advisor(fresh / "adapter", task, load_labels(fresh / "adapter/labels.json"))
     assert advisor
-    own = [task.data.write(case, advisor.alone(case)) for case in Reader(task).read(cases)]
+    own = []
+    for case in Reader(task).read(cases):
+        own.append(task.data.write(case, advisor.alone(case, advisor.opinions(case))))
     assert [row for _, row in read_lines(fresh / "answers/test/submission.jsonl")] == own
 
 
