@@ -21,7 +21,6 @@ from rich.text import Text
 
 from panjue.eval.values import (
     MetricValues,
-    Summary,
     scored,
     submission_rows,
     summaries_by_group,
@@ -108,7 +107,16 @@ def _compare_groups(values: MetricValues, attribute: str) -> Attribute:
     metric = values.task.score.headline
     groups = {}
     for name in sorted(summaries, key=lambda name: -summaries[name].examples):
-        groups[name] = _group(summaries[name], metric)
+        summary = summaries[name]
+        low, high = summary.interval[metric]
+        groups[name] = Group(
+            n=summary.examples,
+            value=summary.mean[metric],
+            low=low,
+            high=high,
+            flagged=summary.examples < MIN_EXAMPLES,
+            unweighted=summary.unweighted,
+        )
     compared = {}  # the groups that are large enough and have something to score -> value
     for name, group in groups.items():
         if not group.flagged and not math.isnan(group.value):
@@ -123,18 +131,6 @@ def _compare_groups(values: MetricValues, attribute: str) -> Attribute:
         gap=max(numbers) - min(numbers) if several else None,
         unknown=unknown.examples if unknown else 0,
         groups=groups,
-    )
-
-
-def _group(summary: Summary, metric: str) -> Group:
-    low, high = summary.interval[metric]
-    return Group(
-        n=summary.examples,
-        value=summary.mean[metric],
-        low=low,
-        high=high,
-        flagged=summary.examples < MIN_EXAMPLES,
-        unweighted=summary.unweighted,
     )
 
 

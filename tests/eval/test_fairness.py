@@ -88,7 +88,10 @@ def test_small_groups_are_shown_and_count_for_nothing(folder: Path) -> None:
 
 
 def test_a_side_file_counts_more_than_the_case(folder: Path) -> None:
-    rows = [{"id": 1, "gender": "other", "court": 3.0}, {"id": 2, "gender": None}]
+    rows: list[dict[str, Any]] = [
+        {"id": 1, "gender": "other", "court": 3.0},
+        {"id": 2, "gender": None},
+    ]
     side = write(folder / "side.jsonl", rows)
     found = made(folder, "gender", "court", side=side).attributes
     assert sizes(found["gender"]) == {"male": 2, "female": 2, "other": 1}

@@ -4,6 +4,7 @@ Everybody has labels that nobody else has, and the labels of the fallback are no
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -20,11 +21,15 @@ PEOPLE = {
     "Ａ某": ("行贿罪", "26-4"),
     "张某甲": ("诈骗罪", "26"),
 }
-OWN = {}
+OWN: dict[str, dict[str, Any]] = {}
 for number, (name, (charge, article)) in enumerate(PEOPLE.items()):
     OWN[name] = {"charges": [charge], "articles": [article], "penalty": PENALTIES[number]}
-GUESS = {"charges": ["其他罪"], "articles": ["999"], "penalty": PENALTIES[14]}
-TWO = {"charges": ["其他罪", "放火罪"], "articles": ["999", "998"], "penalty": PENALTIES[14]}
+GUESS: dict[str, Any] = {"charges": ["其他罪"], "articles": ["999"], "penalty": PENALTIES[14]}
+TWO: dict[str, Any] = {
+    "charges": ["其他罪", "放火罪"],
+    "articles": ["999", "998"],
+    "penalty": PENALTIES[14],
+}
 TRAINING = [*[GUESS] * 9, *OWN.values(), TWO]
 LABELS = collect({**answer, "penalty": [answer["penalty"]]} for answer in TRAINING)
 

@@ -31,15 +31,14 @@ def answered(draw: st.DrawFn, names: st.SearchStrategy[list[str]] = NAMES) -> Ex
     """Draw a case with its answer; the labels are those of the fixture."""
     charge = st.sampled_from(["盗窃罪", "诈骗罪", "掩饰、隐瞒犯罪所得、犯罪所得收益罪"])
     article = st.sampled_from(["264", "266", "303-2", "287.2"])
-    fields = st.fixed_dictionaries(
-        {
-            "charges": st.lists(charge, min_size=1, max_size=2, unique=True),
-            "articles": st.lists(article, min_size=1, max_size=3, unique=True),
-            "penalty": st.sampled_from(PENALTIES),
-        }
-    )
-    judgments = [{"name": name, **draw(fields)} for name in draw(names)]
-    drawn = tuple(judgment["name"] for judgment in judgments)
+    charges = st.lists(charge, min_size=1, max_size=2, unique=True)
+    articles = st.lists(article, min_size=1, max_size=3, unique=True)
+    penalty = st.sampled_from(PENALTIES)
+    drawn = tuple(draw(names))
+    judgments = []
+    for name in drawn:
+        fields = {"charges": draw(charges), "articles": draw(articles), "penalty": draw(penalty)}
+        judgments.append({"name": name, **fields})
     return Example(id=1, text="事实", names=drawn, answer={"judgments": judgments})
 
 
