@@ -43,7 +43,8 @@ GUESSED = 10
 """The class of whoever is given none, if the training has none either: one to two years."""
 
 PENALTY_WORDS = {word: word for word in PENALTIES}
-PENALTY_WORDS |= dict.fromkeys(("单处罚金", "免予刑事处罚"), PENALTIES[FINE_OR_EXEMPT])
+PENALTY_WORDS["单处罚金"] = PENALTIES[FINE_OR_EXEMPT]
+PENALTY_WORDS["免予刑事处罚"] = PENALTIES[FINE_OR_EXEMPT]
 """A penalty class as a reply may write it -> the class."""
 
 GRAVEST_FIRST = (DEATH, LIFE, *MONTHS, DETENTION, LONG_SURVEILLANCE, SHORT_SURVEILLANCE)

@@ -61,8 +61,9 @@ def _judgments(outcomes: Any) -> dict[str, dict[str, Any]]:
         raise UserError(f"'outcomes' must be a list, found {quoted(outcomes)}")
     judgments: dict[str, dict[str, Any]] = {}
     for outcome in outcomes:
-        given = outcome.get("name") if isinstance(outcome, dict) else None
-        name = visible(given) if isinstance(given, str) else None
+        name = None
+        if isinstance(outcome, dict) and isinstance(outcome.get("name"), str):
+            name = visible(outcome["name"])
         if name is None or name in judgments:
             raise UserError(f"'outcomes' needs each name once, found {quoted(outcome)}")
         with located(f"defendant {name!r}"):
