@@ -7,8 +7,9 @@ Processing", ACL 2022.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from rich.text import Text
 
 from panjue.eval.values import (
     MetricValues,
-    Summary,
     scored,
     submission_rows,
     summaries_by_group,
@@ -95,72 +95,71 @@ def fairness(reader: Reader, gold: Path, submission: Path, by: Sequence[str]) ->
         metric=metric,
         total=summarize(values, resamples=0).mean[metric],
         examples=len(values),
-        attributes={attribute: by_attribute(values, attribute) for attribute in by},
+        attributes={attribute: _compare_groups(values, attribute) for attribute in by},
         missing=values.missing,
     )
 
 
-def by_attribute(values: MetricValues, attribute: str) -> Attribute:
+def _compare_groups(values: MetricValues, attribute: str) -> Attribute:
+    """Score every group of an attribute, and compare those that are large enough."""
     summaries = summaries_by_group(values, attribute)
     unknown = summaries.pop(UNKNOWN, None)
     metric = values.task.score.headline
     groups = {}
     for name in sorted(summaries, key=lambda name: -summaries[name].examples):
-        groups[name] = _group(summaries[name], metric)
-    counted = {}  # the groups that are large enough and have something to score
+        summary = summaries[name]
+        low, high = summary.interval[metric]
+        groups[name] = Group(
+            n=summary.examples,
+            value=summary.mean[metric],
+            low=low,
+            high=high,
+            flagged=summary.examples < MIN_EXAMPLES,
+            unweighted=summary.unweighted,
+        )
+    compared = {}  # the groups that are large enough and have something to score -> value
     for name, group in groups.items():
         if not group.flagged and not math.isnan(group.value):
-            counted[name] = group.value
-    numbers = list(counted.values())
+            compared[name] = group.value
+    numbers = list(compared.values())
     several = len(numbers) > 1
     return Attribute(
         mean=float(np.mean(numbers)) if numbers else None,
         disparity=float(np.std(numbers)) if several else None,
         worst=min(numbers, default=None),
-        worst_group=min(counted, key=lambda name: counted[name], default=None),
+        worst_group=min(compared, key=lambda name: compared[name], default=None),
         gap=max(numbers) - min(numbers) if several else None,
         unknown=unknown.examples if unknown else 0,
         groups=groups,
     )
 
 
-def _group(summary: Summary, metric: str) -> Group:
-    low, high = summary.interval[metric]
-    return Group(
-        n=summary.examples,
-        value=summary.mean[metric],
-        low=low,
-        high=high,
-        flagged=summary.examples < MIN_EXAMPLES,
-        unweighted=summary.unweighted,
-    )
-
-
 def show_fairness(report: Fairness, console: Console) -> None:
-    for line in header_lines(report):
-        console.print(line, highlight=False, markup=False)
-    for attribute, of in report.attributes.items():
-        table = Table(escape(f"by {attribute}"), "n", report.metric, "95% interval")
-        for name, group in of.groups.items():
-            table.add_row(
-                Text(f"{name}*" if group.flagged else name),
-                str(group.n),
-                _number(group.value),
-                f"{_number(group.low)} - {_number(group.high)}",
-                style="dim" if group.flagged else None,
-            )
-        console.print(table)
-        for line in attribute_remarks(of):
-            console.print(line, highlight=False, markup=False)
-
-
-def header_lines(report: Fairness) -> Iterator[str]:
-    yield f"{report.metric} {_number(report.total)} over all {report.examples} examples"
+    show_line = partial(console.print, highlight=False, markup=False)
+    show_line(f"{report.metric} {_number(report.total)} over all {report.examples} examples")
     if report.missing:
-        yield f"{report.missing} examples have no row and count as unanswered"
+        show_line(f"{report.missing} examples have no row and count as unanswered")
+    for name, attribute in report.attributes.items():
+        console.print(_table(name, attribute.groups, report.metric))
+        for remark in _remarks(attribute):
+            show_line(remark)
 
 
-def attribute_remarks(attribute: Attribute) -> Iterator[str]:
+def _table(attribute: str, groups: Mapping[str, Group], metric: str) -> Table:
+    table = Table(escape(f"by {attribute}"), "n", metric, "95% interval")
+    for name, group in groups.items():
+        table.add_row(
+            Text(f"{name}*" if group.flagged else name),
+            str(group.n),
+            _number(group.value),
+            f"{_number(group.low)} - {_number(group.high)}",
+            style="dim" if group.flagged else None,
+        )
+    return table
+
+
+def _remarks(attribute: Attribute) -> Iterator[str]:
+    """Yield the lines below the table of an attribute."""
     if attribute.mean is None:
         yield f"no group has {MIN_EXAMPLES} examples: no mean, disparity, worst or gap"
     else:

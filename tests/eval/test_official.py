@@ -4,12 +4,13 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score, f1_score
 
 from panjue.eval.values import MetricValues, metric_values, summarize
@@ -26,44 +27,40 @@ CLASSES = {"severity": (6, False), "scotus": (14, False), "fscs": (2, False), "e
 
 
 def judgments(draw: random.Random) -> list[Case]:
-    def row(names: Sequence[str]) -> Row:
-        def labels() -> list[str]:
-            return draw.sample("abcde", draw.choice([0, 1, 1, 2, 3]))
+    def labels() -> list[str]:
+        return draw.sample("abcde", draw.choice([0, 1, 1, 2, 3]))
 
-        penalties = [draw.choice([0, 1, 13, 14]) for _ in names]
-        each = zip(names, penalties, strict=True)
-        of = [{"name": n, "charges": labels(), "articles": labels(), "penalty": p} for n, p in each]
-        return {"judgments": of}
+    def judgment(name: str) -> Row:
+        penalty = draw.choice([0, 1, 13, 14])
+        return {"name": name, "charges": labels(), "articles": labels(), "penalty": penalty}
 
     cases = []
     for number in range(draw.randint(1, 4)):
         names = [f"甲{i}" for i in range(draw.choice([1, 1, 2, 3, 7]))]
-        gold, told = row(names), row(names)
+        gold, told = ({"judgments": [judgment(name) for name in names]} for _ in range(2))
         cases.append((Example(number, "事", names=tuple(names)), gold, told))
     return cases
 
 
 def judgment_scores(cases: Sequence[Case]) -> dict[str, float]:
     """CMDL: means over defendants, cases weighted by log2 of their number."""
-    columns = []
+    means, weights = [], []
     for _, gold, told in cases:
         rows = []
-        for g, p in zip(gold["judgments"], told["judgments"], strict=True):
+        for right, given in zip(gold["judgments"], told["judgments"], strict=True):
             values = []
             for field in ("charges", "articles"):
-                hits = len({*g[field]} & {*p[field]})
-                precision, recall = hits / max(1, len(p[field])), hits / max(1, len(g[field]))
-                values += [
-                    precision,
-                    recall,
-                    2 * precision * recall / max(precision + recall, 1e-9),
-                ]
-            values.append(float(g["penalty"] == p["penalty"]))
-            rows.append([*values, 0.3 * values[2] + 0.3 * values[5] + 0.4 * values[6]])
-        columns.append(np.mean(rows, axis=0))
-    weights = np.array([math.log2(len(gold["judgments"])) for _, gold, _ in cases])
-    means = np.average(columns, axis=0, weights=weights if weights.any() else None)
-    return dict(zip(load_task("judgment").score.names, means.tolist(), strict=True))
+                hits = len({*right[field]} & {*given[field]})
+                precision = hits / max(1, len(given[field]))
+                recall = hits / max(1, len(right[field]))
+                f1 = 2 * precision * recall / max(precision + recall, 1e-9)
+                values += [precision, recall, f1]
+            same = float(right["penalty"] == given["penalty"])
+            rows.append([*values, same, 0.3 * values[2] + 0.3 * values[5] + 0.4 * same])
+        means.append(np.mean(rows, axis=0))
+        weights.append(math.log2(len(rows)))
+    total = np.average(means, axis=0, weights=weights if any(weights) else None)
+    return dict(zip(load_task("judgment").score.names, total.tolist(), strict=True))
 
 
 def answers(draw: random.Random) -> list[Case]:
@@ -151,19 +148,16 @@ def classes(name: str) -> Callable[[random.Random], list[Case]]:
 def fairlex_scores(name: str) -> Callable[[Sequence[Case]], dict[str, float]]:
     size, several = CLASSES[name]
 
+    def column(rows: Iterable[Row]) -> NDArray[Any]:
+        if not several:
+            return np.array([row["label"] for row in rows])
+        # FairLex adds a column for "no article is violated", in gold and in predictions.
+        chosen = [row["labels"] or [size] for row in rows]
+        return np.array([np.isin(range(size + 1), labels) for labels in chosen])
+
     def scores(cases: Sequence[Case]) -> dict[str, float]:
-        if several:
-            # FairLex adds a column for "no article is violated", in gold and in predictions.
-            sides = np.zeros((2, len(cases), size + 1), dtype=int)
-            for number, (_, *rows) in enumerate(cases):
-                for side, row in enumerate(rows):
-                    sides[side, number, row["labels"] or [size]] = 1
-            gold, told = sides
-        else:
-            gold, told = (
-                np.array([row["label"] for row in rows])
-                for rows in ([of for _, of, _ in cases], [of for _, _, of in cases])
-            )
+        gold = column(right for _, right, _ in cases)
+        told = column(given for _, _, given in cases)
         f1 = f1_score(gold, told, average="macro", zero_division=0)
         return {"accuracy": float(accuracy_score(gold, told)), "macro_f1": float(f1)}
 

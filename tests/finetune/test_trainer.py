@@ -151,4 +151,4 @@ def test_a_training_whose_loss_is_no_number_ends(workshop: Path, tmp_path: Path)
     with pytest.raises(UserError, match=r"^step \d: (loss|grad_norm) is (nan|inf); train into"):
         main(workshop / "sft.yaml", [f"run={tmp_path}/run", *words])
     assert not (tmp_path / "run/adapter").exists()
-    assert not torch.backends.cuda.cudnn_sdp_enabled(), "its gradients are NaN on an H100"
+    assert torch._C._get_cudnn_sdp_enabled() is False, "its gradients are NaN on an H100"

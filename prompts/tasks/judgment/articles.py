@@ -32,9 +32,10 @@ A paragraph number must follow a 第, a 条 or a 之N: 第264款 is not 26条4�
 
 
 def number(text: str) -> int:
+    """Return the value of a `WRITTEN_NUMBER`: digits, or 一三三, or 一百三十三."""
     if text.isdecimal():
         return int(text)
-    if not set(text) & set(UNITS):
+    if set(text).isdisjoint(UNITS):
         return int("".join(str(VALUES[character]) for character in text))
     total = 0
     digit = 0

@@ -5,10 +5,10 @@ follows our own rule from the text. A score on them shows that the pipeline work
 """
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -18,8 +18,14 @@ from panjue.prompts.tasks.judgment.penalties import MONTHS, sentence
 
 Crime = Mapping[str, Any]
 """A charge, its article, texts for its deeds, and the name of its scale of gravity."""
-Deed = tuple[Crime, int]
-"""A crime and its level of gravity, 0-2."""
+
+
+class Deed(NamedTuple):
+    """A crime, and its level of gravity 0-2: the place in its scale."""
+
+    crime: Crime
+    level: int
+
 
 GRAMMAR = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 CRIME_SCENES = [f"{town}{spot}" for town in GRAMMAR["towns"] for spot in GRAMMAR["spots"]]
@@ -29,51 +35,48 @@ MONTHS_BY_SEVERITY = [(over + 1, most) for over, most in pairwise(sorted(MONTHS.
 """Months of imprisonment by severity 1-6, a penalty class each; severity 0 is detention of 1-6."""
 
 
-def cases(draw: random.Random) -> Iterator[dict[str, Any]]:
-    """Yield cases of two or three defendants without end, in the official format, no `id`."""
-    while True:
-        names = []
-        for surname in draw.sample(GRAMMAR["surnames"], draw.randint(2, 3)):
-            names.append(surname + draw.choice(GRAMMAR["given"]))
-        yield _case(draw, names)
+def _case(draw: random.Random) -> dict[str, Any]:
+    """Draw a case in the official format, without `id`.
 
-
-def _case(draw: random.Random, names: list[str]) -> dict[str, Any]:
-    """Write a joint crime, perhaps a crime of one defendant, then each one's role and record."""
+    Two or three defendants commit a crime; in a fifth of the cases one of them commits another
+    crime too, or instead. The last sentences are each one's role and record.
+    """
+    names = []
+    for surname in draw.sample(GRAMMAR["surnames"], draw.randint(2, 3)):
+        names.append(surname + draw.choice(GRAMMAR["given"]))
     shared, other = draw.sample(GRAMMAR["crimes"], 2)
-    # In a fifth of the cases somebody commits another crime too, or instead.
     loner = draw.choice(names) if draw.random() < 0.2 else None
     commits_both = loner is not None and draw.random() < 0.5
     joint = [name for name in names if name != loner or commits_both]
-    deeds: dict[str, list[Deed]] = {name: [] for name in names}
-    fact = "经审理查明：" + _describe(draw, shared, joint, deeds)
+    joint_deed = Deed(shared, level=draw.randrange(3))
+    deeds = {name: [joint_deed] for name in joint}
+    fact = "经审理查明：" + _describe(draw, joint_deed, joint)
     if loner:
-        fact += "另查明：" + _describe(draw, other, [loner], deeds)
+        own_deed = Deed(other, level=draw.randrange(3))
+        deeds.setdefault(loner, []).append(own_deed)
+        fact += "另查明：" + _describe(draw, own_deed, [loner])
     outcomes = []
     for name in names:
         leads = draw.random() < 0.5
         repeats = draw.random() < 0.3
         fact += f"{name}{ROLES[leads]}，{RECORDS[repeats]}。"
-        outcomes.append(_outcome(draw, name, deeds[name], repeats - (not leads)))
+        shift = int(repeats) - int(not leads)
+        outcomes.append(_outcome(draw, name, deeds[name], shift))
     return {"fact": fact, "defendants": names, "outcomes": outcomes}
 
 
-def _describe(
-    draw: random.Random, crime: Crime, names: list[str], deeds: dict[str, list[Deed]]
-) -> str:
-    """Describe one crime of `names`, and add it with its level 0-2 to their `deeds`."""
-    level = draw.randrange(3)
-    measure, low, high = GRAMMAR["scales"][crime["scale"]][level]
-    for name in names:
-        deeds[name].append((crime, level))
+def _describe(draw: random.Random, deed: Deed, names: list[str]) -> str:
+    """Return a sentence: when, who, what, where, and the number that shows the gravity."""
+    crime = deed.crime
+    measure, low, high = GRAMMAR["scales"][crime["scale"]][deed.level]
     who = "、".join(names)
     if len(names) > 1:
         who += "共同"
     year = draw.randint(2010, 2023)
     month = draw.randint(1, 12)
     day = draw.randint(1, 28)
-    deed = draw.choice(crime["deeds"])
-    done = deed.format(place=draw.choice(CRIME_SCENES))
+    action = draw.choice(crime["deeds"])
+    done = action.format(place=draw.choice(CRIME_SCENES))
     amount = measure.format(n=draw.randint(low, high))
     return f"{year}年{month}月{day}日，被告人{who}{done}，{amount}。"
 
@@ -83,7 +86,7 @@ def _outcome(draw: random.Random, name: str, deeds: list[Deed], shift: int) -> d
 
     `shift` is added: 1 for a repeated offender, -1 for an accessory, 0 for both. So it is 0 to 6.
     """
-    gravest = max(level for _, level in deeds)
+    gravest = max(deed.level for deed in deeds)
     severity = 1 + 2 * gravest + shift
     if severity:
         shortest, longest = MONTHS_BY_SEVERITY[severity - 1]
@@ -93,8 +96,8 @@ def _outcome(draw: random.Random, name: str, deeds: list[Deed], shift: int) -> d
     return {
         "name": name,
         "penalty": penalty,
-        "charges": [crime["charge"] for crime, _ in deeds],
-        "articles": [crime["article"] for crime, _ in deeds],
+        "charges": [deed.crime["charge"] for deed in deeds],
+        "articles": [deed.crime["article"] for deed in deeds],
     }
 
 
@@ -110,11 +113,11 @@ def write_demo(folder: Path, sizes: Mapping[str, int]) -> None:
             raise UserError(f"{path}: exists already; choose another folder")
     seen: set[str] = set()
     for name, path in paths.items():
-        stream = cases(random.Random(f"0/{name}"))  # always the same
+        draw = random.Random(f"0/{name}")  # always the same cases
         number = 0
         with atomic_write(path) as out:
             while number < sizes[name]:
-                case = next(stream)
+                case = _case(draw)
                 if case["fact"] not in seen:
                     seen.add(case["fact"])
                     out.write(dump({"id": number, **case}) + "\n")

@@ -24,24 +24,25 @@ def label_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
     return 2 * correct / labels if labels else 0.0
 
 
-def _of_labels(name: str, field: str, score: Callable[..., float]) -> Callable[..., float]:
+def _label_metric(name: str, field: str, score: Callable[..., float]) -> Callable[..., float]:
     """Return the metric `name`: the mean over the case's defendants of a score of label sets."""
 
+    def of_person(gold: Row, predicted: Row) -> float:
+        return score(gold[field], predicted[field])
+
     def metric(gold: Row, predicted: Row | None) -> float:
-        return _over_defendants(
-            gold, predicted, lambda right, given: score(right[field], given[field])
-        )
+        return _over_defendants(gold, predicted, of_person)
 
     metric.__name__ = name
     return metric
 
 
-charge_precision = _of_labels("charge_precision", "charges", label_precision)
-charge_recall = _of_labels("charge_recall", "charges", label_recall)
-charge_f1 = _of_labels("charge_f1", "charges", label_f1)
-article_precision = _of_labels("article_precision", "articles", label_precision)
-article_recall = _of_labels("article_recall", "articles", label_recall)
-article_f1 = _of_labels("article_f1", "articles", label_f1)
+charge_precision = _label_metric("charge_precision", "charges", label_precision)
+charge_recall = _label_metric("charge_recall", "charges", label_recall)
+charge_f1 = _label_metric("charge_f1", "charges", label_f1)
+article_precision = _label_metric("article_precision", "articles", label_precision)
+article_recall = _label_metric("article_recall", "articles", label_recall)
+article_f1 = _label_metric("article_f1", "articles", label_f1)
 
 
 def penalty_accuracy(gold: Row, predicted: Row | None) -> float:

@@ -42,21 +42,13 @@ MONTHS = {5: 120, 6: 84, 7: 60, 8: 36, 9: 24, 10: 12, 11: 9, 12: 6, 13: 0}
 GUESSED = 10
 """The class of whoever is given none, if the training has none either: one to two years."""
 
-PENALTY_WORDS = {penalty: penalty for penalty in PENALTIES}
+PENALTY_WORDS = {word: word for word in PENALTIES}
 PENALTY_WORDS["单处罚金"] = PENALTIES[FINE_OR_EXEMPT]
 PENALTY_WORDS["免予刑事处罚"] = PENALTIES[FINE_OR_EXEMPT]
 """A penalty class as a reply may write it -> the class."""
 
-GRAVEST_FIRST = (
-    DEATH,
-    LIFE,
-    *MONTHS,
-    DETENTION,
-    LONG_SURVEILLANCE,
-    SHORT_SURVEILLANCE,
-    FINE_OR_EXEMPT,
-)
-BY_SEVERITY = tuple(PENALTIES[number] for number in GRAVEST_FIRST)
+GRAVEST_FIRST = (DEATH, LIFE, *MONTHS, DETENTION, LONG_SURVEILLANCE, SHORT_SURVEILLANCE)
+BY_SEVERITY = tuple(PENALTIES[number] for number in (*GRAVEST_FIRST, FINE_OR_EXEMPT))
 """Gravest first, by the principal punishments of article 33 of the Criminal Law. The official
 numbers have detention (拘役) and surveillance (管制) before imprisonment."""
 

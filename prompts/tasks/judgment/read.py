@@ -46,6 +46,7 @@ def by_hand(fact: str, names: Sequence[str]) -> Example:
 
 
 def _names(given: Any) -> list[str]:
+    """Return the defendants' names without invisible characters; refuse what is no name."""
     listed = given if isinstance(given, list) else []
     names = [visible(name) for name in listed if isinstance(name, str)]
     names = [name for name in names if name.strip()]
@@ -55,22 +56,19 @@ def _names(given: Any) -> list[str]:
 
 
 def _judgments(outcomes: Any) -> dict[str, dict[str, Any]]:
+    """Return name -> judgment, the penalty as its class in words."""
     if not isinstance(outcomes, list):
         raise UserError(f"'outcomes' must be a list, found {quoted(outcomes)}")
     judgments: dict[str, dict[str, Any]] = {}
     for outcome in outcomes:
-        name = _name_in(outcome)
+        name = None
+        if isinstance(outcome, dict) and isinstance(outcome.get("name"), str):
+            name = visible(outcome["name"])
         if name is None or name in judgments:
             raise UserError(f"'outcomes' needs each name once, found {quoted(outcome)}")
         with located(f"defendant {name!r}"):
             judgments[name] = {"name": name, **_judgment(outcome)}
     return judgments
-
-
-def _name_in(outcome: Any) -> str | None:
-    if isinstance(outcome, dict) and isinstance(outcome.get("name"), str):
-        return visible(outcome["name"])
-    return None
 
 
 def _judgment(outcome: Mapping[str, Any]) -> dict[str, Any]:

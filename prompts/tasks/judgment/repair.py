@@ -69,7 +69,7 @@ def _judgments_by_name(
     for value, is_whole in objects:
         written = value.get("name")
         given = value.keys() & KEYS
-        if not isinstance(written, str) or len(given) == 1:
+        if not isinstance(written, str) or len(given) == 1:  # no name, or nothing else
             continue
         owners = exact.get(name_in_reply(written)) or similar.get(_loose(written), [])
         if len(owners) != 1:
@@ -86,6 +86,7 @@ def _judgments_by_name(
 
 
 def _by_form(form: Callable[[str], str], names: Sequence[str]) -> dict[str, list[str]]:
+    """Return form -> the names that have it; `form` gives the form of a name."""
     forms: dict[str, list[str]] = {}
     for name in names:
         forms.setdefault(form(name), []).append(name)
@@ -93,6 +94,7 @@ def _by_form(form: Callable[[str], str], names: Sequence[str]) -> dict[str, list
 
 
 def _loose(name: str) -> str:
+    """Return a name without width, case and spacing."""
     return "".join(flatten_forms(name).split()).casefold()
 
 

@@ -80,7 +80,7 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
 
 
 @cache
-def _form() -> Any:
+def _submission_schema() -> Any:
     from jsonschema import Draft202012Validator
 
     return Draft202012Validator(read_object(Path(__file__).with_name("submission.schema.json")))
@@ -88,7 +88,10 @@ def _form() -> Any:
 
 def check(example: Example, row: Mapping[str, Any], labels: Labels | None) -> Iterator[str]:
     """Yield all faults of a submission row: its form, defendants, labels."""
-    faults = [f"{error.json_path}: {error.message:.200}" for error in _form().iter_errors(row)]
+    faults = [
+        f"{error.json_path}: {error.message:.200}"
+        for error in _submission_schema().iter_errors(row)
+    ]
     if faults:
         yield from faults
         return

@@ -11,58 +11,36 @@ import pytest
 from panjue.prompts.example import Decoded, Example
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.render import neutralize
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from panjue.prompts.tasks.judgment.repair import decode
 
-NAMES = ["张某", "张某甲", "张某 甲", "Ａ某", "A某", "a某", "李某", "<b>王", '赵"某', "钱{某}"]
-CHARGES = (
-    "盗窃罪",
-    "诈骗罪",
-    "抢劫罪",
-    "行贿罪",
-    "受贿罪",
-    "赌博罪",
-    "走私罪",
-    "脱逃罪",
-    "诬告罪",
-    "遗弃罪",
-)
-ARTICLES = ("2", "26", "264", "26-4", "3", "30", "303", "303-2", "13", "133")
-LABELS = collect(
-    [
-        *(
-            {"charges": ["其他罪"], "articles": ["999"], "penalty": [PENALTIES[14]]}
-            for _ in range(9)
-        ),
-        *(
-            {"charges": [charge], "articles": [article], "penalty": [penalty]}
-            for charge, article, penalty in zip(CHARGES, ARTICLES, PENALTIES, strict=False)
-        ),
-        {"charges": ["其他罪", "放火罪"], "articles": ["999", "998"], "penalty": [PENALTIES[14]]},
-    ]
-)
-GUESS = {"charges": ["其他罪"], "articles": ["999"], "penalty": PENALTIES[14]}
-
-
-def judgment(name: str) -> dict[str, Any]:
-    number = NAMES.index(name)
-    sets = {"charges": [CHARGES[number]], "articles": [ARTICLES[number]]}
-    return {"name": neutralize(name), **sets, "penalty": PENALTIES[number]}
+PEOPLE = {
+    "张某": ("盗窃罪", "2"),
+    "李某": ("走私罪", "303"),
+    "A某": ("受贿罪", "3"),
+    "Ａ某": ("行贿罪", "26-4"),
+    "张某甲": ("诈骗罪", "26"),
+}
+OWN: dict[str, dict[str, Any]] = {}
+for number, (name, (charge, article)) in enumerate(PEOPLE.items()):
+    OWN[name] = {"charges": [charge], "articles": [article], "penalty": PENALTIES[number]}
+GUESS: dict[str, Any] = {"charges": ["其他罪"], "articles": ["999"], "penalty": PENALTIES[14]}
+TWO: dict[str, Any] = {
+    "charges": ["其他罪", "放火罪"],
+    "articles": ["999", "998"],
+    "penalty": PENALTIES[14],
+}
+TRAINING = [*[GUESS] * 9, *OWN.values(), TWO]
+LABELS = collect({**answer, "penalty": [answer["penalty"]]} for answer in TRAINING)
 
 
 def decoded(reply: str, names: Sequence[str]) -> Decoded:
-    return decode(reply, Example(id=1, text="事实", names=tuple(names)), LABELS)
-
-
-def strangers(found: Decoded) -> list[tuple[str, Any]]:
-    """Return the values that are neither a defendant's own nor the fallback's."""
-    return [
-        (row["name"], row[key])
-        for row in found.answer["judgments"]
-        for key, own in judgment(row["name"]).items()
-        if key != "name" and row[key] not in (own, GUESS[key])
-    ]
+    """Decode a reply; all values are the defendants' own, or the fallback's."""
+    found = decode(reply, Example(id=1, text="事实", names=tuple(names)), LABELS)
+    for judgment in found.answer["judgments"]:
+        for field, own in OWN[judgment["name"]].items():
+            assert judgment[field] in (own, GUESS[field])
+    return found
 
 
 @pytest.mark.parametrize(
@@ -93,11 +71,10 @@ def strangers(found: Decoded) -> list[tuple[str, Any]]:
     ],
 )
 def test_what_has_no_owner_answers_nobody(reply: str, owner: str) -> None:
-    own = dump(judgment("李某"))[1:-1].partition(",")[2]
-    found = decoded(reply.replace("OWN", own), ["张某", "李某", "A某", "Ａ某", "张某甲"])
-    assert not strangers(found)
+    own = dump(OWN["李某"])[1:-1]
+    found = decoded(reply.replace("OWN", own), list(PEOPLE))
     charges = {row["name"]: row["charges"] for row in found.answer["judgments"]}
-    assert charges["李某"] == (judgment("李某") if owner else GUESS)["charges"]
+    assert charges["李某"] == (OWN["李某"] if owner else GUESS)["charges"]
     assert found.repairs
 
 
@@ -107,4 +84,4 @@ def test_deep_nesting_falls_back(opening: str) -> None:
     closing = "]" if opening == "[" else "}"
     for depth in (*range(900, 1000), 3000):
         deep = opening * depth + "1" + closing * depth
-        assert not strangers(decoded(f'[{{"name":"李某","charges":{deep}}}]', ["李某", "张某"]))
+        decoded(f'[{{"name":"李某","charges":{deep}}}]', ["李某", "张某"])
