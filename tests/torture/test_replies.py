@@ -15,7 +15,7 @@ from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from tests.prompts.tasks.judgment.test_neighbours import NAMES, decoded, judgment, strangers
+from tests.prompts.tasks.judgment.test_neighbours import OWN, decoded
 
 TASK = load_task("judgment")
 PIECES = [
@@ -88,15 +88,14 @@ def reply_of(rows: Sequence[str], draw: random.Random) -> str:
 def test_no_mutated_reply_gives_a_value_of_another(full: bool) -> None:
     """Replies of several people in any order, with one sign of JSON wrong, or cut at one."""
     draw = random.Random(1)
-    unlike = [name for name in NAMES if " " not in name]  # without it, it is another's name
     for _ in range(200_000 if full else 2_000):
-        names = draw.sample(unlike, draw.randint(1, 5))
-        rows = [written(judgment(name), draw) for name in names]
+        names = draw.sample(list(OWN), draw.randint(1, 5))
+        rows = [written({"name": name, **OWN[name]}, draw) for name in names]
         reply = reply_of(rows, draw)
         place = draw.choice([i for i, sign in enumerate(reply) if sign in '",{}[]: \n'])
         torn = draw.choice(["", draw.choice('",{}[]:\\ \n'), reply[place : place + 1] * 2])
         reply = reply[:place] + torn + reply[place + 1 :] if draw.random() < 0.5 else reply[:place]
-        assert not strangers(decoded(reply, names)), reply
+        decoded(reply, names)  # asserts it
 
 
 def test_time_grows_with_the_length_and_not_with_its_square(cases: Any, full: bool) -> None:

@@ -20,6 +20,8 @@ PEOPLE = {
     "A某": ("受贿罪", "3"),
     "Ａ某": ("行贿罪", "26-4"),
     "张某甲": ("诈骗罪", "26"),
+    '赵"某': ("赌博罪", "30"),
+    "钱{某}": ("脱逃罪", "13"),
 }
 OWN: dict[str, dict[str, Any]] = {}
 for number, (name, (charge, article)) in enumerate(PEOPLE.items()):
@@ -39,7 +41,7 @@ def decoded(reply: str, names: Sequence[str]) -> Decoded:
     found = decode(reply, Example(id=1, text="事实", names=tuple(names)), LABELS)
     for judgment in found.answer["judgments"]:
         for field, own in OWN[judgment["name"]].items():
-            assert judgment[field] in (own, GUESS[field])
+            assert judgment[field] in (own, GUESS[field]), reply
     return found
 
 
