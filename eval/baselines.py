@@ -24,19 +24,23 @@ from panjue.prompts.tasks.metrics import Row
 class Baselines:
     """The scores of the task's fallback, of its own baselines and of the text classifier alone."""
 
-    def __init__(self, task: Task, labels: Labels | None, run: Path, gold: Path) -> None:
-        """Prepare for the scores of `run`; without `labels` the fallback has no score."""
+    def __init__(self, task: Task, labels: Labels | None, folder: Path, gold: Path) -> None:
+        """Prepare to score what the answers in `folder` are compared with, on the cases of `gold`.
+
+        Without `labels` the fallback has no score.
+        """
         self._task = task
         self._labels = labels
         self._values: dict[str, MetricValues] = defaultdict(lambda: MetricValues(task))
         self._advisor = None
-        self._replies: Rows | None = None
+        self._completions: Rows | None = None
+        """The rows of replies, which may keep the classifier's opinions."""
         self.classifier_fault = ""  # why the text classifier of the run has no score, if broken
-        replies = run / "completions.jsonl"
+        completions = folder / "completions.jsonl"
         try:
-            self._advisor = classifier_alone(task, run, gold)
-            if self._advisor and replies.exists():
-                self._replies = Rows(replies, key=call_key)
+            self._advisor = classifier_to_compare(task, folder, gold)
+            if self._advisor and completions.exists():
+                self._completions = Rows(completions, key=call_key)
         except UserError as error:
             self.classifier_fault = str(error)
 
@@ -55,8 +59,8 @@ class Baselines:
             answer = task.ask.decode("", example, self._labels).answer
             yield task.score.fallback, gold, task.data.write(example, answer)
         if self._advisor:
-            reply = self._replies.get(example.id) if self._replies else None
-            yield CLASSIFIER_NAME, gold, row_of_classifier(task, self._advisor, example, reply)
+            row = self._completions.get(example.id) if self._completions else None
+            yield CLASSIFIER_NAME, gold, row_of_classifier(task, self._advisor, example, row)
         yield from task.score.baselines(example)
 
     def means(self) -> dict[str, dict[str, float]]:
@@ -72,14 +76,20 @@ def row_of_classifier(
     return task.data.write(example, advisor.alone(example, opinions))
 
 
-def classifier_alone(task: Task, run: Path, gold: Path) -> Advisor | None:
-    """Return the classifier of a run's training, unless it has seen `gold` or has answered."""
-    answers = find_answers(run)
+def classifier_to_compare(task: Task, folder: Path, gold: Path) -> Advisor | None:
+    """Return the text classifier of the training that gave the answers in `folder`.
+
+    None if it gave these answers itself, or was fitted on the cases of `gold`.
+    """
+    answers = find_answers(folder)
     if answers is None or answers.record.answered_by == "classifier":
         return None
-    advisor = advisor_of(answers, task, load_labels(run / "labels.json"))
+    advisor = advisor_of(answers, task, load_labels(folder / "labels.json"))
     training = answers.training
     if training is None:
         return None
-    is_seen = sha256(gold) in (training.train_sha256, training.mix_sha256)
-    return None if is_seen and not answers.record.held_out else advisor
+    is_training_file = sha256(gold) in (training.train_sha256, training.mix_sha256)
+    # Of a file of the training, it was not fitted on the tenth that is held out.
+    if is_training_file and not answers.record.held_out:
+        return None
+    return advisor

@@ -258,6 +258,7 @@ class Classifier:
         whole, own = views(example, items)
         rows = (self.views[0].rows([whole]), self.views[1].rows(own))
         of_all_fields = view_scores(rows, self.weights, self.bias)
+        # The columns of the fields stand side by side.
         ends = np.cumsum([len(of_field.labels) for of_field in self.fields.values()])
         of_each_field = np.split(of_all_fields, ends[:-1], axis=2)
         return dict(zip(self.fields, of_each_field, strict=True))

@@ -139,7 +139,7 @@ def _cases(
             items=items,
             opinions=opinions,
             confidence=mean_confidence(confidence) if confidence else None,
-            handled=dict(_handled(calls, decoded, fallback)),
+            handled=dict(_what_happened(calls, decoded, fallback)),
             reply=[call.get("refused") or first_reply(call) for call in calls],
         )
 
@@ -164,13 +164,13 @@ def _calls(task: Task, completions: Rows, example: Example) -> list[dict[str, An
     return calls
 
 
-def _handled(
+def _what_happened(
     calls: Sequence[Mapping[str, Any]], decoded: Decoded | None, fallback: str
 ) -> Iterator[tuple[str, str]]:
     """Yield what happened to an example's calls: (keyword, details).
 
-    `decoded` is the reply, if there is one and the submission is of it; `fallback` answers what is
-    unreadable.
+    `decoded` is the decoded reply; None if there is none, or if the answer is made of several.
+    `fallback` answers what is unreadable.
     """
     refusals = [call["refused"] for call in calls if call.get("refused") is not None]
     asked = [call for call in calls if call.get("refused") is None]

@@ -92,11 +92,15 @@ def run_folder(config: Path, given: dict[str, str]) -> Path:
 
 
 def chosen_test(config: Path, goals: list[str], given: dict[str, str]) -> str:
-    """Return the cases to answer, empty if no goal needs them."""
+    """Return TEST; without it the demo's cases if nothing else is trained, or nothing.
+
+    UserError if there is no such file, or a goal needs one.
+    """
     test = given["TEST"]
+    is_demo = config == DEMO and not any(given[name] for name in TRAINING)
     if test and not Path(test).exists():
         raise UserError(f"TEST: no file {test}")
-    if not test and config == DEMO and not any(given[name] for name in TRAINING):
+    if not test and is_demo:
         return "data/demo/test.jsonl"
     if not test and not {"generate", "score", "check-submission"}.isdisjoint(goals):
         raise UserError("say TEST=FILE: the invented cases are for the demo alone")

@@ -192,9 +192,9 @@ def gpu_memory() -> int | None:
 
 
 def lacks_kernels(model: Any) -> bool:
-    """Say whether this model has linear attention, and a GPU that is slow with it as installed."""
+    """Say whether a GPU runs linear attention of this model without the packages for speed."""
     types = getattr(model.config.get_text_config(), "layer_types", None) or ()
     if "linear_attention" not in types or not torch.cuda.is_available():
         return False
-    has_attention = import_utils.is_flash_linear_attention_available()
-    return not (has_attention and import_utils.is_causal_conv1d_available())
+    has_fla = import_utils.is_flash_linear_attention_available()
+    return not (has_fla and import_utils.is_causal_conv1d_available())

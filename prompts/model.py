@@ -93,6 +93,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def _from_hub(name: str, files: Sequence[str]) -> Path:
+    """Return the folder of a hub model with these files; what the cache lacks is downloaded."""
     from huggingface_hub import constants, get_session, snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -103,7 +104,7 @@ def _from_hub(name: str, files: Sequence[str]) -> Path:
         )
     if not constants.ENDPOINT.startswith(("http://", "https://")):
         raise UserError(f"HF_ENDPOINT={constants.ENDPOINT}: begins without https://")
-    with making_client():
+    with making_client():  # which names a broken setting of proxy or certificate
         get_session()
     try:
         return Path(snapshot_download(name, allow_patterns=list(files)))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from panjue.prompts.example import Example, groups_of, known_groups
 from panjue.prompts.plumbing.errors import Unreadable, UserError
 from panjue.prompts.plumbing.files import atomic_write, dump, located, read_lines, read_object
-from panjue.prompts.task import Task
+from panjue.prompts.task import Task, id_of
 
 OnBadRow = Literal["stop", "skip"]
 
@@ -117,11 +117,10 @@ def side_groups(path: Path | None) -> dict[str, dict[str, str]]:
         return side
     for number, row in read_lines(path):
         with located(f"{path}:{number}"):
-            key = str(row.pop("id", ""))
-            if not key:
-                raise UserError("the row has no 'id'")
+            key = str(id_of(row))
             if key in side:
                 raise UserError(f"id {key} occurs twice")
+            del row["id"]
             side[key] = groups_of(row)
     return side
 

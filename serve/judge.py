@@ -71,9 +71,10 @@ class ServedRun:
         self._by_hand = by_hand
         self.folders = served_model(run.trained, config.adapter, config.base)
         max_tokens = config.max_tokens or record.max_tokens
-        budget = Budget(max_tokens, max_tokens)
+        budget = Budget(max_tokens, max_tokens)  # `generate` gives long cases more
         self.asker = Asker(self.task, run.trained, self.folders.model, budget)
         advisor = self.asker.advisor
+        # The scaling was measured with the adapter; it says nothing of the base alone.
         if advisor and config.adapter != "none":
             scaling = scaling_of_run(run, model_sha256(run.trained))
             self.asker.advisor = replace(advisor, scaling=scaling)

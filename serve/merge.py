@@ -170,7 +170,7 @@ def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) ->
 
 
 def load_dequantized(folder: Path) -> PreTrainedModel:
-    """Load a model in the type of its weights; four bits become what was computed with them."""
+    """Load a model in the type of its weights; those in four bits in the type it computes in."""
     disable_progress_bar()
     if not quantization_of(folder):
         model: PreTrainedModel = load_language_model(folder, dtype="auto")

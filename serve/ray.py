@@ -46,7 +46,7 @@ SAME_VERSIONS = ("panjue", "transformers", "llguidance", "torch")
 def running_fleet(job: Job, signals: StopSignals, console: Console) -> Iterator["Fleet"]:
     """Start replicas of the engine in a Ray cluster; they end with the block."""
     with cluster(), asyncio.Runner() as runner:
-        fleet = runner.run(signals.until_stopped(start(job, console)))
+        fleet = runner.run(signals.until_stopped(start_fleet(job, console)))
         fleet.runner = runner
         yield fleet
         console.print(fleet.status())
@@ -54,13 +54,13 @@ def running_fleet(job: Job, signals: StopSignals, console: Console) -> Iterator[
             console.print(f"a replica has ended: {fleet.error}", markup=False)
 
 
-async def start(job: Job, console: Console) -> "Fleet":
+async def start_fleet(job: Job, console: Console) -> "Fleet":
     """Return the fleet when its first replica is ready."""
     needs = resources(job)
     job = absolute(job.with_model())  # merged only when there is a cluster
     count = job.config.replicas
     slots = job.config.slots * count
-    # One replica may get all examples, while the others have not started.
+    # One replica may get all examples while the others have not started; one more is its start.
     limits = {"max_restarts": RESTARTS, "max_concurrency": slots + 1}
     actor = ray.remote(Replica).options(**limits, **needs)
     wanted = versions(job.task_name)

@@ -159,7 +159,8 @@ class Run:
     def trained(self) -> Path:
         """Return `result`; UserError if there is none."""
         path = self.folder / MANIFEST
-        if path.is_file() and "test_sha256" in read_object(path):  # the record of answers
+        # First: a folder of answers has labels and a manifest too, and `result` would take it.
+        if path.is_file() and "test_sha256" in read_object(path):
             raise UserError(f"{self.folder}: has answers; give the run folder, with its training")
         if result := self.result:
             return result

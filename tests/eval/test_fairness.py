@@ -103,7 +103,7 @@ def test_a_side_file_counts_more_than_the_case(folder: Path) -> None:
     [
         ({"id": 1, "court": "低"}, r"side.jsonl:2: id 1 occurs twice"),
         ({"id": 2, "court": ["高"]}, r"side.jsonl:2: group 'court' must be one text"),
-        ({"court": "高"}, r"side.jsonl:2: the row has no 'id'"),
+        ({"court": "高"}, r"side.jsonl:2: 'id' must be a whole number or a string"),
     ],
 )
 def test_a_bad_row_of_a_side_file(folder: Path, second: dict[str, Any], complaint: str) -> None:

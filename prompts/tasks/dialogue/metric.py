@@ -23,12 +23,11 @@ def sextuple(gold: Row, row: Row | None) -> float:
     """Return the points of a dialogue's sentences, divided by four times their number.
 
     A sentence gives one point each for an equal sentiment and for an opinion, a rationale and an
-    aspect that mean the same. If gold has no sextuple, only an empty answer gives points, all
-    four. Sentences are matched by position; of several sextuples the best counts.
+    aspect that mean the same. Where gold has none for a sentence, only an empty answer gives
+    points, all four. Sentences are matched by position; of several sextuples the best counts.
     """
-    answers = _sextuples(row)[: len(gold["chat"])]
     points = 0
-    for right, given in zip(_sextuples(gold), answers, strict=False):
+    for right, given in zip(_sextuples(gold), _sextuples(row), strict=False):
         if right:
             points += max((_sextuple_points(right[0], one) for one in given), default=0)
         elif not given:
