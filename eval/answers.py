@@ -68,6 +68,11 @@ class AnsweredFile:
                 f"{rows.path}: no row for id {call['id']}; "
                 "run `panjue generate` again, it continues where it stopped"
             )
+        if row.get("refused") is None and not row.get("texts"):
+            raise UserError(
+                f"{rows.path}: id {call['id']}: 'texts' must list the replies; "
+                "delete the line: `panjue generate` asks that example again"
+            )
         return row
 
 

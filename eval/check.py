@@ -29,6 +29,8 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
     label_file = submission.parent / "labels.json"
     labels = load_labels(label_file) if label_file.exists() else None
     case_ids = dict.fromkeys(str(example.id) for example in reader.read(cases))
+    if not case_ids:
+        raise UserError(f"{cases}: has no cases")
     message = _other_cases(reader, submission, cases)
     if message:
         yield message

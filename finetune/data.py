@@ -135,10 +135,10 @@ def training_rows(
         return cached(folder, part_key, partial(maker.rows, shown))
 
     train, report = rows("train", examples)
-    held_out, held_report = rows("dev", examples.held_out)
     if not report.tokens:
         reason = report.refused[0] if report.refused else "all are skipped, held out or in dev"
         raise UserError(f"train: no example is left to train on; {reason}")
+    held_out, held_report = rows("dev", examples.held_out)
     return TrainingRows(train, report, held_out, held_report)
 
 

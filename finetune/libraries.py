@@ -39,7 +39,7 @@ SILENT = (
     "label_smoothing_factor",
     "completion_only_loss",
     "assistant_only_loss",
-    # The rows and their order are made by `finetune.data`.
+    # `finetune.data` makes the rows, `finetune.trainer` their order.
     "padding_free",
     "eval_packing",
     "pad_token",
@@ -67,6 +67,7 @@ FIXED = {
     "max_length": None,  # rows never exceed max_tokens, so trl must not cut
     "dataset_kwargs": {"skip_prepare_dataset": True},
     "disable_tqdm": True,  # Journal shows progress
+    "logging_nan_inf_filter": False,  # it would log NaN as 0; `ReplyTrainer.log` ends the training
     "router_aux_loss_coef": 0.0,  # the loss is that of the replies; no router logits
 }
 """Settings of trl that are always the same."""
@@ -157,7 +158,6 @@ def check_attention(config: SftConfig) -> None:
 
 def trainer_config(config: SftConfig) -> TrainerConfig:
     """Return trl's settings: the config's, defaults for this machine, and those panjue sets."""
-    check_library_settings(config)
     has_accelerator = torch.accelerator.is_available()
     at_once, times = shares(config, PartialState().num_processes)
     settings = {

@@ -17,7 +17,7 @@ from panjue.finetune.classifier import MAX_EXAMPLES, fit, save_fitted, training_
 from panjue.finetune.data import RowMaker, pack, training_rows
 from panjue.finetune.examples import Examples
 from panjue.finetune.journal import Journal, print_example, print_plan
-from panjue.finetune.libraries import trainer_config
+from panjue.finetune.libraries import check_library_settings, trainer_config
 from panjue.finetune.model import check_trainable, choose_packing, load_model
 from panjue.finetune.processes import join_processes, wait_for_first_process
 from panjue.finetune.result import TrainingRun, kept_loss, run_record
@@ -48,6 +48,7 @@ ROW_KEYS = {*DATA_KEYS, "base_sha256", "prompt_sha256", "max_tokens", "solve"}
 
 def train(config: SftConfig) -> None:
     """Fine-tune and save adapter (or model: `method: full`) and labels, unless this is done."""
+    check_library_settings(config)
     processes = join_processes(config)
     args = trainer_config(config)
     console = Console(quiet=not processes.is_main_process, soft_wrap=True, highlight=False)

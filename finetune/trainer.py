@@ -80,7 +80,6 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             self._sampler = LengthSampler(train_dataset, step_size(args), args.seed)
         super().__init__(model, args, data_collator=collate, train_dataset=train_dataset, **others)
         self.args.remove_unused_columns = False  # `collate` needs the length
-        self.args.logging_nan_inf_filter = False  # it would log NaN as 0
         self.model_accepts_loss_kwargs = True  # makes transformers count `num_items_in_batch`
         # trl casts the adapter of a quantized base to bfloat16 (trl/trainer/sft_trainer.py:908), in
         # which most of the late, small updates change nothing.
@@ -125,7 +124,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the tokens so far; end a training whose loss or gradient is no longer a number."""
-        watched = ["loss", "eval_loss"]
+        watched = ["loss", "eval_loss", "train_loss"]
         if not self.args.fp16:  # there the first steps look for a scale, and skip such gradients
             watched.append("grad_norm")
         for name in watched:

@@ -309,12 +309,15 @@ async def answer_all(
             errors.append(error)
 
     async with asyncio.TaskGroup() as group:
-        for example in examples:
-            async with slots:
-                pass  # questions wait in line, and so does the next example
-            if errors:
-                break
-            group.create_task(answer_one(example))
-            await asyncio.sleep(0)  # it gets in line
+        try:
+            for example in examples:
+                async with slots:
+                    pass  # questions wait in line, and so does the next example
+                if errors:
+                    break
+                group.create_task(answer_one(example))
+                await asyncio.sleep(0)  # it gets in line
+        except Exception as error:  # the next example cannot be read
+            errors.append(error)
     if errors:
         raise errors[0]

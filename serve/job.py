@@ -50,9 +50,11 @@ class Job:
 
     def asker(self) -> Asker:
         """Return what makes the questions: with the tokenizer of the model, if there is one."""
-        model = self.served.model if self.served else None
         constrained = self.config.constrained
-        return Asker(self.task, self.run.result, model, self.budget, constrained=constrained)
+        if self.served is None:
+            return Asker(self.task, None, None, self.budget, constrained=constrained)
+        trained = self.run.trained
+        return Asker(self.task, trained, self.served.model, self.budget, constrained=constrained)
 
 
 def make_job(run: Run, config: GenerateConfig) -> Job:

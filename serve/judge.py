@@ -52,7 +52,9 @@ def case_request(fields: Mapping[str, Any]) -> CaseRequest:
         return CaseRequest.model_validate(fields)
     except ValidationError as error:
         problems = []
-        for problem in error.errors()[:2]:  # a misspelt field is missing, and unknown
+        # A misspelt field is missing, and unknown: its own name says more.
+        errors = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+        for problem in errors[:2]:
             place = ".".join(map(str, problem["loc"]))
             problems.append(f"{place}: {problem['msg']}")
         raise BadCase("; ".join(problems)) from None

@@ -43,7 +43,10 @@ class Served(NamedTuple):
         """Return the adapter's rank, rounded up to one that vLLM supports; 0 without adapter."""
         if self.adapter is None:
             return 0
-        rank = lora_rank(self.adapter)
+        try:
+            rank = lora_rank(self.adapter)
+        except (LookupError, TypeError):
+            raise UserError(f"{self.adapter}/adapter_config.json: has no rank") from None
         if rank is None:
             raise UserError("adapter: vLLM has no rank that high; use adapter=merge")
         return rank

@@ -84,7 +84,8 @@ def cluster() -> Iterator[None]:
     """Connect to this machine's Ray cluster; at the end of the block all replicas have ended."""
     names = [name for name in os.environ if name.startswith("VLLM_") and name not in ONE_MACHINE]
     variables = {"env_vars": {name: os.environ[name] for name in names}}
-    # Ray tries for 20 times 30 seconds to reach a cluster that has died and left its address here.
+    # Ray tries 20 times for 30 seconds to reach a cluster that has died and left its address here.
+    # Set this variable if yours takes longer to answer.
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
     try:
         ray.init("auto", logging_level=logging.ERROR, runtime_env=variables)

@@ -52,6 +52,7 @@ def load_section(
     values = sections.get(name) or {}
     if not isinstance(values, Mapping):
         raise UserError(f"{path}: section {name!r} must be lines of `key: value`")
+    overrides = [_as_text(cls, word) for word in overrides]
     try:
         config = cls.model_validate(_overridden(values, overrides))
     except ValidationError as error:
@@ -90,8 +91,12 @@ def _overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
     """Return the values of a section, changed by the words `key=value`."""
     merged: Any = OmegaConf.create(dict(values))
     for word in overrides:
-        if "=" not in word:
+        key, equals, value = word.partition("=")
+        if not equals:
             raise UserError(f"{word!r}: an override is written key=value")
+        if re.search(r"(^|\s)#", value) and value[0] not in "\"'":
+            reason = "the text after # is a comment in YAML"
+            raise UserError(f"""{word!r}: {reason}; put text in quotes: {key}='"…"'""")
         try:
             override = _plain(OmegaConf.from_dotlist([word]))
             merged = OmegaConf.merge(merged, override)
@@ -99,6 +104,19 @@ def _overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
             problem = _one_line(error)
             raise UserError(f"{word!r}: {problem}; the value is YAML: quote a text") from None
     return _plain(merged)
+
+
+TEXT_TYPES = (str, Path, str | None, Path | None)
+
+
+def _as_text(cls: type[Config], word: str) -> str:
+    """Quote a value like 2024_11 of a setting that is a text or a path: YAML has it as 202411."""
+    key, _, value = word.partition("=")
+    info = cls.model_fields.get(key)
+    is_text = info and info.annotation in TEXT_TYPES
+    if is_text and re.fullmatch(r"[\d._:+-]+", value):
+        return f"{key}='{value}'"
+    return word
 
 
 def _one_line(text: object) -> str:
@@ -146,12 +164,21 @@ def first_complaint(error: ValidationError, known: Mapping[str, FieldInfo] = {})
     return f"{key}: {problem}" if key else problem
 
 
+ABSOLUTE_PATH = re.compile(r"(?:file:/{2,3}|~\w*/|/(?!/)|[A-Za-z]:[\\/]|\\\\)")
+EMBEDDED_PATH = re.compile(
+    r"""(?<=[="':])(?:file://)?(?:~\w*)?/(?!/)(?:[^\s"'/,]+/)*([^\s"'/,]+)""", re.ASCII
+)
+"""An absolute path after `=`, a colon or a quote."""
+
+
 def scrubbed(value: Any) -> Any:
     """Return settings with each absolute path reduced to its last part."""
     if isinstance(value, Mapping):
-        return {key: scrubbed(inner) for key, inner in value.items()}
+        return {scrubbed(key): scrubbed(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [scrubbed(inner) for inner in value]
-    if isinstance(value, str) and value.startswith(("/", "~")):
-        return Path(value).name
-    return value
+    if not isinstance(value, str):
+        return value
+    if ABSOLUTE_PATH.match(value):
+        return re.split(r"[/\\]", value.rstrip("/\\"))[-1] or value
+    return EMBEDDED_PATH.sub(r"\1", value)

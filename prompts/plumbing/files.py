@@ -114,6 +114,8 @@ def quoted(value: Json) -> str:
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[str]]:
     """Open a text file that appears under its name only if the block ends without an error."""
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; name a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")  # several may write at once
     try:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from panjue.finetune.libraries import FLASH_ATTENTION, trainer_config
+from panjue.finetune.libraries import FLASH_ATTENTION, check_library_settings, trainer_config
 from panjue.finetune.settings import BaseConfig, SftConfig, launch
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
@@ -72,7 +72,7 @@ def test_packs_whose_examples_would_not_be_kept_apart_are_refused(
     monkeypatch.setitem(FLASH_ATTENTION, "flash_attention_2", lambda: True)
 
     def check(**trainer: object) -> None:
-        trainer_config(a_config(attn_implementation="flash_attention_2", trainer=trainer))
+        check_library_settings(a_config(attn_implementation="flash_attention_2", trainer=trainer))
 
     with pytest.raises(UserError, match=r"set trainer.per_device_train_batch_size=1$"):
         check(packing=True)

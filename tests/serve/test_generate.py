@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -335,3 +335,19 @@ def test_a_signal_that_nothing_was_there_to_receive_ends_the_block() -> None:
     assert stopped.value.exit_code == 130
     with pytest.raises(EngineEnded), StopSignals():
         end()
+
+
+def test_a_file_that_cannot_be_read_to_its_end_is_one_error_after_the_answers() -> None:
+    answered: list[int | str] = []
+
+    def examples() -> Iterator[Example]:
+        yield Example(0, "甲")
+        raise UserError("cases.jsonl:2: cut off")
+
+    async def answer(example: Example) -> None:
+        await asyncio.sleep(0.01)
+        answered.append(example.id)
+
+    with pytest.raises(UserError, match=r"^cases.jsonl:2: cut off$"):
+        asyncio.run(answer_all(examples(), answer, asyncio.Semaphore(8)))
+    assert answered == [0]

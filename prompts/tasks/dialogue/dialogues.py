@@ -43,6 +43,7 @@ def _number_first(key: str) -> tuple[int, str]:
 
 
 def _dialogue(folder: Path, key: str) -> dict[str, Any]:
+    check_text(key)  # a name that is not UTF-8 cannot be an id
     chat = _document(folder / "chat" / f"chat_{key}.json", list)
     emo = None
     problem = ""

@@ -34,9 +34,9 @@ def test_file_then_overrides_then_defaults(path: Path) -> None:
     same = Settings(name="甲", max_tokens=10, trainer={"lr": 0.1, "steps": 5})
     assert plain.model_dump() == same.model_dump()
     assert plain.path == path
-    words = ["max_tokens=20", "trainer.lr=2.0e-3", "trainer.new=a=b", "name='2024_11'"]
+    words = ["max_tokens=20", "trainer.lr=2.0e-3", "trainer.new=a=b", "name=2024_11"]
     config = load_section(Settings, path, "sft", words)
-    assert config.name == "2024_11"
+    assert config.name == "2024_11", "a text, though YAML has it as a number"
     assert config.max_tokens == 20
     assert config.trainer == {"lr": 0.002, "steps": 5, "new": "a=b"}
     path.write_text("sft: {name: 甲}\n", "utf-8")
@@ -79,6 +79,7 @@ def test_a_wrong_setting_is_named_with_its_word(path: Path) -> None:
         ("name=\udce9.jsonl", "surrogates not allowed"),
         ("name=${nothing}", "Interpolation key 'nothing' not found"),
         ("trainer=[1]", "Cannot merge"),
+        ("name=a #c", "the text after # is a comment"),
     ],
 )
 def test_a_broken_override_is_named_and_not_the_file(path: Path, word: str, problem: str) -> None:
@@ -94,7 +95,9 @@ def test_a_broken_override_is_named_and_not_the_file(path: Path, word: str, prob
         ("/x/my cases.json", "my cases.json"),
         ("~/z", "z"),
         ("runs/demo", "runs/demo"),
-        ({"k": ["/a/b", 1, None]}, {"k": ["b", 1, None]}),
+        ("file:///home/me/x.json", "x.json"),
+        ("--x=/home/me/q", "--x=q"),
+        ({"/k/l": ["/a/b", 1, None]}, {"l": ["b", 1, None]}),
     ],
 )
 def test_no_absolute_path_stays(given: Any, left: Any) -> None:
