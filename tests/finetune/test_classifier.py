@@ -11,7 +11,7 @@ import pytest
 
 from panjue.eval.classifier import Classifier, read_classifier
 from panjue.eval.opinions import Advisor, opinion_text
-from panjue.eval.second_stage import Array
+from panjue.eval.second_stage import PLACES, Array, Items, corrected_probabilities
 from panjue.finetune.calibrate import fit_calibration
 from panjue.finetune.classifier import (
     MIN_CASES,
@@ -23,6 +23,7 @@ from panjue.finetune.classifier import (
     size_weights,
     training_advisor,
 )
+from panjue.finetune.second_stage import FOLDS, fit_second_stage
 from panjue.prompts.example import Example
 from panjue.prompts.task import Task, load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
@@ -274,3 +275,25 @@ def test_sets_that_training_has_seldom_are_made_rare() -> None:
     values = [["a"], ["b"], ["a"], ["a", "b"], ["unknown"]]
     sizes = size_weights("ab", values, np.full((5, 2), 0.5))
     assert sizes == pytest.approx((0, 0.75 / 0.5, 0.25 / 0.25, 0))
+
+
+def test_the_second_stage_of_a_label_set_learns_from_the_others_of_a_case() -> None:
+    draw = np.random.default_rng(0)
+
+    def cases(of: int) -> tuple[Items, Array]:
+        """Return cases of two items with the same one of two labels, which the first one tells."""
+        first = np.repeat(draw.integers(2, size=of), 2)
+        own = draw.normal(size=(2 * of, 2)) * 0.5
+        own[::2] += 3 * np.eye(2)[first[::2]]
+        scores = {"charges": np.stack([np.zeros_like(own), own])}
+        items = Items(np.full(of, 2), scores, np.zeros((2 * of, len(PLACES))))
+        return items, np.eye(2, dtype=bool)[first]
+
+    items, gold = cases(400)
+    fold = np.repeat(np.arange(400) % FOLDS, 2)
+    stage, _ = fit_second_stage(items, {"charges": gold}, ["charges"], fold)
+    others, truth = cases(100)
+    of_first = others.scores["charges"].sum(0).argmax(1) == truth.argmax(1)
+    of_second = corrected_probabilities(stage, others)["charges"].argmax(1) == truth.argmax(1)
+    assert of_first[1::2].mean() < 0.7
+    assert of_second[1::2].mean() > 0.9

@@ -88,3 +88,14 @@ def test_nobody_reads_the_word_any_more(
     os.kill(os.getpid(), signal.SIGINT)
     assert one_of_two._console.quiet
     assert end_of_step(one_of_two)
+
+
+def test_a_signal_of_our_own_after_the_others_is_no_second_one(
+    one_of_two: StopOnSignal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "gather_object", lambda mine: [*mine, signal.SIGINT])
+    assert end_of_step(one_of_two)
+    os.kill(os.getpid(), signal.SIGINT)  # raises KeyboardInterrupt where nobody listens any more
+    with pytest.raises(Stopped) as stopped:
+        one_of_two.on_train_end(None, STATE)
+    assert stopped.value.exit_code == 130

@@ -19,7 +19,7 @@ from panjue.prompts.reader import Reader
 from panjue.prompts.render import prompt_ids
 from panjue.prompts.task import load_task
 
-from .conftest import main
+from .conftest import adapter_bytes, logged, main
 
 TASK = load_task("judgment")
 SIZE = 1024
@@ -152,3 +152,9 @@ def test_a_training_whose_loss_is_no_number_ends(workshop: Path, tmp_path: Path)
         main(workshop / "sft.yaml", [f"run={tmp_path}/run", *words])
     assert not (tmp_path / "run/adapter").exists()
     assert torch._C._get_cudnn_sdp_enabled() is False, "its gradients are NaN on an H100"
+
+
+def test_the_checkpoint_of_the_lowest_held_out_loss_is_kept(trained: Path) -> None:
+    best = min(logged(trained, "eval_loss"), key=lambda entry: float(entry["eval_loss"]))
+    checkpoint = trained / "checkpoints" / f"checkpoint-{best['step']}"
+    assert adapter_bytes(trained) == (checkpoint / "adapter_model.safetensors").read_bytes()

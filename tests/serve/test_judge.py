@@ -103,7 +103,7 @@ def test_labels_health_and_metrics(http: httpx.Client, server: PanjueServe) -> N
         ({"fact": 1}, "fact: Input should be a valid string"),
         ({"defendants": ...}, "defendants: Field required"),
         ({"defendants": []}, "'defendants' must list"),
-        ({"facts": FACT, "fact": ...}, "required; facts: Extra inputs are not permitted"),
+        ({"facts": FACT, "fact": ...}, "facts: Extra inputs are not permitted; fact: Field"),
         ({"defendants": [f"被告人{n}" for n in range(201)]}, "at most 200 items"),
         ({"fact": FACT[5:20] + "出行" * 20_000}, "this case cannot be asked: the prompt needs"),
     ],
