@@ -1,8 +1,13 @@
 """Processes of an engine end with it, whatever state they are in."""
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from panjue.prompts.plumbing.orphans import REASON_VARIABLE, FirstError
 
 PROGRAM = """
 import multiprocessing
@@ -45,3 +50,16 @@ def test_a_failed_engine_does_not_wait_for_a_worker_that_ignores_sigterm(tmp_pat
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert done.stdout == "exit code 1\n", done.stderr
     assert "the model cannot be compiled" in done.stderr
+
+
+def test_the_first_exception_that_an_engine_logs_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = tmp_path / "reason"
+    monkeypatch.setenv(REASON_VARIABLE, str(reason))
+    handler = FirstError()
+    for error in (None, ValueError("first"), ValueError("second")):
+        info = (ValueError, error, None) if error else None
+        handler.emit(logging.LogRecord("vllm", logging.ERROR, "", 0, "failed", None, info))
+        assert reason.exists() == bool(error)
+    assert reason.read_text("utf-8") == "first"
