@@ -31,9 +31,13 @@ MAX_DIFFERENCES = 4
 """Differences between two runs that a message shows."""
 
 
+def fits_classifier(config: SftConfig, task: Task) -> bool:
+    """Say whether a text classifier is fitted; a tiny base, to be trained further, needs none."""
+    return bool(task.answer.fields) and not isinstance(config, BaseConfig)
+
+
 def run_record(config: SftConfig, base: Path, task: Task) -> RunRecord:
     """Return the record of a training that begins; `base` is the folder of the base model."""
-    has_classifier = bool(task.answer.fields) and not isinstance(config, BaseConfig)
     known: dict[str, Any] = config.model_dump(include=set(RunRecord.model_fields), mode="json")
     for name in DATA:
         file = getattr(config, name)
@@ -43,7 +47,9 @@ def run_record(config: SftConfig, base: Path, task: Task) -> RunRecord:
         "base_sha256": model_sha256(base),
         "mix_ratio": config.mix_ratio if config.mix else None,
         "solve": task.solve.settings.model_dump() if task.solve else {},
-        "opinions": config.opinions and has_classifier and names_opinions(config.task),
+        "opinions": config.opinions
+        and fits_classifier(config, task)
+        and names_opinions(config.task),
         "prompt_sha256": prompt_sha256(config.task),
         "task_sha256": task_sha256(config.task),
         "processes": PartialState().num_processes,

@@ -20,7 +20,7 @@ from panjue.finetune.journal import Journal, print_example, print_plan
 from panjue.finetune.libraries import check_library_settings, trainer_config
 from panjue.finetune.model import check_trainable, choose_packing, load_model
 from panjue.finetune.processes import join_processes, wait_for_first_process
-from panjue.finetune.result import TrainingRun, kept_loss, run_record
+from panjue.finetune.result import TrainingRun, fits_classifier, kept_loss, run_record
 from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import ReplyTrainer, cap_steps
@@ -87,8 +87,7 @@ def run_training(
     row_key = run.record.model_dump(include=ROW_KEYS)
     classifier = None
     advisor = None
-    # A tiny base, which is there to be trained further, needs no classifier.
-    if task.answer.fields and not isinstance(config, BaseConfig):
+    if fits_classifier(config, task):
         fitted = fitted_classifier(run, examples, maker, console)
         classifier = fitted / CLASSIFIER
         if run.record.opinions:
