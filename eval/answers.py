@@ -68,7 +68,10 @@ class AnsweredFile:
                 f"{rows.path}: no row for id {call['id']}; "
                 "run `panjue generate` again, it continues where it stopped"
             )
-        if row.get("refused") is None and not row.get("texts"):
+        if row.get("refused") is not None:
+            return row
+        texts = row.get("texts")
+        if not (isinstance(texts, list) and texts and all(isinstance(t, str) for t in texts)):
             raise UserError(
                 f"{rows.path}: id {call['id']}: 'texts' must list the replies; "
                 "delete the line: `panjue generate` asks that example again"
