@@ -52,7 +52,7 @@ def making_client() -> Iterator[None]:
         yield
     except Exception as error:  # the libraries have no class for it
         kind = CERTIFICATES if isinstance(error, OSError) else PROXIES
-        names = [name for name in os.environ if name.upper() in kind]
+        names = sorted(name for name in os.environ if name.upper() in kind)
         if not names:
             raise
         raise UserError(f"{' or '.join(names)}: {first_line(error)}") from None

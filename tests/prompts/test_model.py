@@ -102,6 +102,7 @@ def test_what_keeps_a_request_from_the_hub_is_named_by_its_variable(
     variable: str, value: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     close_session()
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
     monkeypatch.setenv(variable, value)
     with pytest.raises(UserError, match=problem):
         model_folder("Qwen/Qwen3-8B")
