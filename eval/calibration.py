@@ -73,7 +73,7 @@ class Certainty:
 
     def __init__(self, task: Task, path: Path) -> None:
         assert task.answer.fields, "only decided answers have a confidence"
-        self._decides = task.answer
+        self._answer = task.answer
         self._rows = Rows(path)
         # Of every judgment, by field: the confidence, and whether it is correct.
         self._confidences = {field: array("d") for field in task.answer.fields}
@@ -81,12 +81,13 @@ class Certainty:
 
     def add(self, example: Example, gold: Row, row: Row | None) -> None:
         """Compare the confidences of one example, if it has any, with its gold answer."""
-        own = self._rows.get(example.id)
-        if own is None or row is None:
+        kept = self._rows.get(example.id)
+        if kept is None or row is None:
             return
-        # By name as in the metric: persons whom gold does not have, or a second time, are ignored.
-        gold_items = {item.get("name"): item for item in self._decides.items_of(gold)}
-        for confidence, item in zip(own["confidence"], self._decides.items_of(row), strict=True):
+        # By name as in the metric (None where items have none): persons whom gold does not have,
+        # or a second time, are ignored.
+        gold_items = {item.get("name"): item for item in self._answer.items_of(gold)}
+        for confidence, item in zip(kept["confidence"], self._answer.items_of(row), strict=True):
             gold_item = gold_items.pop(item.get("name"), None)
             if gold_item is None:
                 continue

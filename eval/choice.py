@@ -51,7 +51,7 @@ class Choice:
 
 
 def choose(folder: Path, into: Path) -> Choice:
-    """Compare both on the held-out cases that `folder` answers; write the result to `into`."""
+    """Compare model and text classifier on the held-out cases of `folder`; write into `into`."""
     answered = open_answers(folder)
     task = answered.task
     advisor = answered.advisor()
@@ -64,21 +64,21 @@ def choose(folder: Path, into: Path) -> Choice:
         gold = task.gold(example)
         reply = answered.row(replies, {"id": example.id})
         read = read_answer(task, answered.labels, advisor, example, reply)
-        own = advisor.alone(example, read.opinions)
-        for values, answer in ((of_model, read.answer), (of_classifier, own)):
+        alone = advisor.alone(example, read.opinions)
+        for values, answer in ((of_model, read.answer), (of_classifier, alone)):
             row = task.data.write(example, answer)
             values.add(example, metric_values(task, gold, row, f"id {example.id}"))
         judgments += model_judgments(advisor, example, read)
     metric = task.score.headline
-    scores = paired_differences(of_classifier, of_model)[metric]
+    compared = paired_differences(of_classifier, of_model)[metric]  # second less first
     choice = Choice(
         metric=metric,
         cases=len(of_model),
-        model=scores.second,
-        classifier=scores.first,
-        difference=scores.mean,
-        low=scores.low,
-        high=scores.high,
+        model=compared.second,
+        classifier=compared.first,
+        difference=compared.mean,
+        low=compared.low,
+        high=compared.high,
         scaling=scaling_of(judgments),
     )
     into.mkdir(exist_ok=True)

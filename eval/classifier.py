@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from scipy.special import expit, softmax
 
-from panjue.eval.second_stage import FieldTrees, Items, corrected_probabilities, load_trees
+from panjue.eval.second_stage import (
+    PLACES,
+    FieldTrees,
+    Items,
+    corrected_probabilities,
+    load_trees,
+)
 from panjue.prompts.example import AnswerFields, Example
 from panjue.prompts.model import CLASSIFIER, has_classifier
 from panjue.prompts.plumbing.errors import UserError
@@ -129,7 +135,8 @@ def facts(
             "named": text.count(mark),
             "first named": text.find(mark) / length,
         }
-        rows.append([*places.values(), *of_case, *evidence(own)])
+        in_order = [places[name] for name in PLACES]
+        rows.append([*in_order, *of_case, *evidence(own)])
     return rows
 
 

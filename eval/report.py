@@ -145,11 +145,11 @@ def _cases(
 
 
 def _own_gold(task: Task, row: Row | None, place: str) -> Row | None:
-    """Return an answer as its own gold, so that it can be shown; UserError: it cannot be read."""
+    """Return an answer as its own gold, so that it can be shown."""
     if row is None:
         return None
     gold = own_gold(row)
-    metric_values(task, gold, row, place)
+    metric_values(task, gold, row, place)  # raises if the metric cannot read it
     return gold
 
 

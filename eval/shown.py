@@ -33,15 +33,17 @@ def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
 
 
 def _named_items(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
+    """Yield the name and fields of each gold item, beside the predicted item of that name."""
     predicted: dict[str, Mapping[str, Any]] = {}
     for item in task.answer.items_of(row) if row else ():
         predicted.setdefault(item["name"], item)  # of doubled names the first
     for item in task.answer.items_of(gold):
         name = item["name"]
+        given = predicted.get(name, {})
         fields = []
         for field in task.answer.fields:
-            values = _readable(task, field, item)
-            fields.append(same(field, values, _readable(task, field, predicted.get(name, {}))))
+            gold_texts = _readable(task, field, item)
+            fields.append(same(field, gold_texts, _readable(task, field, given)))
         yield str(name), fields
 
 

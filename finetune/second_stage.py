@@ -78,7 +78,7 @@ def fit_second_stage(
     for name, truth in gold.items():
         if name in sets:
             fields[name], believed[name] = _fit_set(items, name, truth, fold)
-        elif truth.shape[1] > 1:
+        elif truth.shape[1] > 1:  # a class, decided with the probabilities of the sets
             fields[name], believed[name] = _fit_class(items, name, gold, believed, fold)
     return fields, believed
 

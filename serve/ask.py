@@ -99,9 +99,9 @@ class Asker:
         model: Path | None,
         budget: Budget,
         *,
-        constrained: bool = True,
+        constrained: bool = True,  # False: replies need not follow the schema
     ) -> None:
-        """Load labels and text classifier of a training, and the tokenizer of `model`.
+        """Load labels and text classifier of the run folder `trained`, the tokenizer of `model`.
 
         Without a model, for an endpoint with another tokenizer, prompts are not shortened, and the
         endpoint limits the replies.

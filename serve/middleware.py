@@ -238,7 +238,7 @@ async def send_events(defendants: Sequence[str], answer: AnswerCase, send: Send)
     except (UserError, VLLMError):
         last = event("error", Problem(503, FAILED).body)
     finally:
-        answering.cancel()
+        answering.cancel()  # it still runs if the client has gone
         await asyncio.gather(answering, return_exceptions=True)
     await send({**last, "more_body": False})
 

@@ -123,10 +123,11 @@ def _parse(text: str, start: int = 0) -> _Parsed:
     def keep(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         """Add an object to `values`: the decoder calls this where an object ends."""
         value: dict[str, Any] = {}
-        is_clear = True
         for key, item in pairs:
-            is_clear &= value.setdefault(key, item) == item
-        values.append(value if is_clear else {})
+            if value.setdefault(key, item) != item:
+                value = {}
+                break
+        values.append(value)
         return value
 
     decoder = json.JSONDecoder(

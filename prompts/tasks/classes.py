@@ -137,7 +137,7 @@ class Classes:
             by_spelling[normal(synonym)] = word
         found, is_whole = last_object(reply, [self.key])
         given = found.get(self.key)
-        if self.several and is_whole and given == []:
+        if self.several and is_whole and given == []:  # a list that was cut could have had more
             return set()
         spelled = [snap(text, by_spelling) for text in strings_in(given)]
         words = set(filter(None, spelled))

@@ -46,7 +46,7 @@ def read(row: Mapping[str, Any]) -> Example:
     answer = None
     if is_labelled:
         answer = {"sentences": sextuples, "holders": _holders(emo)}
-        # They are scored, but training refuses them. Gold may have an empty state.
+        # Gold with unknown labels is scored, but training refuses it. Its states may be empty.
         notes += unknown_labels(sextuples, emo or {}, (*SENTIMENTS, ""))
     return Example(
         id=str(id_of(row)),

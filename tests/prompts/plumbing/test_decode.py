@@ -51,6 +51,7 @@ def test_objects_are_found_whatever_is_around_them(values: list[object], remark:
         ('{"a":"1\n"}', ['{"a":"1\\n"}'], []),
         # With two values of one key an object says nothing: they may be of two persons.
         ('{"a":"x","a":"y"}', ["{}"], []),
+        ('{"a":{"b":"x","b":"y"}}', ["{}", '{"a":{}}'], []),
         ('{"a":["x"],"a":["x"]}', ['{"a":["x"]}'], []),
         ('{"a":1,"a":true}', ["{}"], []),
         # The reply ends in an object.
