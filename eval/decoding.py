@@ -86,7 +86,7 @@ class Tally:
             return
         self.cut += row["finish"][0] == "length"
         self.shortened += row["dropped_sentences"] > 0
-        # The part before the colon is the defendant's name, the part after the kind of repair.
+        # Before the last colon is the defendant's name, after it what was repaired.
         self.repairs.update(text.rpartition(": ")[2] for text in decoded.repairs)
         if not decoded.readable:
             self.unreadable += 1

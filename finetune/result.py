@@ -93,19 +93,19 @@ class TrainingRun:
             shown.append(f"{len(parts) - MAX_DIFFERENCES} more")
         return "; ".join(shown)
 
-    def claim(self, adviser: str | None) -> None:
+    def claim(self, classifier_sha256: str | None) -> None:
         """Write config.yaml and manifest.json, which assign the run folder to this training.
 
-        `adviser` is the hash of the classifier whose opinions the prompts show. A training with
+        The hash is that of the classifier whose opinions the prompts show. A training with
         checkpoints resumes only with the same one.
         """
         folder = self.config.run
         record = self.record
-        if adviser:
-            record = record.model_copy(update={"classifier_sha256": adviser})
+        if classifier_sha256:
+            record = record.model_copy(update={"classifier_sha256": classifier_sha256})
         if self._has_checkpoints():
             old = RunRecord.read(folder)
-            if old.classifier_sha256 != adviser:
+            if old.classifier_sha256 != classifier_sha256:
                 raise UserError(
                     f"{folder}: its checkpoints saw the opinions of another text classifier; "
                     "restore rows/, or choose another run=FOLDER"

@@ -22,7 +22,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Example:
-    """One question: the fields of the prompt template, and the gold answer."""
+    """What is asked about one row: the fields of the prompt template, and the gold answer."""
 
     id: int | str  # unique within its file; joins examples, completions and scores
     text: str  # the long part, which may be shortened; `{text}` in the template

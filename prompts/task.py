@@ -159,7 +159,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Task:
-    """One question to the model. The name of its folder is the name of the task everywhere."""
+    """What is asked of the model. The name of its folder is the name of the task everywhere."""
 
     data: Data
     ask: Ask

@@ -95,7 +95,7 @@ class RunRecord(Record):
     quantization: dict[str, Any]
 
     examples: int | None = None
-    """Training examples; like the hashes below, known when the training has finished."""
+    """Training examples; like the hashes below, not known when the training is set up."""
     labels_sha256: str | None = None
     classifier_sha256: str | None = None
     adapter_sha256: str | None = None

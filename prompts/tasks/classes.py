@@ -65,7 +65,7 @@ class Classes:
     def read(self, row: Mapping[str, Any]) -> Example:
         key = id_of(row)
         text = text_of(row, self.text if self.text in row else "text")
-        written_name = row.get(self.person) or ""
+        written_name = (row.get(self.person) or "") if self.person else ""
         if not isinstance(written_name, str):
             raise UserError(f"{self.person!r} must be a name")
         person = visible(written_name)

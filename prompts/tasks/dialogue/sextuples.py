@@ -25,8 +25,8 @@ SEXTUPLE = {
     "sentiment": {"enum": [*SENTIMENTS, ""]},
     "rationale": _at_most(120),
 }
-"""Fields of a sextuple -> their schemas; the other two, holder and sentence, are given. No
-sextuple: all empty. 999 of 1,000 real values are shorter."""
+"""Fields of a sextuple -> their schemas; the sixth, its holder, is given. No sextuple: all empty.
+999 of 1,000 real values are shorter."""
 
 EMOTION = {
     "state": {"enum": list(SENTIMENTS)},
