@@ -102,10 +102,9 @@ def vllm_problem(architecture: str) -> str:
     """
     words = [sys.executable, "-P", "-c", ASK_VLLM, architecture]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode == 0 or "No module named 'vllm" in done.stderr:
-        return ""
-    lines = done.stderr.strip().splitlines() or ["it ended"]
-    return lines[-1]
+    reason = (done.stderr.strip().splitlines() or ["it ended"])[-1]
+    is_installed = "No module named 'vllm" not in reason
+    return reason if done.returncode and is_installed else ""
 
 
 def load_language_model(folder: Path, **settings: Any) -> Any:

@@ -21,6 +21,7 @@ from panjue.eval.classifier import (
     grams,
     load_classifier,
     magnitude,
+    read_classifier,
     views,
 )
 from panjue.eval.second_stage import PLACES
@@ -146,6 +147,12 @@ def test_a_training_without_a_classifier_has_none(tmp_path: Path) -> None:
     assert load_classifier(tmp_path, TASK) is None
     write_json(tmp_path / "manifest.json", {})
     assert load_classifier(tmp_path, TASK) is None
+
+
+def test_no_pickle_is_read(tmp_path: Path) -> None:
+    np.savez(tmp_path / CLASSIFIER, about=np.array([{}], dtype=object))
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        read_classifier(tmp_path / CLASSIFIER, TWO_CLASSES)
 
 
 def test_a_file_that_is_missing_or_another_is_one_line(path: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -234,6 +235,7 @@ def test_fsdp_that_would_not_shard_or_not_save_is_refused(
 
 
 def test_a_gpu_that_torch_cannot_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     init = Mock(side_effect=RuntimeError("Found no NVIDIA driver on your system."))
     monkeypatch.setattr(torch.cuda, "init", init)
@@ -249,12 +251,15 @@ def test_the_rows_of_the_first_process_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = {"input_ids": [1], "labels": [1], "length": 1}
-    process = SimpleNamespace(is_main_process=False)
-    monkeypatch.setattr(processes, "PartialState", lambda: process)
+
+    def state() -> SimpleNamespace:
+        is_main = threading.current_thread() is threading.main_thread()
+        return SimpleNamespace(is_main_process=is_main)
+
+    monkeypatch.setattr(processes, "PartialState", state)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(cached, tmp_path, {}, lambda _: iter(()))
         with pytest.raises(TimeoutError):
             waiting.result(timeout=0.5)
-        process.is_main_process = True
         cached(tmp_path, {}, lambda _: iter([row]))
         assert len(waiting.result(timeout=30)[0]) == 1

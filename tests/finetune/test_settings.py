@@ -106,6 +106,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         command[:] = words
 
     monkeypatch.setattr(os, "execve", start)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     return command
 

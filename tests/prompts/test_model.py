@@ -1,5 +1,6 @@
 """Models: where a base comes from, and the fingerprint of its files."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from panjue.prompts.model import MIB, has_classifier, is_demo, model_folder, model_sha256
+from panjue.prompts.plumbing.endpoint import CERTIFICATES, PROXIES
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.plumbing.run import RunRecord
@@ -94,15 +96,17 @@ def test_a_base_that_cannot_be_had_is_one_line_with_the_ways_out(
 @pytest.mark.parametrize(
     ("variable", "value", "problem"),
     [
-        ("HTTPS_PROXY", "socks://127.0.0.1:1080", "HTTPS_PROXY.*: Unknown scheme"),
-        ("SSL_CERT_FILE", "/nowhere.pem", r"SSL_CERT_FILE: \[Errno 2\]"),
+        ("HTTPS_PROXY", "socks://127.0.0.1:1080", "^HTTPS_PROXY: Unknown scheme"),
+        ("SSL_CERT_FILE", "/nowhere.pem", r"^SSL_CERT_FILE: \[Errno 2\]"),
     ],
 )
 def test_what_keeps_a_request_from_the_hub_is_named_by_its_variable(
     variable: str, value: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     close_session()
-    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    for other in {*os.environ} - {variable}:
+        if other.upper() in (*PROXIES, *CERTIFICATES):
+            monkeypatch.delenv(other)
     monkeypatch.setenv(variable, value)
     with pytest.raises(UserError, match=problem):
         model_folder("Qwen/Qwen3-8B")

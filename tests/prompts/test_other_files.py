@@ -17,7 +17,7 @@ FILES = {
     "CSV": (b"id,fact,defendants\n0,x,y\n", "not JSON"),
     "GBK": (f"{ROW}\n".encode("gbk"), "not UTF-8 at byte"),
     "several a line": (f"{ROW}{ROW}\n".encode(), "Extra data"),
-    "torn": (ROW[:-9].encode(), "not JSON"),
+    "torn": (ROW[:-9].encode(), "is the file cut off?"),
     "deep": (b'{"id":' + b"[" * 970 + b"]" * 970 + b"}\n", ""),
     "a list, then cases": (f"[1,2]\n{ROW}\n".encode(), ""),
     "nothing": (b"", ""),

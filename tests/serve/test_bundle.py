@@ -118,6 +118,7 @@ def test_what_is_no_bundle_of_the_cases_is_refused(
     ("change", "message"),
     [
         ({"endpoint": "http://x/v1#m"}, "no fine-tuned model answered"),
+        ({"adapter": "none"}, "no fine-tuned model answered"),
         ({"trained_sha256": "0"}, "is not what .* was answered with"),
         ({"prompt_sha256": "0"}, "was asked with another prompt"),
     ],

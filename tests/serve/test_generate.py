@@ -309,13 +309,14 @@ def test_a_signal_ends_all_calls_and_says_how_to_resume() -> None:
 
     async def answer(example: Example) -> None:
         running.add(example.id)
+        if len(running) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
         try:
             await asyncio.sleep(60)
         finally:
             ended.add(example.id)
 
     examples = (Example(number, "甲") for number in range(3))
-    threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGTERM]).start()
     work = answer_all(examples, answer, asyncio.Semaphore(8))
     with pytest.raises(Stopped, match=r"resume$") as stopped, StopSignals() as signals:
         asyncio.run(signals.until_stopped(work))
@@ -326,12 +327,13 @@ def test_a_signal_ends_all_calls_and_says_how_to_resume() -> None:
 def test_a_signal_that_nothing_was_there_to_receive_ends_the_block() -> None:
     """The engine gets a Ctrl-C before we do, and fails; ours comes a moment later."""
 
-    def end() -> None:
+    def end(*, late_signal: bool = False) -> None:
+        if late_signal:
+            threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
         raise EngineEnded("engine: its process has ended")
 
-    threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
     with pytest.raises(Stopped, match=r"^stopped; no row was finished") as stopped, StopSignals():
-        end()
+        end(late_signal=True)
     assert stopped.value.exit_code == 130
     with pytest.raises(EngineEnded), StopSignals():
         end()

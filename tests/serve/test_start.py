@@ -35,7 +35,8 @@ from panjue.serve.settings import RESOURCES, GenerateConfig, environment, genera
 
 def test_what_a_gpu_would_compile_at_the_start_is_off_unless_it_is_wanted() -> None:
     """Its compiler is on no machine that has only a driver; what is compiled finds ninja."""
-    assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    assert environment({})["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    assert {"VLLM_USE_FLASHINFER_SAMPLER", "PATH"} <= os.environ.keys()
     programs = str(Path(sys.executable).parent)
     assert programs in os.environ["PATH"].split(os.pathsep)
     wanted = environment({"VLLM_USE_FLASHINFER_SAMPLER": "1", "PATH": "/bin"})
