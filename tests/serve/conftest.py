@@ -44,7 +44,7 @@ def stop_while_it_answers(server: PanjueServe) -> None:
         server.process.terminate()
         server.process.terminate()  # `make` and its like pass on what all got
         assert "event: result" in "".join(pieces)
-    assert server.process.wait(60) == 0
+    assert server.process.wait(180) == 0
     assert server.process.stdout
     assert server.process.stdout.read() == "stopped\n"
     assert left_of(children) == []

@@ -177,5 +177,5 @@ def test_a_client_that_hangs_up_is_aborted_in_the_engine(
             asking.cancel()
 
     asyncio.run(hang_up())
-    until(lambda: not is_running(), seconds=5)
+    until(lambda: not is_running(), seconds=10)
     judge(http, CASE)
