@@ -102,6 +102,7 @@ def test_replies_by_hand(reply: str, answers: list[str], repairs: list[str]) -> 
     ("ret", "complaint"),
     [
         (["peru"], None),
+        (["a", "b", "c", "d", "e"], None),
         ([], "list of texts"),
         (["a", "b", "c", "d", "e", "f"], "6 answers"),
         (["a", "a"], "twice"),
