@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from panjue.prompts.plumbing.decode import visible
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Item, Row, same, texts
 
@@ -33,7 +34,10 @@ def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
 
 
 def _named_items(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
-    """Yield the name and fields of each gold item, beside the predicted item of that name."""
+    """Yield the name and fields of each gold item, beside the predicted item of that name.
+
+    Names are yielded as `Example.names` has them.
+    """
     predicted: dict[str, Mapping[str, Any]] = {}
     for item in task.answer.items_of(row) if row else ():
         predicted.setdefault(item["name"], item)  # of doubled names the first
@@ -44,7 +48,7 @@ def _named_items(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
         for field in task.answer.fields:
             gold_texts = _readable(task, field, item)
             fields.append(same(field, gold_texts, _readable(task, field, given)))
-        yield str(name), fields
+        yield visible(str(name)), fields
 
 
 def _readable(task: Task, field: str, item: Mapping[str, Any]) -> list[str]:
