@@ -125,6 +125,17 @@ def neutralize_messages(tokenizer: Any, messages: Messages) -> Messages:
     ]
 
 
+CONTROL_WORD = re.compile(r"\[(?=/?(?!MASK\])[A-Z][A-Z_]{2,}\])")
+"""The `[` of `[INST]`, `[/INST]`, `[TOOL_CALLS]` and the like; not of the `[MASK]` of `cloze`."""
+
+
+def neutralize_control_words(messages: Messages) -> Messages:
+    """Do what `neutralize_messages` does, for an endpoint whose tokenizer is not known."""
+    return [
+        {**message, "content": CONTROL_WORD.sub("［", message["content"])} for message in messages
+    ]
+
+
 def names_opinions(task: str) -> bool:
     """Say whether a task's prompt has a place for the opinions of the text classifier."""
     return OPINIONS in prompt_file(task).read_text("utf-8")
