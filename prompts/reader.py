@@ -37,7 +37,9 @@ class Skipped:
             return
         with atomic_write(path) as out:
             for (file, place), reason in self.rows.items():
-                out.write(dump({"file": str(file), "place": place, "reason": reason}) + "\n")
+                row = dump({"file": str(file), "place": place, "reason": reason})
+                # The name of a file need not be UTF-8.
+                out.write(row.encode("utf-8", "replace").decode("utf-8") + "\n")
 
 
 def check_output(path: Path | None) -> None:

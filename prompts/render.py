@@ -14,8 +14,11 @@ from panjue.prompts.task import Messages
 
 def prompt_file(task: str) -> Path:
     """Return the `prompt.md` of a task."""
-    places = (Path(root) / task / "prompt.md" for root in tasks.__path__)
-    return next(place for place in places if place.exists())
+    places = [Path(root) / task / "prompt.md" for root in tasks.__path__]
+    for place in places:
+        if place.exists():
+            return place
+    raise UserError(f"{places[-1]}: is missing; write the prompt of the task there")
 
 
 OPINIONS = "{opinions}"

@@ -20,9 +20,8 @@ def read(row: Mapping[str, Any]) -> Example:
     if not fact.strip():
         raise UserError("'fact' has only invisible characters")
     names = _names(row.get("defendants"))
-    given_names = tuple(row["defendants"])
     notes = []
-    for given, name in zip(given_names, names, strict=True):
+    for given, name in zip(row["defendants"], names, strict=True):
         if given != name:
             notes.append(f"the name {given!r} has invisible characters, left out")
     answer: Answer | None = None
@@ -36,7 +35,7 @@ def read(row: Mapping[str, Any]) -> Example:
         id=key,
         text=fact,
         names=tuple(names),
-        given_names=given_names,
+        given_names=tuple(row["defendants"]),
         inputs={"defendants": "、".join(names)},
         answer=answer,
         groups={"defendants": str(len(names)) if len(names) < 5 else "5+"},
