@@ -34,10 +34,7 @@ def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
 
 
 def _named_items(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
-    """Yield the name and fields of each gold item, beside the predicted item of that name.
-
-    Names are yielded as `Example.names` has them.
-    """
+    """Yield the name and fields of each gold item, beside the predicted item of that name."""
     predicted: dict[str, Mapping[str, Any]] = {}
     for item in task.answer.items_of(row) if row else ():
         predicted.setdefault(item["name"], item)  # of doubled names the first
@@ -48,7 +45,7 @@ def _named_items(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
         for field in task.answer.fields:
             gold_texts = _readable(task, field, item)
             fields.append(same(field, gold_texts, _readable(task, field, given)))
-        yield visible(str(name)), fields
+        yield visible(str(name)), fields  # named as in `Example.names`
 
 
 def _readable(task: Task, field: str, item: Mapping[str, Any]) -> list[str]:

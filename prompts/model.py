@@ -135,10 +135,9 @@ def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     with of_library(f"{folder}: its tokenizer", "; restore its files"):
+        # From tekken.json, which is Mistral's format, comes one without a chat template.
         tokenizer = AutoTokenizer.from_pretrained(
-            folder,
-            trust_remote_code=False,
-            mistral_format=False,  # a folder with tekken.json gets one without a chat template
+            folder, trust_remote_code=False, mistral_format=False
         )
     if not tokenizer.chat_template:
         raise UserError(

@@ -38,8 +38,7 @@ class Skipped:
         with atomic_write(path) as out:
             for (file, place), reason in self.rows.items():
                 row = dump({"file": str(file), "place": place, "reason": reason})
-                # The name of a file need not be UTF-8.
-                out.write(row.encode("utf-8", "replace").decode("utf-8") + "\n")
+                out.write(row.encode("utf-8", "replace").decode() + "\n")  # names may be no UTF-8
 
 
 def check_output(path: Path | None) -> None:

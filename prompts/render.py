@@ -50,6 +50,9 @@ def neutralize(text: str) -> str:
 CONTROL = re.compile(r"[<\[]\S+[>\]]")
 """The form of a control token that the tokenizer does not mark as special."""
 
+CONTROL_WORD = re.compile(r"\[/?(?!MASK\])[A-Z][A-Z_]{2,}\]")
+"""`[INST]`, `[/INST]`, `[TOOL_CALLS]` and the like, but not the `[MASK]` of `cloze`."""
+
 
 def control_ids(tokenizer: Any) -> dict[str, int]:
     """Return the ids of the control tokens of a tokenizer, by token.
@@ -67,6 +70,8 @@ def control_ids(tokenizer: Any) -> dict[str, int]:
 @lru_cache(maxsize=8)
 def _control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
     """Return what matches every control token of a tokenizer; None if it has none."""
+    if tokenizer is None:  # that of an endpoint, which is not known
+        return CONTROL_WORD
     words = set(control_ids(tokenizer))
     # Before they match tokens, some tokenizers lower-case the text or replace its spaces by ▁.
     words |= {token.replace("▁", " ") for token in words}
@@ -125,17 +130,6 @@ def neutralize_messages(tokenizer: Any, messages: Messages) -> Messages:
     return [
         {**message, "content": neutralize_tokens(tokenizer, message["content"])}
         for message in messages
-    ]
-
-
-CONTROL_WORD = re.compile(r"\[(?=/?(?!MASK\])[A-Z][A-Z_]{2,}\])")
-"""The `[` of `[INST]`, `[/INST]`, `[TOOL_CALLS]` and the like; not of the `[MASK]` of `cloze`."""
-
-
-def neutralize_control_words(messages: Messages) -> Messages:
-    """Do what `neutralize_messages` does, for an endpoint whose tokenizer is not known."""
-    return [
-        {**message, "content": CONTROL_WORD.sub("［", message["content"])} for message in messages
     ]
 
 

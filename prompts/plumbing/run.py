@@ -249,14 +249,11 @@ def _has_replies(folder: Path) -> bool:
 
 
 def _has_answers(folder: Path) -> bool:
-    """Say whether a folder has the answers to one test file, in a run or copied out of it.
-
-    A folder with settings is a run, whatever the folder around it is called.
-    """
+    """Say whether a folder has the answers to one test file, in a run or copied out of it."""
     path = folder / MANIFEST
     if not path.is_file():
         return False
-    if folder.parent.name == ANSWERS and not (folder / CONFIG).is_file():
+    if folder.parent.name == ANSWERS and not (folder / CONFIG).is_file():  # that of a run
         return True
     with suppress(UserError):  # a manifest.json of something else, say of a web page
         return "test_sha256" in read_object(path)

@@ -17,8 +17,6 @@ FIELDS = ("charges", "articles")
 def read(row: Mapping[str, Any]) -> Example:
     key = id_of(row)
     fact = visible(text_of(row, "fact"))
-    if not fact.strip():
-        raise UserError("'fact' has only invisible characters")
     names = _names(row.get("defendants"))
     notes = []
     for given, name in zip(row["defendants"], names, strict=True):

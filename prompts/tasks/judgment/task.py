@@ -73,15 +73,12 @@ def _label_sets(examples: Iterable[Example]) -> Iterator[dict[str, list[str]]]:
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
     """Return the official submission row, with the penalty as its class 0-14."""
+    names = example.given_names or example.names
     judgments = []
-    for name, judgment in zip(_names_in_submission(example), answer["judgments"], strict=True):
+    for name, judgment in zip(names, answer["judgments"], strict=True):
         penalty = PENALTIES.index(judgment["penalty"])
         judgments.append({**judgment, "name": name, "penalty": penalty})
     return {"id": example.id, "judgments": judgments}
-
-
-def _names_in_submission(example: Example) -> tuple[str, ...]:
-    return example.given_names or example.names
 
 
 @cache
@@ -102,7 +99,7 @@ def check(example: Example, row: Mapping[str, Any], labels: Labels | None) -> It
         return
     if row["id"] != example.id:
         yield f"the id is {row['id']!r}, the case has {example.id!r}"
-    expected = _names_in_submission(example)
+    expected = example.given_names or example.names
     names = [judgment["name"] for judgment in row["judgments"]]
     counts = Counter(names)
     for name in expected:

@@ -62,7 +62,7 @@ NAMES = "'defendants' must list the defendants' names, one or more, each once"
         ("id", ..., "'id' must be a whole number or a string"),
         ("id", " ", "'id' is an empty text"),
         ("fact", " \n", "'fact' must be a text that is not empty"),
-        ("fact", " \u200b", "'fact' has only invisible characters"),
+        ("fact", " \u200b", "'fact' must be a text that is not empty"),
         ("defendants", ..., NAMES),
         ("defendants", ["甲", "\u200b"], NAMES),
         ("defendants", ["甲", "甲\ufeff"], NAMES),
