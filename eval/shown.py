@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from panjue.prompts.plumbing.decode import visible
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Item, Row, same, texts
 
@@ -44,7 +45,7 @@ def _named_items(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
         for field in task.answer.fields:
             gold_texts = _readable(task, field, item)
             fields.append(same(field, gold_texts, _readable(task, field, given)))
-        yield str(name), fields
+        yield visible(str(name)), fields  # named as in `Example.names`
 
 
 def _readable(task: Task, field: str, item: Mapping[str, Any]) -> list[str]:

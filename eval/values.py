@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from panjue.prompts.example import UNKNOWN, Example
+from panjue.prompts.plumbing.decode import visible
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.progress import counted
 from panjue.prompts.plumbing.rows import Rows
@@ -275,7 +276,7 @@ def other_cases(reader: Reader, cases: Path, rows: Rows) -> str:
 
 
 def _names(task: Task, row: Row) -> list[str]:
-    """Return the names in a row whose items have names, in order; none in a row of another form."""
+    """Return the names in a row, as `Example.names` has them; none in a row of another form."""
     with suppress(KeyError, TypeError):
-        return [str(item["name"]) for item in task.answer.items_of(row)]
+        return [visible(str(item["name"])) for item in task.answer.items_of(row)]
     return []

@@ -135,7 +135,10 @@ def load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     with of_library(f"{folder}: its tokenizer", "; restore its files"):
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        # From tekken.json, which is Mistral's format, comes one without a chat template.
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, mistral_format=False
+        )
     if not tokenizer.chat_template:
         raise UserError(
             f"{folder}: its tokenizer has no chat template; take an instruction-tuned model"

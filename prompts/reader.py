@@ -37,7 +37,8 @@ class Skipped:
             return
         with atomic_write(path) as out:
             for (file, place), reason in self.rows.items():
-                out.write(dump({"file": str(file), "place": place, "reason": reason}) + "\n")
+                row = dump({"file": str(file), "place": place, "reason": reason})
+                out.write(row.encode("utf-8", "replace").decode() + "\n")  # names may be no UTF-8
 
 
 def check_output(path: Path | None) -> None:

@@ -14,8 +14,11 @@ from panjue.prompts.task import Messages
 
 def prompt_file(task: str) -> Path:
     """Return the `prompt.md` of a task."""
-    places = (Path(root) / task / "prompt.md" for root in tasks.__path__)
-    return next(place for place in places if place.exists())
+    places = [Path(root) / task / "prompt.md" for root in tasks.__path__]
+    for place in places:
+        if place.exists():
+            return place
+    raise UserError(f"{places[-1]}: is missing; write the prompt of the task there")
 
 
 OPINIONS = "{opinions}"
@@ -47,6 +50,9 @@ def neutralize(text: str) -> str:
 CONTROL = re.compile(r"[<\[]\S+[>\]]")
 """The form of a control token that the tokenizer does not mark as special."""
 
+CONTROL_WORD = re.compile(r"\[/?(?!MASK\])[A-Z][A-Z_]{2,}\]")
+"""`[INST]`, `[/INST]`, `[TOOL_CALLS]` and the like, but not the `[MASK]` of `cloze`."""
+
 
 def control_ids(tokenizer: Any) -> dict[str, int]:
     """Return the ids of the control tokens of a tokenizer, by token.
@@ -64,6 +70,8 @@ def control_ids(tokenizer: Any) -> dict[str, int]:
 @lru_cache(maxsize=8)
 def _control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
     """Return what matches every control token of a tokenizer; None if it has none."""
+    if tokenizer is None:  # that of an endpoint, which is not known
+        return CONTROL_WORD
     words = set(control_ids(tokenizer))
     # Before they match tokens, some tokenizers lower-case the text or replace its spaces by ▁.
     words |= {token.replace("▁", " ") for token in words}

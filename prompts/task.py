@@ -22,7 +22,7 @@ from panjue.prompts.example import (
 )
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.config import first_complaint
-from panjue.prompts.plumbing.decode import after_thinking, load_json
+from panjue.prompts.plumbing.decode import after_thinking, load_json, visible
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import FileRow, dump
 from panjue.prompts.plumbing.rows import case_rows
@@ -44,7 +44,7 @@ def id_of(row: Mapping[str, Any]) -> int | str:
 
 def text_of(row: Mapping[str, Any], field: str) -> str:
     value = row.get(field)
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or not visible(value).strip():
         raise UserError(f"{field!r} must be a text that is not empty")
     return value
 

@@ -21,6 +21,7 @@ from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import RunRecord
+from panjue.prompts.render import neutralize_messages
 from panjue.prompts.shorten import ShortenedPrompt, shortened_prompt
 from panjue.prompts.task import Messages, Schema, Task
 
@@ -133,7 +134,7 @@ class Asker:
             example = self.advisor.show(example, opinions)
         schema = self.task.ask.schema(example, self.labels) if self._constrained else None
         if self.tokenizer is None:
-            messages = self.task.ask.prompt(example)
+            messages = neutralize_messages(None, self.task.ask.prompt(example))
             return Question([], schema, room=0, dropped=0, messages=messages, opinions=opinions)
         asked, limit = self._shortened(example, source_limit)
         shortened, messages, prompt, room = asked

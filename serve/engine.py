@@ -172,6 +172,7 @@ def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]
     return {
         "model": str(served.model),
         "tokenizer": str(served.model),
+        "tokenizer_mode": "hf",  # what `load_tokenizer` loads, for Mistral's models too
         "hf_token": None,  # settings are written to files; HF_TOKEN does the same
         # -1: what fits (vllm/v1/core/kv_cache_utils.py:2414)
         "max_model_len": budget.usual if budget.usual == budget.longest else -1,
@@ -188,6 +189,7 @@ def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]
 OWN_ARGUMENTS = (
     "model",
     "tokenizer",
+    "tokenizer_mode",
     "hf_token",
     "max_model_len",
     "seed",

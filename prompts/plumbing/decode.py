@@ -39,7 +39,7 @@ def flatten_forms(text: str) -> str:
 
 
 BLOCK = re.compile(
-    r"(?P<open><\|?|\[|◁)(?:(?P<end>/|end_)|start_)?"
+    r"(?P<open><\|?|\[(?=/?think)|◁)(?:(?P<end>/|end_)|start_)?"
     r"(?P<name>(?:\w{1,20}:)?(?:think(?:ing)?|thoughts?|reason(?:ing)?|analysis|reflection))"
     r"(?:\|?>|\]|▷)"
     r"|<\|channel\|>\s?(?:(?P<final>final)|[a-z]+)\b[^{}\n]{0,60}?<\|message\|>"
@@ -47,8 +47,8 @@ BLOCK = re.compile(
     re.IGNORECASE,
 )
 """The start or the end of a think block: `<think>`, `[/THINK]`, `◁think▷`, `<seed:think>`,
-`<|END_THINKING|>`; of gpt-oss each channel, of which `final` is the answer, written
-`assistantfinal` where special tokens are left out."""
+`<|END_THINKING|>`, but no heading such as `[Analysis]`; of gpt-oss each channel, of which `final`
+is the answer, written `assistantfinal` where special tokens are left out."""
 
 
 def after_thinking(reply: str) -> str:

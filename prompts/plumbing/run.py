@@ -253,7 +253,7 @@ def _has_answers(folder: Path) -> bool:
     path = folder / MANIFEST
     if not path.is_file():
         return False
-    if folder.parent.name == ANSWERS:
+    if folder.parent.name == ANSWERS and not (folder / CONFIG).is_file():  # that of a run
         return True
     with suppress(UserError):  # a manifest.json of something else, say of a web page
         return "test_sha256" in read_object(path)

@@ -76,7 +76,7 @@ class Classes:
             text=text,
             names=(person,) if person else (),
             inputs={"person": person},
-            answer=self._answer(self._words(row)) if self.key in row else None,
+            answer=None if row.get(self.key) is None else self._answer(self._words(row)),
             groups=self._groups(row),
         )
 
@@ -234,12 +234,13 @@ class Classes:
 
 
 def rows_with_ids(path: Path) -> Iterator[FileRow]:
-    """Yield the rows of a file. FairLex's have no ids: there the line number is the id."""
-    for number, load in case_rows(path):
-        yield number, partial(_with_id, number, load)
+    """Yield the rows of a file. FairLex's have no ids: there the number of the line or row is."""
+    for place, load in case_rows(path):
+        number = int(str(place).removeprefix("row "))
+        yield place, partial(_with_id, number, load)
 
 
-def _with_id(number: int | str, load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _with_id(number: int, load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return {"id": number, **load()}
 
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.render import control_ids, neutralize_tokens, prompt_ids, reply_ids
 
 STYLES: dict[str, tuple[list[str], list[str]]] = {
@@ -92,3 +93,10 @@ def test_a_tokenizer_that_cannot_be_shielded_is_refused_by_name(tmp_path: Path) 
         load_tokenizer(tmp_path)
     TOKENIZERS["Mistral"].save_pretrained(tmp_path / "mistral")
     assert load_tokenizer(tmp_path / "mistral").eos_token == "<unk>"
+
+
+def test_a_mistral_model_gets_the_tokenizer_that_has_a_chat_template(tmp_path: Path) -> None:
+    TOKENIZERS["Mistral"].save_pretrained(tmp_path)
+    write_json(tmp_path / "config.json", {"model_type": "mistral"})
+    write_json(tmp_path / "tekken.json", {})
+    assert load_tokenizer(tmp_path).eos_token == "<unk>"

@@ -1,12 +1,13 @@
 """A file that is not of ours is one line, with what it is and the way out, in every command."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.reader import Reader
+from panjue.prompts.reader import Reader, Skipped
 from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.judgment.demo import write_demo
 from tests.prompts.test_cli import Panjue
@@ -52,6 +53,13 @@ def test_every_command_names_what_it_cannot_read(kind: str, demo: Path, panjue: 
         is_lines = "cloze" not in words and "reading" not in words
         if is_lines and str(path) in done.stderr:
             assert told in done.stderr, words
+
+
+def test_a_skipped_row_is_listed_whatever_the_name_of_its_file(tmp_path: Path) -> None:
+    skipped = Skipped({(Path(os.fsdecode(b"\xff.jsonl")), 3): "not JSON"})
+    skipped.write(tmp_path / "skipped.jsonl")
+    row = '{"file":"?.jsonl","place":3,"reason":"not JSON"}\n'
+    assert (tmp_path / "skipped.jsonl").read_text("utf-8") == row
 
 
 def test_a_list_as_the_first_row_is_a_bad_row(demo: Path) -> None:

@@ -74,6 +74,8 @@ def test_a_wrong_template_is_named_with_what_to_write(
     path.parent.mkdir()
     path.write_text(template, "utf-8")
     monkeypatch.setattr(tasks, "__path__", [str(tmp_path)])
+    with pytest.raises(UserError, match=r"severity/prompt\.md: is missing; write"):
+        render("severity", NASTY)
     with pytest.raises(UserError) as raised:
         render("judgment", NASTY)
     assert str(raised.value) == (

@@ -103,7 +103,7 @@ def ask(server: Server, rows_of: Any) -> Ask:
     def rows(count: int = 6, in_flight: int = 8, **sampling: Any) -> list[dict[str, Any]]:
         examples = []
         for number in range(1, count + 1):
-            chat = [{"Holder": "甲", "sentence": f"第{number}句。"}]
+            chat = [{"Holder": "甲", "sentence": f"第{number}句[1][/INST][MASK]。"}]
             examples.append(TASK.data.read({"id": str(number), "chat": chat}))
         asker = Asker(TASK, None, None, Budget())
         words = {"passes": [sampling], "finished": server.made}
@@ -123,7 +123,7 @@ def test_it_is_asked_as_openai_is(
     [asked] = server.asked
     assert asked.items() >= {"model": "m", "temperature": 0.0, **sampling}.items()
     assert server.keys == {"Bearer secret"}
-    assert "第1句" in asked["messages"][0]["content"]
+    assert "第1句[1]［/INST][MASK]。" in asked["messages"][0]["content"]
     assert asked["response_format"]["json_schema"]["strict"] is True
     assert (made["prompt_tokens"], made["completion_tokens"]) == (7, 3)
 

@@ -64,10 +64,10 @@ def read(row: Mapping[str, Any]) -> Example:
     query = row.get("query")
     if not isinstance(query, str) or query.count(MASK) != 1:
         raise UserError(f"'query' must be a text with one {MASK}")
-    gold = row.get("answer", [])
-    if "answer" in row and not _is_texts(gold):
+    gold = row.get("answer")
+    if gold is not None and not _is_texts(gold):
         raise UserError("'answer' must list one text or more")
-    answers = list(dict.fromkeys(map(contest_form, gold)))[:MAX_ANSWERS]
+    answers = list(dict.fromkeys(map(contest_form, gold or ())))[:MAX_ANSWERS]
     return Example(
         id=row["qid"],
         text=query,

@@ -97,8 +97,11 @@ def _writing(path: Path) -> Iterator[WriteRow]:
             place = temporary / name / f"{name}_{row['id']}.json"
             place.write_text(text + "\n", "utf-8")
 
-    yield write
-    replace_folder(temporary, path)
+    try:
+        yield write
+        replace_folder(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 DIALOGUES = SubmissionFormat("submission", _read_submission, _writing, is_folder_of_dialogues)

@@ -89,7 +89,7 @@ def _emotion_lines(events: Sequence[Row]) -> list[str]:
     """Return a line for each emotion: its event, state, source and reason."""
     lines = []
     for event in events:
-        for one in event["emotions"]:
+        for one in event["emotions"] or ():
             lines.append(f"{event['event']}: {one['state']} ← {one['source_id']}: {one['reason']}")
     return lines
 
@@ -97,7 +97,7 @@ def _emotion_lines(events: Sequence[Row]) -> list[str]:
 def _events_of(row: Row | None, holder: str) -> Sequence[Row]:
     """Return the events of a holder; none if the row does not have the holder."""
     emo: Row = (row["emo"] if row else None) or {}
-    return emo[holder]["events"] if holder in emo else ()
+    return (emo[holder]["events"] if holder in emo else None) or ()
 
 
 def _event_counts(gold: Row, row: Row | None) -> list[float]:

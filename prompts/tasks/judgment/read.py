@@ -16,15 +16,14 @@ FIELDS = ("charges", "articles")
 
 def read(row: Mapping[str, Any]) -> Example:
     key = id_of(row)
-    fact = text_of(row, "fact")
+    fact = visible(text_of(row, "fact"))
     names = _names(row.get("defendants"))
     notes = []
     for given, name in zip(row["defendants"], names, strict=True):
         if given != name:
-            fact = fact.replace(given, name)
             notes.append(f"the name {given!r} has invisible characters, left out")
     answer: Answer | None = None
-    if "outcomes" in row:
+    if row.get("outcomes") is not None:
         judgments = _judgments(row["outcomes"])
         odd = sorted(set(judgments) ^ set(names))
         if odd:
@@ -34,6 +33,7 @@ def read(row: Mapping[str, Any]) -> Example:
         id=key,
         text=fact,
         names=tuple(names),
+        given_names=tuple(row["defendants"]),
         inputs={"defendants": "、".join(names)},
         answer=answer,
         groups={"defendants": str(len(names)) if len(names) < 5 else "5+"},
@@ -42,7 +42,7 @@ def read(row: Mapping[str, Any]) -> Example:
 
 
 def by_hand(fact: str, names: Sequence[str]) -> Example:
-    return read({"id": 0, "fact": fact, "defendants": list(names)})
+    return read({"id": 0, "fact": fact, "defendants": list(map(visible, names))})
 
 
 def _names(given: Any) -> list[str]:

@@ -73,9 +73,11 @@ def _label_sets(examples: Iterable[Example]) -> Iterator[dict[str, list[str]]]:
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
     """Return the official submission row, with the penalty as its class 0-14."""
+    names = example.given_names or example.names
     judgments = []
-    for judgment in answer["judgments"]:
-        judgments.append({**judgment, "penalty": PENALTIES.index(judgment["penalty"])})
+    for name, judgment in zip(names, answer["judgments"], strict=True):
+        penalty = PENALTIES.index(judgment["penalty"])
+        judgments.append({**judgment, "name": name, "penalty": penalty})
     return {"id": example.id, "judgments": judgments}
 
 
@@ -97,17 +99,18 @@ def check(example: Example, row: Mapping[str, Any], labels: Labels | None) -> It
         return
     if row["id"] != example.id:
         yield f"the id is {row['id']!r}, the case has {example.id!r}"
+    expected = example.given_names or example.names
     names = [judgment["name"] for judgment in row["judgments"]]
     counts = Counter(names)
-    for name in example.names:
+    for name in expected:
         if name not in counts:
             yield f"defendant {name!r} is not answered"
     for name, n in counts.items():
-        if name not in example.names:
+        if name not in expected:
             yield f"{name!r} is no defendant of this case"
         if n > 1:
             yield f"defendant {name!r} is answered {n} times"
-    if names != list(example.names) and set(names) == set(example.names):
+    if names != list(expected) and set(names) == set(expected):
         yield "the defendants are not in the order of the case"
     if labels is not None:
         yield from _label_faults(row, labels)

@@ -101,7 +101,7 @@ def _references_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     A hidden file has blanks in place of references and of `is_impossible`: blanks alone are an
     answer only if that is "true", or if the file does not have it.
     """
-    texts = _texts(row.get("answers", []))
+    texts = _texts([] if row.get("answers") is None else row["answers"])
     if any(texts) or "is_impossible" not in row:
         return texts
     if row["is_impossible"] in ("true", True):

@@ -92,6 +92,7 @@ def test_the_last_whole_object_with_all_keys_counts() -> None:
         ("{1}<think>{2}</think>{3}<think>{4}", "{1}{3}"),
         ("a < think > b", "a < think > b"),
         ("[thinking about it] {}", "[thinking about it] {}"),
+        ("[Analysis] {}", "[Analysis] {}"),
         ("<answer>{}</answer>", "<answer>{}</answer>"),
         ("<|channel|>analysis<|message|>{1}", ""),
         ("</think><think>{1}", ""),

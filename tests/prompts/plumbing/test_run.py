@@ -63,8 +63,11 @@ def test_what_is_missing_or_of_an_older_version_is_one_line(tmp_path: Path) -> N
 
 
 def test_a_path_means_the_answers_to_the_gold_file(tmp_path: Path) -> None:
-    gold, run = tmp_path / "gold.jsonl", tmp_path / "run"
+    gold, run = tmp_path / "gold.jsonl", tmp_path / "answers/run"
     gold.write_text("", "utf-8")
+    run.mkdir(parents=True)
+    (run / "config.yaml").touch()
+    RunRecord.model_validate(TRAINED).write(run)
     empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     for name, digest in (("a", "1"), ("b", empty)):
         (run / "answers" / name).mkdir(parents=True)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.submissions import JSON_LINES, JSON_LIST, SubmissionFormat
 from panjue.prompts.tasks.cloze.table import RET_TABLE
+from panjue.prompts.tasks.dialogue.dialogues import DIALOGUES
 
 FORMS = {"lines": JSON_LINES, "list": JSON_LIST, "table": RET_TABLE}
 TEXT = st.text(st.characters(codec="utf-8"))
@@ -34,6 +35,13 @@ def test_what_is_written_is_read_again(
     index = form.index(folder / form.name)
     assert index.ids() == lists.keys()
     assert [index.get(key) for key in lists] == rows
+
+
+def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
+    for form in (*FORMS.values(), DIALOGUES):
+        with pytest.raises(KeyError), form.writing(tmp_path / form.name):
+            raise KeyError
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_bytes_by_hand(tmp_path: Path) -> None:

@@ -76,12 +76,15 @@ def test_a_bad_line(task: Task, fields: dict[str, Any], complaint: str) -> None:
 
 def test_the_line_number_is_the_id_of_a_row_that_has_none(tmp_path: Path) -> None:
     """FairLex's files have no ids."""
-    rows = [{"text": "…", "label": 1}, {"id": "x", "text": "…"}, {"id": "", "text": "…"}]
+    unlabelled = {"text": "…", "label": None}
+    rows = [{"text": "…", "label": 1}, {"id": "x", **unlabelled}, {"id": "", **unlabelled}]
     path = tmp_path / "cases.jsonl"
     path.write_text("// a remark\n" + "\n".join(map(dump, rows)), "utf-8")
     reader = Reader(FSCS, on_bad_row="skip")
     assert [example.id for example in reader.read(path)] == [2, "x"]
     assert list(reader.skipped.rows.values()) == ["'id' is an empty text"]
+    path.write_text(dump(rows[:2] + rows[:1]), "utf-8")
+    assert [example.id for example in Reader(FSCS).read(path)] == [1, "x", 3]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ def test_a_bad_row(fields: dict[str, Any], complaint: str) -> None:
 
 def test_a_question_never_loses_its_mask() -> None:
     query = "it rains! " * 30 + "he is from [MASK]! " + "it rains! " * 30
-    example = TASK.data.read({"qid": "q", "query": query})
+    example = TASK.data.read({"qid": "q", "query": query, "answer": None})
+    assert (example.answer, example.references) == (None, ())
     shortened = shorten(example, 60, lambda example: len(example.text))
     assert (shortened.fits, "[MASK]" in shortened.example.text) == (True, True)
 

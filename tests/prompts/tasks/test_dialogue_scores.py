@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from panjue.eval.fairness import fairness, show_fairness
+from panjue.eval.shown import items_of
 from panjue.eval.values import metric_values, pooled
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.task import load_task, task_folders
@@ -92,6 +93,8 @@ def test_the_authors_example() -> None:
         (lambda row: row["emo"].update(丙={"events": []}), 1, 1),  # gold does not have this holder
         (lambda row: row["emo"].pop("2"), 1, 1),  # no answer is no events, which is right
         (lambda row: row["emo"].pop("1"), 1, 1 / 2),
+        (lambda row: row["emo"]["1"].update(events=None), 1, 1 / 2),
+        (lambda row: row["emo"]["1"]["events"][0].update(emotions=None), 1, 1 / 2),
         (lambda row: row["chat"][0].update(final_model_response=[]), 2 / 3, 1),
         (lambda row: row["chat"][2].update(final_model_response=[{"target": "它"}]), 2 / 3, 1),
     ],
@@ -105,6 +108,7 @@ def test_every_flaw_costs(
     damage(row)
     assert scored(gold, row) == pytest.approx([events, sextuples])
     assert scored(gold, None) == pytest.approx([0, 0])
+    assert list(items_of(TASK, gold, row)), "a report shows the row too"
 
 
 def scored(gold: Row, row: Row | None) -> Any:

@@ -51,6 +51,7 @@ def test_a_blank_is_an_answer_only_of_an_impossible_question(texts: list[str]) -
         example = question(*texts, is_impossible=hidden)
         assert (example.answer, example.references, example.groups) == (None, (), {})
     assert (question(*texts).answer is None) == (not texts)
+    assert question(answers=None).answer is None
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from panjue.eval.shown import items_of
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
@@ -41,6 +42,7 @@ def test_a_line_by_hand() -> None:
             {"name": "乙", **fraud, "penalty": PENALTIES[11]},
         ]
     }
+    assert TASK.data.read({**CASE, "outcomes": None}).answer is None
 
 
 def test_five_defendants_and_more_are_one_group() -> None:
@@ -60,13 +62,14 @@ NAMES = "'defendants' must list the defendants' names, one or more, each once"
         ("id", ..., "'id' must be a whole number or a string"),
         ("id", " ", "'id' is an empty text"),
         ("fact", " \n", "'fact' must be a text that is not empty"),
+        ("fact", " \u200b", "'fact' must be a text that is not empty"),
         ("defendants", ..., NAMES),
         ("defendants", ["甲", "\u200b"], NAMES),
         ("defendants", ["甲", "甲\ufeff"], NAMES),
         ("defendants", ["甲", 2], NAMES),
         ("defendants", ["甲", "丙"], f'["丙","乙"]: {BOTH}'),
         ("defendants", ["甲", "乙 "], f'["乙","乙 "]: {BOTH}'),
-        ("outcomes", None, "'outcomes' must be a list, found null"),
+        ("outcomes", "", "'outcomes' must be a list, found \"\""),
         ("outcomes", [3], f"{ONCE} 3"),
         ("outcomes 0", ..., f'["乙"]: {BOTH}'),
         ("outcomes 0", {"name": None}, f'{ONCE} {{"name":null}}'),
@@ -124,9 +127,9 @@ def test_a_key_that_is_given_twice_makes_a_bad_row(tmp_path: Path, key: str) -> 
 
 
 @pytest.mark.parametrize("sign", ["\u200b", "\ufeff", "\u200e", "\u00ad"])
-def test_invisible_characters_are_left_out_of_names_and_labels(sign: str) -> None:
+def test_invisible_characters_are_left_out_but_for_the_submission(sign: str) -> None:
     marked = copy.deepcopy(CASE)
-    marked["fact"] = f"甲{sign}、乙行窃。{sign}"
+    marked["fact"] = f"甲{sign}、{sign}乙行窃。"
     marked["defendants"] = [f"甲{sign}", "乙"]
     theft = {"charges": [f"盗窃罪{sign}"], "articles": [f"{sign}264"]}
     marked["outcomes"][1] |= {"name": f"{sign}甲", **theft}
@@ -135,8 +138,12 @@ def test_invisible_characters_are_left_out_of_names_and_labels(sign: str) -> Non
     assert example.answer == plain.answer
     assert example.names == plain.names
     assert example.inputs == plain.inputs
-    assert example.text == plain.text + sign, "a name is found in the facts, which stay as they are"
+    assert example.text == plain.text, "so the names are found in it"
     assert example.notes == (f"the name {f'甲{sign}'!r} has invisible characters, left out",)
+    row = TASK.gold(example)
+    assert [judgment["name"] for judgment in row["judgments"]] == marked["defendants"]
+    assert list(TASK.data.check(example, row, None)) == []
+    assert [name for name, _ in items_of(TASK, row, row)] == ["甲", "乙"]
 
 
 def test_a_row_of_another_format_is_named_by_its_place(tmp_path: Path) -> None:
