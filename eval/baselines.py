@@ -39,9 +39,13 @@ class Baselines:
         completions = folder / "completions.jsonl"
         try:
             self._advisor = classifier_to_compare(task, folder, gold)
-            if self._advisor and completions.exists():
+            answers = find_answers(folder)
+            # Opinions are kept by position: they fit the persons of the file that was answered.
+            is_answered_file = answers and answers.record.test_sha256 == sha256(gold)
+            if self._advisor and is_answered_file and completions.exists():
                 self._completions = Rows(completions, key=call_key)
         except UserError as error:
+            self._advisor = None
             self.classifier_fault = str(error)
 
     def add(self, example: Example, gold: Row) -> None:

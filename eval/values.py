@@ -253,7 +253,7 @@ def other_cases(reader: Reader, cases: Path, rows: Rows) -> str:
         if row is None:
             continue
         compared += 1
-        names = _names(reader.task, row)
+        names = names_in(reader.task, row)
         if names and example.names and set(names).isdisjoint(example.names):
             both = f"{'、'.join(example.names)} there and {'、'.join(names)} here"
             foreign.append(f"id {example.id} has {both}")
@@ -274,7 +274,7 @@ def other_cases(reader: Reader, cases: Path, rows: Rows) -> str:
     return ""
 
 
-def _names(task: Task, row: Row) -> list[str]:
+def names_in(task: Task, row: Row) -> list[str]:
     """Return the names in a row whose items have names, in order; none in a row of another form."""
     with suppress(KeyError, TypeError):
         return [str(item["name"]) for item in task.answer.items_of(row)]

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
+from panjue.eval.agreement import NO_REPLY
+from panjue.eval.answers import open_answers
 from panjue.eval.decoding import decode_answers
+from panjue.eval.report import page_data
 from panjue.eval.score import remarks, score
 from panjue.prompts.labels import collect
 from panjue.prompts.model import CLASSIFIER
@@ -196,13 +199,40 @@ def test_where_the_classifier_answers_no_reply_is_needed(
 
 
 def test_a_classifier_that_is_broken_is_no_baseline(run: Path, adapter: Path, gold: Path) -> None:
+    change(run, test=str(gold), test_sha256=sha256(gold))
     decode_answers(run)
+    (run / "completions.jsonl").write_text('{"id": 7, "tex', "utf-8")
+    scores = score(Reader(TASK), gold, run)
+    assert "completions.jsonl:1: not JSON" in scores.classifier_fault
+    assert "text classifier" not in scores.baselines
     (adapter / CLASSIFIER).unlink()
     scores = score(Reader(TASK), gold, run)
     assert "text classifier" not in scores.baselines
     missing = "is missing, or is not what the training wrote; restore it, or train again"
     told = f"{adapter}/classifier.npz: {missing}"
     assert f"text classifier: unknown, {told}" in remarks(scores)
+
+
+@pytest.mark.parametrize("names", ["甲乙", "乙甲", "甲", "甲乙丙"])
+def test_kept_opinions_are_of_the_answered_file_alone(
+    run: Path, adapter: Path, case: Row, write: Write, names: str
+) -> None:
+    theft = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": PENALTIES[8]}
+    kept = {"probabilities": {}, "answer": theft}
+    write("run/completions.jsonl", [{**row, "opinions": [kept, kept]} for row in COMPLETIONS])
+    people = [(name, *PEOPLE[0][1:]) for name in names]
+    test = write("test.jsonl", [case(key, *PEOPLE) for key in KEYS])
+    gold = write("gold.jsonl", [{**case(key, *people), "note": "other bytes"} for key in KEYS])
+    change(run, test=str(test), test_sha256=sha256(test), trained=None)
+    decode_answers(run)
+    change(run, trained=str(adapter))
+    assert score(Reader(TASK), test, run).baselines["text classifier"]["charge_f1"] == 1
+    found = page_data(open_answers(run, gold))
+    assert found.scores
+    assert found.scores.baselines["text classifier"]["charge_f1"] == 0, "it believes in fraud"
+    assert "repaired" not in found.cases[0].handled, "the reply has all whom it was asked about"
+    lacking = [fields[0][1] == NO_REPLY for fields in found.cases[0].opinions]
+    assert lacking == [name == "丙" for name in names]
 
 
 LOOKED = "training and the choice between model and text classifier looked at these cases"
