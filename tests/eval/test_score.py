@@ -1,4 +1,5 @@
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
@@ -154,6 +155,14 @@ def printed(scores: ScoreResult) -> str:
 def test_a_malformed_row_is_named(scored: Scored) -> None:
     with pytest.raises(UserError, match=r"submission\.jsonl: id 2 is not in the hand-in format"):
         scored([{"id": 2, "judgments": ["甲"]}])
+
+
+def test_a_pipe_is_refused(gold: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for files in ((pipe, gold), (gold, pipe)):
+        with pytest.raises(UserError, match="pipe: is a pipe, .*give a file"):
+            score(Reader(TASK), *files)
 
 
 def test_gold_must_be_labelled(case: Row, write: Write) -> None:
