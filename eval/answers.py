@@ -62,21 +62,31 @@ class AnsweredFile:
 
     def row(self, rows: Rows, call: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row of a call, which is `{id}`, or `{id, call}` of several."""
-        row = rows.get(call_key(call))
+        row = self.row_if_any(rows, call)
         if row is None:
             raise UserError(
                 f"{rows.path}: no row for id {call['id']}; "
                 "run `panjue generate` again, it continues where it stopped"
             )
-        if row.get("refused") is not None:
+        return row
+
+    def row_if_any(self, rows: Rows, call: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the row of a call if it has one, complete or refused."""
+        row = rows.get(call_key(call))
+        if row is None or row.get("refused") is not None:
             return row
-        texts = row.get("texts")
-        if not (isinstance(texts, list) and texts and all(isinstance(t, str) for t in texts)):
+        are_texts = _are_texts(row.get("texts")) and _are_texts(row.get("finish"))
+        if not (are_texts and isinstance(row.get("dropped_sentences"), int)):
             raise UserError(
-                f"{rows.path}: id {call['id']}: 'texts' must list the replies; "
-                "delete the line: `panjue generate` asks that example again"
+                f"{rows.path}: id {call['id']}: must have 'texts', the replies, 'finish', why each "
+                "ended, and 'dropped_sentences', a number; delete the line: `panjue generate` asks "
+                "that example again"
             )
         return row
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
 
 
 def advisor_of(answers: Answers, task: Task, labels: Labels) -> Advisor | None:

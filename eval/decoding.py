@@ -214,10 +214,10 @@ class _Decoder:
 
     def _call(self, example: Example, call: int, question: Example) -> Decoded:
         row = self._row({"id": example.id, "call": call})
-        if row["question"] != str(question.id):
+        if row.get("question") != str(question.id):
             raise UserError(
                 f"{self.answered.folder}: call {call} of id {example.id} asked "
-                f"{row['question']!r}, but now asks {question.id!r}; generate again "
+                f"{row.get('question')!r}, but now asks {question.id!r}; generate again "
                 "into another answers=NAME"
             )
         task = self.answered.task

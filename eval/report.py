@@ -18,7 +18,7 @@ from panjue.eval.decoding import decoding_of
 from panjue.eval.score import ScoreResult, remarks, score
 from panjue.eval.shown import class_fields, items_of, own_gold, split_at_names
 from panjue.eval.values import metric_values, names_in, submission_rows
-from panjue.prompts.example import Decoded, Example, call_key, first_reply
+from panjue.prompts.example import Decoded, Example, first_reply
 from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.files import atomic_write, sha256
 from panjue.prompts.plumbing.rows import Rows
@@ -121,7 +121,7 @@ def _cases(
         place = f"{rows.path}: id {example.id}"
         gold = task.gold(example) if has_gold else _own_gold(task, row, place)
         items = list(items_of(task, gold, row)) if gold else []
-        calls = _calls(task, completions, example) if completions else []
+        calls = _calls(answered, completions, example) if completions else []
         # Gold may list other persons than those whom the model was asked about.
         asked = replace(example, names=tuple(names_in(task, row or {})) or example.names)
         decoded = None
@@ -156,13 +156,13 @@ def _own_gold(task: Task, row: Row | None, place: str) -> Row | None:
     return gold
 
 
-def _calls(task: Task, completions: Rows, example: Example) -> list[dict[str, Any]]:
+def _calls(answered: AnsweredFile, completions: Rows, example: Example) -> list[dict[str, Any]]:
     """Return the completion rows of an example: its only one, or one per call in order."""
-    if not task.solve:
-        row = completions.get(call_key({"id": example.id}))
+    if not answered.task.solve:
+        row = answered.row_if_any(completions, {"id": example.id})
         return [row] if row else []
     calls: list[dict[str, Any]] = []
-    while row := completions.get(call_key({"id": example.id, "call": len(calls)})):
+    while row := answered.row_if_any(completions, {"id": example.id, "call": len(calls)}):
         calls.append(row)
     return calls
 

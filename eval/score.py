@@ -138,7 +138,10 @@ def _certainty(task: Task, run: Path, decoding: Mapping[str, Any]) -> Certainty 
     if not path.exists():
         return None
     if decoding.get("confidence_sha256") not in (None, sha256(path)):
-        raise UserError(f"{run}: is being decoded by another process; score it again")
+        raise UserError(
+            f"{path}: is not what decoding wrote; if it is being decoded now, wait for that, "
+            f"else run `panjue decode {run}`"
+        )
     return Certainty(task, path)
 
 

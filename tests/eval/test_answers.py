@@ -165,7 +165,7 @@ def change(run: Path, **more: Any) -> None:
 BELIEVED = {"charges": ["诈骗罪"], "articles": ["266"], "penalty": 10}
 
 
-def test_the_classifier_answers_what_no_reply_has(run: Path, adapter: Path) -> None:
+def test_the_classifier_answers_what_no_reply_has(run: Path, adapter: Path, gold: Path) -> None:
     tally = decode_answers(run)
     assert "what no reply has is answered by: text classifier" in tally.lines()
     assert submission_of(run) == judged(BELIEVED)
@@ -173,6 +173,9 @@ def test_the_classifier_answers_what_no_reply_has(run: Path, adapter: Path) -> N
     assert [row["id"] for row in told] == list(KEYS)
     sure, unsure = (item["charges"] for item in told[0]["confidence"])
     assert (round(sure, 1), round(unsure, 1)) == (1, 0), "the classifier's, in the model's answer"
+    (run / "confidence.jsonl").write_text("", "utf-8")
+    with pytest.raises(UserError, match="confidence.jsonl: is not what .* `panjue decode "):
+        score(Reader(TASK), gold, run)
     (adapter / "manifest.json").unlink()
     decode_answers(run)
     assert not (run / "confidence.jsonl").exists()
@@ -286,11 +289,21 @@ def test_a_run_without_answers_is_named(run: Path) -> None:
         decode_answers(run / "nowhere")
 
 
-def test_completions_that_are_not_there_or_broken_are_told_with_the_way_on(run: Path) -> None:
+def test_completions_that_are_not_there_or_broken_are_told_with_the_way_on(
+    run: Path, write: Write
+) -> None:
+    decode_answers(run)
     place = run / "completions.jsonl"
     place.write_text('{"id": 7, "tex', "utf-8")
     with pytest.raises(UserError, match=r"not JSON.*`panjue generate` again drops it if it is the"):
         decode_answers(run)
+    for lacking in ("texts", "finish", "dropped_sentences"):
+        rows = [{**COMPLETIONS[0], "id": key} for key in KEYS]
+        del rows[0][lacking]
+        write("run/completions.jsonl", rows)
+        for read in (decode_answers, lambda path: page_data(open_answers(path))):
+            with pytest.raises(UserError, match=r"id 1: must have 'texts', .*delete the line"):
+                read(run)
     place.unlink()
     with pytest.raises(UserError, match=r"No such file or directory; run `panjue generate`$"):
         decode_answers(run)
