@@ -174,7 +174,7 @@ def test_the_classifier_answers_what_no_reply_has(run: Path, adapter: Path, gold
     sure, unsure = (item["charges"] for item in told[0]["confidence"])
     assert (round(sure, 1), round(unsure, 1)) == (1, 0), "the classifier's, in the model's answer"
     (run / "confidence.jsonl").write_text("", "utf-8")
-    with pytest.raises(UserError, match="confidence.jsonl: is not what .* `panjue decode "):
+    with pytest.raises(UserError, match=r"confidence\.jsonl: is not what .* `panjue decode "):
         score(Reader(TASK), gold, run)
     (adapter / "manifest.json").unlink()
     decode_answers(run)

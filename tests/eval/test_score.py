@@ -161,7 +161,7 @@ def test_a_pipe_is_refused(gold: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for files in ((pipe, gold), (gold, pipe)):
-        with pytest.raises(UserError, match="pipe: is a pipe, .*give a file"):
+        with pytest.raises(UserError, match=r"pipe: is a pipe, .*give a file"):
             score(Reader(TASK), *files)
 
 
