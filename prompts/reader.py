@@ -9,14 +9,7 @@ from typing import Any, Literal
 
 from panjue.prompts.example import Example, groups_of, known_groups
 from panjue.prompts.plumbing.errors import Unreadable, UserError
-from panjue.prompts.plumbing.files import (
-    atomic_write,
-    dump,
-    located,
-    read_lines,
-    read_object,
-    refuse_pipe,
-)
+from panjue.prompts.plumbing.files import atomic_write, dump, located, read_lines, read_object
 from panjue.prompts.task import Task, id_of
 
 OnBadRow = Literal["stop", "skip"]
@@ -77,7 +70,6 @@ class Reader:
 
     def read(self, path: Path) -> Iterator[Example]:
         """Yield the examples of a file, each id once."""
-        refuse_pipe(path)
         place_of_id: dict[str, int | str] = {}
         for place, load in self.task.data.rows(path):
             try:

@@ -17,7 +17,6 @@ from panjue.prompts.plumbing.files import (
     located,
     open_bytes,
     parse_row,
-    refuse_pipe,
 )
 from panjue.prompts.plumbing.rows import Rows, list_rows
 
@@ -38,7 +37,6 @@ class SubmissionFormat:
 
     def find(self, path: Path) -> Path:
         """Return the submission in a run folder; any other path as it is."""
-        refuse_pipe(path)
         if not path.is_dir() or self.is_one(path):
             return path
         if not (path / self.name).exists():
