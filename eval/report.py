@@ -132,8 +132,7 @@ def _cases(
             reply = calls[0] if calls and is_answered_file else None
             classifier_row = row_of_classifier(task, advisor, example, reply)
             classifier_items = list(items_of(task, gold, classifier_row))
-            compared = compared_opinions(task, asked, items, classifier_items, decoded)
-            opinions = list(compared)
+            opinions = list(compared_opinions(task, asked, items, classifier_items, decoded))
         confidence = confidences.get(example.id) if confidences else None
         yield PageCase(
             id=str(example.id),
