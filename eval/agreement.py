@@ -31,9 +31,8 @@ def compared_opinions(
 ) -> Iterator[list[tuple[Field, str]]]:
     """Yield each item's fields as the classifier answers them, and how the model's compare.
 
-    `items` has the model's answer beside gold, `classifier_items` the classifier's. `example` has
-    the names that the model was asked about. `decoded` says which fields the reply does not have;
-    None if that is not known: then every field is compared.
+    `items` has the model's answer beside gold, `classifier_items` the classifier's. `decoded` says
+    which fields the reply to `example`, as it was asked, lacks; None: not known, all are compared.
     """
     numbers = {name: number for number, name in enumerate(example.names)}
     for (name, answers), (_, classifier_answers) in zip(items, classifier_items, strict=True):

@@ -75,18 +75,15 @@ class AnsweredFile:
         row = rows.get(call_key(call))
         if row is None or row.get("refused") is not None:
             return row
-        are_texts = _are_texts(row.get("texts")) and _are_texts(row.get("finish"))
-        if not (are_texts and isinstance(row.get("dropped_sentences"), int)):
+        texts = row.get("texts")
+        are_texts = isinstance(texts, list) and texts and all(isinstance(t, str) for t in texts)
+        is_whole = row.get("finish") and isinstance(row.get("dropped_sentences"), int)
+        if not (are_texts and is_whole):
             raise UserError(
-                f"{rows.path}: id {call['id']}: must have 'texts', the replies, 'finish', why each "
-                "ended, and 'dropped_sentences', a number; delete the line: `panjue generate` asks "
-                "that example again"
+                f"{rows.path}: id {call['id']}: needs 'texts', 'finish' and 'dropped_sentences'; "
+                "delete the line: `panjue generate` asks that example again"
             )
         return row
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
 
 
 def advisor_of(answers: Answers, task: Task, labels: Labels) -> Advisor | None:
@@ -102,10 +99,9 @@ def advisor_of(answers: Answers, task: Task, labels: Labels) -> Advisor | None:
         )
     advisor = load_advisor(trained, task, labels)
     training = answers.training
-    # On the cases that made the scaling, confidences would look better than they are.
-    if advisor is None or (training and training.dev_sha256 == answers.record.test_sha256):
-        return advisor
-    return replace(advisor, scaling=answers.record.scaling)
+    if training and training.dev_sha256 == answers.record.test_sha256:
+        return advisor  # these cases made the scaling: confidences would look better than they are
+    return advisor and replace(advisor, scaling=answers.record.scaling)
 
 
 def open_answers(path: Path, gold: Path | None = None) -> AnsweredFile:

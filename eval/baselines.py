@@ -33,8 +33,7 @@ class Baselines:
         self._labels = labels
         self._values: dict[str, MetricValues] = defaultdict(lambda: MetricValues(task))
         self._advisor = None
-        self._completions: Rows | None = None
-        """The rows of replies, which may keep the classifier's opinions."""
+        self._completions: Rows | None = None  # of replies; they may keep its opinions
         self.classifier_fault = ""  # why the text classifier of the run has no score, if broken
         completions = folder / "completions.jsonl"
         try:

@@ -86,8 +86,9 @@ class Tally:
             return
         self.cut += row["finish"][0] == "length"
         self.shortened += row["dropped_sentences"] > 0
-        # Before the last colon is the defendant's name, after it what was repaired.
-        self.repairs.update(text.rpartition(": ")[2] for text in decoded.repairs)
+        for text in decoded.repairs:
+            name, _, repair = text.partition(": ")
+            self.repairs[repair if name in example.names else text] += 1
         if not decoded.readable:
             self.unreadable += 1
             return

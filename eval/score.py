@@ -138,10 +138,7 @@ def _certainty(task: Task, run: Path, decoding: Mapping[str, Any]) -> Certainty 
     if not path.exists():
         return None
     if decoding.get("confidence_sha256") not in (None, sha256(path)):
-        raise UserError(
-            f"{path}: is not what decoding wrote; if it is being decoded now, wait for that, "
-            f"else run `panjue decode {run}`"
-        )
+        raise UserError(f"{path}: was changed; run `panjue decode {run}`, or wait if one runs")
     return Certainty(task, path)
 
 
@@ -190,10 +187,9 @@ def _group_table(attribute: str, groups: Mapping[str, Summary], headline: str) -
     if not has_rows:  # rows become columns
         lines = list(map(list, zip(*lines, strict=True)))
     # Group names come from files: `[/b] 某院` is a name, not rich markup.
-    (first, *names), *rows = [list(map(escape, line)) for line in lines]
-    table = Table(Column(first, no_wrap=not has_rows, overflow="fold"))
-    for name in names:
-        table.add_column(name, overflow="fold")
+    heading, *rows = [map(escape, line) for line in lines]
+    table = Table(*[Column(text, overflow="fold") for text in heading])
+    table.columns[0].no_wrap = not has_rows  # names of metrics
     for row in rows:
         table.add_row(*row)
     return table

@@ -152,14 +152,10 @@ def printed(scores: ScoreResult, width: int = 200) -> str:
     return out.getvalue()
 
 
-def test_a_malformed_row_is_named(scored: Scored) -> None:
+def test_a_malformed_row_and_a_pipe_are_named(scored: Scored, gold: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"submission\.jsonl: id 2 is not in the hand-in format"):
         scored([{"id": 2, "judgments": ["甲"]}])
-
-
-def test_a_pipe_is_refused(gold: Path, tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
+    os.mkfifo(pipe := tmp_path / "pipe")
     for files in ((pipe, gold), (gold, pipe)):
         with pytest.raises(UserError, match=r"pipe: is a pipe, .*give a file"):
             score(Reader(TASK), *files)
@@ -237,4 +233,3 @@ def test_a_group_is_a_column_or_one_of_many_rows_and_its_name_no_markup(
     narrow = printed(scores, width=80)
     assert "…" not in narrow, "everything can be read"
     assert narrow.count("charge_recall") == 2 + is_column, "all, by defendants, by court"
-    assert narrow.count(" final ") == 3
