@@ -32,15 +32,16 @@ def compared_opinions(
     """Yield each item's fields as the classifier answers them, and how the model's compare.
 
     `items` has the model's answer beside gold, `classifier_items` the classifier's. `decoded` says
-    which fields the reply does not have; None if that is not known: then every field is compared.
+    which fields the reply to `example`, as it was asked, lacks; None: not known, all are compared.
     """
+    numbers = {name: number for number, name in enumerate(example.names)}
     for (name, answers), (_, classifier_answers) in zip(items, classifier_items, strict=True):
-        number = example.names.index(name) if task.answer.items else 0
+        number = numbers.get(name) if task.answer.items else 0
         compared = []
         fields = zip(answers, classifier_answers, task.answer.fields, strict=True)
         for model, classifier, field_name in fields:
             how = agreement(model, classifier)
-            if decoded is not None and decoded.is_guess(number, field_name):
+            if decoded and (number is None or decoded.is_guess(number, field_name)):
                 how = NO_REPLY
             compared.append((classifier, how))
         yield compared

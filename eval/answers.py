@@ -62,18 +62,25 @@ class AnsweredFile:
 
     def row(self, rows: Rows, call: Mapping[str, Any]) -> dict[str, Any]:
         """Return the row of a call, which is `{id}`, or `{id, call}` of several."""
-        row = rows.get(call_key(call))
+        row = self.row_if_any(rows, call)
         if row is None:
             raise UserError(
                 f"{rows.path}: no row for id {call['id']}; "
                 "run `panjue generate` again, it continues where it stopped"
             )
-        if row.get("refused") is not None:
+        return row
+
+    def row_if_any(self, rows: Rows, call: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the row of a call if it has one, complete or refused."""
+        row = rows.get(call_key(call))
+        if row is None or row.get("refused") is not None:
             return row
         texts = row.get("texts")
-        if not (isinstance(texts, list) and texts and all(isinstance(t, str) for t in texts)):
+        are_texts = isinstance(texts, list) and texts and all(isinstance(t, str) for t in texts)
+        is_whole = row.get("finish") and isinstance(row.get("dropped_sentences"), int)
+        if not (are_texts and is_whole):
             raise UserError(
-                f"{rows.path}: id {call['id']}: 'texts' must list the replies; "
+                f"{rows.path}: id {call['id']}: needs 'texts', 'finish' and 'dropped_sentences'; "
                 "delete the line: `panjue generate` asks that example again"
             )
         return row
@@ -91,6 +98,9 @@ def advisor_of(answers: Answers, task: Task, labels: Labels) -> Advisor | None:
             f"{answers.folder}; restore it, or generate again with another answers=NAME"
         )
     advisor = load_advisor(trained, task, labels)
+    training = answers.training
+    if training and training.dev_sha256 == answers.record.test_sha256:
+        return advisor  # these cases made the scaling: confidences would look better than they are
     return advisor and replace(advisor, scaling=answers.record.scaling)
 
 

@@ -33,15 +33,18 @@ class Baselines:
         self._labels = labels
         self._values: dict[str, MetricValues] = defaultdict(lambda: MetricValues(task))
         self._advisor = None
-        self._completions: Rows | None = None
-        """The rows of replies, which may keep the classifier's opinions."""
+        self._completions: Rows | None = None  # of replies; they may keep its opinions
         self.classifier_fault = ""  # why the text classifier of the run has no score, if broken
         completions = folder / "completions.jsonl"
         try:
             self._advisor = classifier_to_compare(task, folder, gold)
-            if self._advisor and completions.exists():
+            answers = find_answers(folder)
+            # Opinions are kept by position: they fit the persons of the file that was answered.
+            is_answered_file = answers and answers.record.test_sha256 == sha256(gold)
+            if self._advisor and is_answered_file and completions.exists():
                 self._completions = Rows(completions, key=call_key)
         except UserError as error:
+            self._advisor = None
             self.classifier_fault = str(error)
 
     def add(self, example: Example, gold: Row) -> None:

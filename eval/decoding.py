@@ -86,8 +86,9 @@ class Tally:
             return
         self.cut += row["finish"][0] == "length"
         self.shortened += row["dropped_sentences"] > 0
-        # Before the last colon is the defendant's name, after it what was repaired.
-        self.repairs.update(text.rpartition(": ")[2] for text in decoded.repairs)
+        for text in decoded.repairs:
+            name, _, repair = text.partition(": ")
+            self.repairs[repair if name in example.names else text] += 1
         if not decoded.readable:
             self.unreadable += 1
             return
@@ -214,10 +215,10 @@ class _Decoder:
 
     def _call(self, example: Example, call: int, question: Example) -> Decoded:
         row = self._row({"id": example.id, "call": call})
-        if row["question"] != str(question.id):
+        if row.get("question") != str(question.id):
             raise UserError(
                 f"{self.answered.folder}: call {call} of id {example.id} asked "
-                f"{row['question']!r}, but now asks {question.id!r}; generate again "
+                f"{row.get('question')!r}, but now asks {question.id!r}; generate again "
                 "into another answers=NAME"
             )
         task = self.answered.task

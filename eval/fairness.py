@@ -32,7 +32,7 @@ from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.reader import Reader
 
 MIN_EXAMPLES = 20
-"""A group of fewer test examples is flagged."""
+"""A group of fewer test examples with a weight is flagged."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Group:
     """The metric over them; NaN if it has nothing to score: no number over groups counts it."""
     low: float  # the ends of its 95% interval, by the bootstrap over examples
     high: float
-    flagged: bool  # it has fewer than `MIN_EXAMPLES`: no number over groups counts it
+    flagged: bool  # fewer than `MIN_EXAMPLES` have a weight: no number over groups counts it
     unweighted: bool  # all its examples have weight 0, so `value` is an unweighted mean
 
 
@@ -114,7 +114,7 @@ def _compare_groups(values: MetricValues, attribute: str) -> Attribute:
             value=summary.mean[metric],
             low=low,
             high=high,
-            flagged=summary.examples < MIN_EXAMPLES,
+            flagged=summary.weighted < MIN_EXAMPLES,
             unweighted=summary.unweighted,
         )
     compared = {}  # the groups that are large enough and have something to score -> value
@@ -161,7 +161,7 @@ def _table(attribute: str, groups: Mapping[str, Group], metric: str) -> Table:
 def _remarks(attribute: Attribute) -> Iterator[str]:
     """Yield the lines below the table of an attribute."""
     if attribute.mean is None:
-        yield f"no group has {MIN_EXAMPLES} examples: no mean, disparity, worst or gap"
+        yield f"no group has {MIN_EXAMPLES} examples that count: no mean, disparity, worst or gap"
     else:
         yield (
             f"mean {attribute.mean:.4f}, disparity {_number(attribute.disparity)}, "
@@ -170,7 +170,7 @@ def _remarks(attribute: Attribute) -> Iterator[str]:
         )
     flagged = sum(group.flagged for group in attribute.groups.values())
     if flagged:
-        yield f"* {flagged} groups of fewer than {MIN_EXAMPLES} examples: not in these numbers"
+        yield f"* {flagged} groups with under {MIN_EXAMPLES} examples that count: not compared"
     unweighted = [name for name, group in attribute.groups.items() if group.unweighted]
     if unweighted:
         yield f"unweighted means, as all examples have weight 0: {', '.join(unweighted)}"

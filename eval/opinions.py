@@ -265,9 +265,10 @@ def set_chances(
     chances = {label: min(max(p, TINY), 1 - TINY) for label, p in probabilities.items()}
     odds = {label: p / (1 - p) for label, p in chances.items()}
     none = prod(1 - p for p in chances.values())
-    by_size = size_chances(p for p in chances.values() if p > TINY)
+    likely = [p for p in chances.values() if p > TINY]
+    by_size = size_chances(likely or chances.values())
     expected = sum(map(mul, by_size, weights))
-    scale = none / max(expected, TINY)
+    scale = none / (expected or 1)
     found = []
     for labels in sets:
         size = min(len(labels), MAX_SIZE)

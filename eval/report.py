@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decoding import decoding_of
 from panjue.eval.score import ScoreResult, remarks, score
 from panjue.eval.shown import class_fields, items_of, own_gold, split_at_names
-from panjue.eval.values import metric_values, submission_rows
-from panjue.prompts.example import Decoded, Example, call_key, first_reply
+from panjue.eval.values import metric_values, names_in, submission_rows
+from panjue.prompts.example import Decoded, Example, first_reply
 from panjue.prompts.model import is_demo
-from panjue.prompts.plumbing.files import atomic_write
+from panjue.prompts.plumbing.files import atomic_write, sha256
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item, Row
@@ -115,22 +115,24 @@ def _cases(
     completions = answered.rows() if by_model else None
     advisor = answered.advisor() if by_model else None
     fallback = decoding.get("fallback", task.score.fallback)
+    is_answered_file = sha256(answered.test) == answered.record.test_sha256
     for example in answered.examples():
         row = rows.get(example.id)
         place = f"{rows.path}: id {example.id}"
         gold = task.gold(example) if has_gold else _own_gold(task, row, place)
         items = list(items_of(task, gold, row)) if gold else []
-        calls = _calls(task, completions, example) if completions else []
+        calls = _calls(answered, completions, example) if completions else []
+        # Gold may list other persons than those whom the model was asked about.
+        asked = replace(example, names=tuple(names_in(task, row or {})) or example.names)
         decoded = None
         if calls and decoding and not task.solve:  # of several replies none is the answer
-            decoded = task.ask.decode(first_reply(calls[0]), example, answered.labels)
+            decoded = task.ask.decode(first_reply(calls[0]), asked, answered.labels)
         opinions = []
         if advisor and gold:
-            reply = calls[0] if calls else None
+            reply = calls[0] if calls and is_answered_file else None
             classifier_row = row_of_classifier(task, advisor, example, reply)
             classifier_items = list(items_of(task, gold, classifier_row))
-            compared = compared_opinions(task, example, items, classifier_items, decoded)
-            opinions = list(compared)
+            opinions = list(compared_opinions(task, asked, items, classifier_items, decoded))
         confidence = confidences.get(example.id) if confidences else None
         yield PageCase(
             id=str(example.id),
@@ -153,13 +155,13 @@ def _own_gold(task: Task, row: Row | None, place: str) -> Row | None:
     return gold
 
 
-def _calls(task: Task, completions: Rows, example: Example) -> list[dict[str, Any]]:
+def _calls(answered: AnsweredFile, completions: Rows, example: Example) -> list[dict[str, Any]]:
     """Return the completion rows of an example: its only one, or one per call in order."""
-    if not task.solve:
-        row = completions.get(call_key({"id": example.id}))
+    if not answered.task.solve:
+        row = answered.row_if_any(completions, {"id": example.id})
         return [row] if row else []
     calls: list[dict[str, Any]] = []
-    while row := completions.get(call_key({"id": example.id, "call": len(calls)})):
+    while row := answered.row_if_any(completions, {"id": example.id, "call": len(calls)}):
         calls.append(row)
     return calls
 

@@ -32,8 +32,8 @@ from panjue.prompts.task import Task, no_labels
 MAX_SHOWN_NOTES = 5
 """Notes on gold that are printed; the JSON has all."""
 
-MAX_GROUP_COLUMNS = 8
-"""A table of more groups has one row per group."""
+MAX_COLUMNS = 6
+"""So many groups, or metrics, have room beside each other in 80 characters."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _certainty(task: Task, run: Path, decoding: Mapping[str, Any]) -> Certainty 
     if not path.exists():
         return None
     if decoding.get("confidence_sha256") not in (None, sha256(path)):
-        raise UserError(f"{run}: is being decoded by another process; score it again")
+        raise UserError(f"{path}: was changed; run `panjue decode {run}`, or wait if one runs")
     return Certainty(task, path)
 
 
@@ -167,25 +167,29 @@ def show(scores: ScoreResult, console: Console) -> None:
         table.add_row(name, f"{value:.4f}", interval, *baselines, style=style)
     console.print(table)
     for attribute, groups in scores.groups.items():
-        console.print(_group_table(attribute, groups))
+        console.print(_group_table(attribute, groups, scores.headline))
     if scores.calibration:
         show_calibration(scores.calibration, console)
     for line in remarks(scores):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _group_table(attribute: str, groups: Mapping[str, Summary]) -> Table:
+def _group_table(attribute: str, groups: Mapping[str, Summary], headline: str) -> Table:
     """Return a table with a column for each group, or with a row for each of many."""
-    metrics = next(iter(groups.values())).mean
+    metrics = list(next(iter(groups.values())).mean)
+    has_rows = len(groups) > MAX_COLUMNS
+    if has_rows and len(metrics) > MAX_COLUMNS:
+        metrics = [headline]  # --json has all
     lines = [[f"by {attribute}", "examples", *metrics]]
     for name, summary in groups.items():
-        means = [f"{value:.4f}" for value in summary.mean.values()]
+        means = [f"{summary.mean[metric]:.4f}" for metric in metrics]
         lines.append([name, str(summary.examples), *means])
-    if len(groups) <= MAX_GROUP_COLUMNS:  # rows become columns
+    if not has_rows:  # rows become columns
         lines = list(map(list, zip(*lines, strict=True)))
     # Group names come from files: `[/b] 某院` is a name, not rich markup.
     heading, *rows = [map(escape, line) for line in lines]
-    table = Table(*heading)
+    table = Table(*[Column(text, overflow="fold") for text in heading])
+    table.columns[0].no_wrap = not has_rows  # names of metrics
     for row in rows:
         table.add_row(*row)
     return table

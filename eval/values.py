@@ -151,6 +151,7 @@ class Summary:
     examples: int
     mean: dict[str, float]
     interval: dict[str, tuple[float, float]]
+    weighted: int  # the examples that count: those with a weight, or all if all weights are 0
     unweighted: bool = False  # all weights are 0, so the means are unweighted
 
 
@@ -177,6 +178,7 @@ def summarize(
         examples=len(weights),
         mean=dict(zip(names, mean.tolist(), strict=True)),
         interval=dict(zip(names, intervals, strict=True)),
+        weighted=int(np.count_nonzero(or_ones(weights))),
         unweighted=not weights.any(),
     )
 
@@ -254,7 +256,7 @@ def other_cases(reader: Reader, cases: Path, rows: Rows) -> str:
         if row is None:
             continue
         compared += 1
-        names = _names(reader.task, row)
+        names = names_in(reader.task, row)
         if names and example.names and set(names).isdisjoint(example.names):
             both = f"{'、'.join(example.names)} there and {'、'.join(names)} here"
             foreign.append(f"id {example.id} has {both}")
@@ -275,7 +277,7 @@ def other_cases(reader: Reader, cases: Path, rows: Rows) -> str:
     return ""
 
 
-def _names(task: Task, row: Row) -> list[str]:
+def names_in(task: Task, row: Row) -> list[str]:
     """Return the names in a row, as `Example.names` has them; none in a row of another form."""
     with suppress(KeyError, TypeError):
         return [visible(str(item["name"])) for item in task.answer.items_of(row)]

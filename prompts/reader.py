@@ -71,6 +71,8 @@ class Reader:
 
     def read(self, path: Path) -> Iterator[Example]:
         """Yield the examples of a file, each id once."""
+        if path.is_fifo():
+            raise Unreadable(f"{path}: is a pipe, but is read more than once; give a file")
         place_of_id: dict[str, int | str] = {}
         for place, load in self.task.data.rows(path):
             try:

@@ -138,10 +138,6 @@ class Generation:
             self.claim(cases, "classifier", str(choice))
             return
         self.ask(cases, str(choice))
-        record = AnswersRecord.read(cases.folder)
-        # On the cases that made the scaling, confidences would look better than they are.
-        if record.test_sha256 != self.job.run.record.dev_sha256:
-            record.model_copy(update={"scaling": choice.scaling}).write(cases.folder)
 
     def choice(self, cases: Cases) -> Choice:
         """Return the choice between model and text classifier; NoHeldOutCases if there is none.
@@ -150,7 +146,7 @@ class Generation:
         the training's own dev file.
         """
         job = self.job
-        folder = held_out_folder(job, cases)
+        folder = held_out_folder(job, record_of(job, cases, "model", ""))
         if choice := read_choice(folder):
             return choice
         record = job.run.record
@@ -230,6 +226,9 @@ class Generation:
         """
         folder = cases.folder
         record = record_of(self.job, cases, answered_by, because)
+        choice = read_choice(held_out_folder(self.job, record)) if can_choose(self.job) else None
+        if choice:  # also if the classifier answers: `panjue serve` takes the scaling from here
+            record = record.model_copy(update={"scaling": choice.scaling})
         if (folder / "completions.jsonl").exists():
             record = self.resumed(folder, record)
         elif (folder / MANIFEST).exists():
@@ -287,10 +286,9 @@ def can_choose(job: Job) -> bool:
     return bool(job.task.answer.fields) and has_classifier(trained)
 
 
-def held_out_folder(job: Job, cases: Cases) -> Path:
+def held_out_folder(job: Job, record: AnswersRecord) -> Path:
     """Return the folder of the answers to the held-out cases: one for each way to make replies."""
-    record = without_resources(record_of(job, cases, "model", ""))
-    made = record.model_dump(mode="json", include=SHAPE)
+    made = without_resources(record).model_dump(mode="json", include=SHAPE)
     digest = hashlib.sha256(dump(made).encode()).hexdigest()
     return job.run.folder / ANSWERS / f"{HELD_OUT}-{digest[:8]}"
 

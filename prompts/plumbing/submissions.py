@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import Unreadable, UserError
 from panjue.prompts.plumbing.files import (
     BOM,
     FileRow,
@@ -37,6 +37,8 @@ class SubmissionFormat:
 
     def find(self, path: Path) -> Path:
         """Return the submission in a run folder; any other path as it is."""
+        if path.is_fifo():
+            raise Unreadable(f"{path}: is a pipe, but is read more than once; give a file")
         if not path.is_dir() or self.is_one(path):
             return path
         if not (path / self.name).exists():

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
+from panjue.eval.agreement import NO_REPLY
+from panjue.eval.answers import open_answers
 from panjue.eval.decoding import decode_answers
+from panjue.eval.report import page_data
 from panjue.eval.score import remarks, score
 from panjue.prompts.labels import collect
 from panjue.prompts.model import CLASSIFIER
@@ -32,7 +35,7 @@ def completion(key: int | str, text: str, finish: str = "stop", dropped: int = 0
 ANSWER = [{**judgment, "penalty": PENALTIES[judgment["penalty"]]} for judgment in GOOD]
 WHOLE = dump({"judgments": ANSWER})
 COMPLETIONS = [
-    completion("f", WHOLE.replace(dump(PENALTIES[2]), "99")),
+    completion("f", WHOLE.replace(dump(PENALTIES[2]), "99").replace('"264"', '"264","1: 2"')),
     completion(1, WHOLE),
     completion(2, f"```json\n{WHOLE}\n```", dropped=3),
     completion(3, WHOLE[: WHOLE.index('"乙"')], finish="length"),
@@ -123,7 +126,8 @@ def test_what_was_met_is_counted(run: Path) -> None:
     assert counts.items() <= saved.items()
     # The name before the colon is gone, so that kinds of repair add up.
     kinds = ("not the JSON that was asked for", "no answer", "penalty missing or of no class")
-    assert saved["repairs"] == dict(zip(kinds, (1, 3, 1), strict=True))
+    label = "articles '1: 2' unknown, dropped"
+    assert saved["repairs"] == dict(zip((*kinds, label), (1, 3, 1, 1), strict=True))
     assert saved["submission_sha256"] == sha256(run / "submission.jsonl")
 
 
@@ -162,7 +166,7 @@ def change(run: Path, **more: Any) -> None:
 BELIEVED = {"charges": ["诈骗罪"], "articles": ["266"], "penalty": 10}
 
 
-def test_the_classifier_answers_what_no_reply_has(run: Path, adapter: Path) -> None:
+def test_the_classifier_answers_what_no_reply_has(run: Path, adapter: Path, gold: Path) -> None:
     tally = decode_answers(run)
     assert "what no reply has is answered by: text classifier" in tally.lines()
     assert submission_of(run) == judged(BELIEVED)
@@ -170,6 +174,9 @@ def test_the_classifier_answers_what_no_reply_has(run: Path, adapter: Path) -> N
     assert [row["id"] for row in told] == list(KEYS)
     sure, unsure = (item["charges"] for item in told[0]["confidence"])
     assert (round(sure, 1), round(unsure, 1)) == (1, 0), "the classifier's, in the model's answer"
+    (run / "confidence.jsonl").write_text("", "utf-8")
+    with pytest.raises(UserError, match=r"confidence\.jsonl: was changed; run `panjue decode "):
+        score(Reader(TASK), gold, run)
     (adapter / "manifest.json").unlink()
     decode_answers(run)
     assert not (run / "confidence.jsonl").exists()
@@ -196,7 +203,11 @@ def test_where_the_classifier_answers_no_reply_is_needed(
 
 
 def test_a_classifier_that_is_broken_is_no_baseline(run: Path, adapter: Path, gold: Path) -> None:
+    change(run, test=str(gold), test_sha256=sha256(gold))
     decode_answers(run)
+    (run / "completions.jsonl").write_text('{"id": 7, "tex', "utf-8")
+    scores = score(Reader(TASK), gold, run)
+    assert ("text classifier" in scores.baselines, bool(scores.classifier_fault)) == (False, True)
     (adapter / CLASSIFIER).unlink()
     scores = score(Reader(TASK), gold, run)
     assert "text classifier" not in scores.baselines
@@ -205,9 +216,28 @@ def test_a_classifier_that_is_broken_is_no_baseline(run: Path, adapter: Path, go
     assert f"text classifier: unknown, {told}" in remarks(scores)
 
 
+@pytest.mark.parametrize("names", ["甲乙", "乙甲", "甲", "甲乙丙"])
+def test_kept_opinions_are_of_the_answered_file_alone(
+    run: Path, adapter: Path, case: Row, write: Write, names: str
+) -> None:
+    theft = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": PENALTIES[8]}
+    kept = {"probabilities": {"penalty": {PENALTIES[8]: 1.0}}, "answer": theft}
+    write("run/completions.jsonl", [{**row, "opinions": [kept, kept]} for row in COMPLETIONS])
+    test = write("test.jsonl", [case(key, *PEOPLE) for key in KEYS])
+    people = [(name, *PEOPLE[0][1:]) for name in names]
+    gold = write("gold.jsonl", [{**case(key, *people), "note": "other bytes"} for key in KEYS])
+    change(run, test=str(test), test_sha256=sha256(test))
+    decode_answers(run)
+    assert score(Reader(TASK), test, run).baselines["text classifier"]["charge_f1"] == 1
+    found = page_data(open_answers(run, gold))
+    assert found.scores
+    assert found.scores.baselines["text classifier"]["charge_f1"] == 0, "it believes in fraud"
+    assert "repaired" not in found.cases[0].handled, "the reply has all whom it was asked about"
+    lacking = [fields[0][1] == NO_REPLY for fields in found.cases[0].opinions]
+    assert lacking == [name == "丙" for name in names]
+
+
 LOOKED = "training and the choice between model and text classifier looked at these cases"
-
-
 TRAINED_ON = "these cases were trained on"
 
 
@@ -256,11 +286,16 @@ def test_a_run_without_answers_is_named(run: Path) -> None:
         decode_answers(run / "nowhere")
 
 
-def test_completions_that_are_not_there_or_broken_are_told_with_the_way_on(run: Path) -> None:
+def test_missing_or_broken_completions_are_told_with_the_way_on(run: Path, write: Write) -> None:
+    decode_answers(run)
     place = run / "completions.jsonl"
     place.write_text('{"id": 7, "tex', "utf-8")
     with pytest.raises(UserError, match=r"not JSON.*`panjue generate` again drops it if it is the"):
         decode_answers(run)
+    write("run/completions.jsonl", [{"id": 1, "texts": ["{}"]}])
+    for read in (decode_answers, lambda path: page_data(open_answers(path))):
+        with pytest.raises(UserError, match=r"id 1: needs 'texts', .*delete the line"):
+            read(run)
     place.unlink()
     with pytest.raises(UserError, match=r"No such file or directory; run `panjue generate`$"):
         decode_answers(run)

@@ -44,12 +44,12 @@ def held_out(case: Row, write: Write, tmp_path: Path) -> Path:
     return folder
 
 
-def chosen(held_out: Path, article: str = "264", penalty: int = 13) -> Choice:
+def chosen(held_out: Path, article: str = "264", penalty: int = 13, **training: str) -> Choice:
     """Return the choice between the model and a classifier that always answers this."""
     articles = {"264": -4.0, "266": -4.0, article: 4.0}
     one = {"charges": {"盗窃罪": 4.0}, "articles": articles, "penalty": {PENALTIES[penalty]: 0.0}}
     adapter = held_out.parents[1] / "adapter"
-    write_training(adapter, believing(TASK, one))
+    write_training(adapter, believing(TASK, one), **training)
     record = read_json(held_out / "manifest.json")
     write_json(held_out / "manifest.json", {**record, "trained_sha256": model_sha256(adapter)})
     decode_answers(held_out)
@@ -129,7 +129,9 @@ def test_the_confidence_in_the_model_is_scaled_by_held_out_cases(
     assert penalties_of(held_out) == [0] * 20
     record = read_json(held_out / "manifest.json")
     write_json(held_out / "manifest.json", {**record, "scaling": choice.scaling})
-    decode_answers(held_out)
+    chosen(held_out, penalty=8, dev_sha256=record["test_sha256"])
+    assert penalties_of(held_out) == [0] * 20, "it was made of these very cases"
+    chosen(held_out, penalty=8)
     assert penalties_of(held_out) == [pytest.approx(21 / 22, abs=1e-3)] * 20
     write(COMPLETIONS, REFUSED)
     decode_answers(held_out)  # now it is the classifier that answers

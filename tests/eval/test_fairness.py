@@ -161,7 +161,7 @@ def printed(report: Fairness, capsys: pytest.CaptureFixture[str]) -> str:
 def test_single_defendants_are_unweighted_as_in_the_table_of_score(
     case: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Twenty single defendants have weight 0; a group's size is its examples all the same."""
+    """Twenty single defendants have weight 0: beside another case, they do not count."""
     reader = Reader(load_task("judgment"))
     cases = []
     for number, names in enumerate(["甲"] * 20 + ["甲乙"]):
@@ -175,7 +175,8 @@ def test_single_defendants_are_unweighted_as_in_the_table_of_score(
         for name, group in found.groups.items():
             summary = scores.groups[attribute][name]
             assert (group.n, group.value) == (summary.examples, summary.mean["final"])
-    assert not report.attributes["g"].groups["both"].flagged
+    both = report.attributes["g"].groups["both"]
+    assert (both.n, both.flagged) == (21, True), "its value is that of one case"
     assert [group.flagged for group in report.attributes["defendants"].groups.values()] == [0, 1]
     text = printed(report, capsys)
     assert text.count("unweighted means, as all examples have weight 0: 1\n") == 1
@@ -191,12 +192,12 @@ def test_what_is_printed_and_the_json(folder: Path, capsys: pytest.CaptureFixtur
         "6 examples have no row and count as unanswered",
         "[/b]*",
         "mean 0.1250, disparity 0.1250, worst 0.0000 (female), gap 0.2500",
-        "* 1 groups of fewer than 20 examples: not in these numbers",
+        "* 1 groups with under 20 examples that count: not compared",
         "1 examples are in no group: their group is unknown",
     ]
     assert [line for line in lines if line not in text] == []
     none = printed(made(folder, "gender", least=20), capsys)
-    assert "no group has 20 examples: no mean, disparity, worst or gap" in none
+    assert "no group has 20 examples that count: no mean, disparity, worst or gap" in none
     numbers = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert numbers["attributes"]["region"]["groups"].keys() == {"北京", "上海"}
     assert numbers["missing"] == 6

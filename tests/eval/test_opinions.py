@@ -10,7 +10,7 @@ from math import exp
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from panjue.eval.opinions import (
@@ -80,6 +80,7 @@ def test_not_all_sets_of_many_labels_are_formed() -> None:
 
 
 @given(CHANCES, SIZES)
+@example({"a": 1e-12}, (0, 0.6, 0.4, 0.8))
 def test_all_sets_together_are_certain(opinion: Any, sizes: tuple[float, ...]) -> None:
     every = set_chances(sizes, opinion, all_sets("".join(opinion), len(opinion)))
     assert sum(every) == pytest.approx(1)

@@ -1,4 +1,5 @@
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
@@ -145,15 +146,19 @@ def test_the_commonest_labels_as_a_peer(
     assert below in printed(scored(answers[:1]))
 
 
-def printed(scores: ScoreResult) -> str:
+def printed(scores: ScoreResult, width: int = 200) -> str:
     out = StringIO()
-    show(scores, Console(file=out, width=200))
+    show(scores, Console(file=out, width=width))
     return out.getvalue()
 
 
-def test_a_malformed_row_is_named(scored: Scored) -> None:
+def test_a_malformed_row_and_a_pipe_are_named(scored: Scored, gold: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"submission\.jsonl: id 2 is not in the hand-in format"):
         scored([{"id": 2, "judgments": ["甲"]}])
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for files in ((pipe, gold), (gold, pipe)):
+        with pytest.raises(UserError, match=r"pipe: is a pipe, .*give a file"):
+            score(Reader(TASK), *files)
 
 
 def test_gold_must_be_labelled(case: Row, write: Write) -> None:
@@ -213,14 +218,18 @@ def test_examples_without_an_attribute_are_a_group_of_their_own() -> None:
     assert members == {"-": [0, 2], "x": [1]}
 
 
-@pytest.mark.parametrize(("courts", "is_column"), [(8, True), (9, False)])
+@pytest.mark.parametrize(("courts", "is_column"), [(6, True), (7, False)])
 def test_a_group_is_a_column_or_one_of_many_rows_and_its_name_no_markup(
     courts: int, is_column: bool, gold: Path, row: Row, write: Write
 ) -> None:
     first = json.loads(gold.read_text("utf-8").splitlines()[0])
     rows = [{**first, "id": n, "groups": {"[red]court": f"[/b]{n}"}} for n in range(courts)]
     answers = write("answers.jsonl", [row(0, ("甲", ["盗窃罪"], ["264"], 13))])
-    text = printed(score(Reader(TASK), write("courts.jsonl", rows), answers))
+    scores = score(Reader(TASK), write("courts.jsonl", rows), answers)
+    text = printed(scores)
     [heading] = [line for line in text.splitlines() if "by [red]court" in line]
     assert [f"[/b]{n}" in heading for n in range(courts)] == [is_column] * courts
     assert all(f"[/b]{n}" in text for n in range(courts))
+    narrow = printed(scores, width=80)
+    assert "…" not in narrow, "everything can be read"
+    assert narrow.count("charge_recall") == 2 + is_column, "all, by defendants, by court"

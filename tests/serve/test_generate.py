@@ -170,6 +170,9 @@ def test_where_the_model_is_better_one_engine_answers_both_files(
     assert AnswersRecord.read(held_out_of(fresh)).scaling == {}, "they are what it was fitted on"
     assert len(list(read_lines(fresh / "answers/test/completions.jsonl"))) == 24
     assert lines[-2] == f"answered by the model: {choice}"
+    for who in ("classifier", "model"):
+        lines_of(fresh, f"answer={who}")
+        assert AnswersRecord.read(fresh / "answers/test").scaling == choice.scaling
 
 
 def test_a_dev_file_of_the_training_is_asked_once(
