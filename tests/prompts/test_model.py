@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 from huggingface_hub import close_session, constants
 
-from panjue.prompts.model import MIB, has_classifier, is_demo, model_folder, model_sha256
+from panjue.prompts.model import (
+    MIB,
+    SAMPLE,
+    SAMPLE_EVERY,
+    has_classifier,
+    is_demo,
+    model_folder,
+    model_sha256,
+)
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.plumbing.run import RunRecord
@@ -36,6 +44,17 @@ def test_the_first_and_last_mebibyte_and_the_size_of_a_file_count(folder: Path, 
     assert model_sha256(folder) != first
     weights.write_bytes(content)
     assert model_sha256(folder) == first
+
+
+@pytest.mark.parametrize("place", [SAMPLE_EVERY, 2 * SAMPLE_EVERY + SAMPLE - 1])
+def test_a_large_file_counts_between_its_ends_too(folder: Path, place: int) -> None:
+    """A merged adapter of the MLPs alone leaves its first and last MiB as they are."""
+    with (folder / "model.safetensors").open("wb") as weights:
+        weights.truncate(3 * SAMPLE_EVERY)
+        first = model_sha256(folder)
+        weights.seek(place)
+        weights.write(b"1")
+    assert model_sha256(folder) != first
 
 
 def test_files_that_are_not_of_the_model_do_not_count(folder: Path) -> None:
