@@ -35,16 +35,22 @@ def test_no_is_a_strategy_and_not_a_truth_value(name: str) -> None:
         ("trainer.ddp_timeout=long", "^trainer.ddp_timeout: "),
         ("trainer.learning_rat=1", "^trainer: .*learning_rat.*did you mean 'learning_rate'"),
         ("trainer.save_strategy=often", "^trainer: .*often.* is not a valid SaveStrategy"),
-        ("trainer.save_strategy=best trainer.eval_strategy=no", "^trainer: .*metric_for_best"),
+        ("trainer.save_strategy=best", "^trainer.save_strategy: .* the best is kept then$"),
+        ("trainer.push_to_hub=true", "^trainer.push_to_hub: use `hf upload` afterwards: "),
+        ("trainer.dataloader_drop_last=true", "^trainer: 'dataloader_drop_last' is set by panjue$"),
+        ("trainer.model_init_kwargs={}", "^trainer: 'model_init_kwargs' is set by panjue$"),
         ("trainer.optim=galore_adamw", "^trainer: "),
         # peft's
         ("lora.layer_replication=[[0,2]]", "^lora: 'layer_replication' is set by panjue$"),
+        ("lora.inference_mode=true", "^lora: 'inference_mode' is set by panjue$"),
+        ("lora.task_type=CAUSAL_LM", "^lora.task_type: is CAUSAL_LM already; remove it$"),
         ("lora.r=abc", "^lora: r: Input should be a valid integer"),
         ("lora.init_lora_weights=pissa_niter_4", "^lora.init_lora_weights: .* change the base too"),
         ("lora.target_modules=[nope]", r"^lora: Target modules \{'nope'\} not found"),
         ("lora.kasa_config={}", "^lora: these settings change the base's weights too"),
         # bitsandbytes', and of attention
         ("method=qlora", "^quantization: goes with method=qlora; set both or neither$"),
+        ("method=qlora quantization.load_in_8bit=true", "8bit: .* four bits; use load_in_4bit$"),
         (
             "method=qlora quantization.load_in_4bits=true",
             "^quantization: no setting .*; did you mean",
