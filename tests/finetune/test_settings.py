@@ -57,6 +57,7 @@ def test_no_is_a_strategy_and_not_a_truth_value(name: str) -> None:
         ),
         ("attn_implementation=flash_attention_2", "needs its package, which is not installed"),
         # panjue's own
+        ("max_tokens=16385", "model reads at most 16384 tokens; set max_tokens=16384$"),
         ("model=./nowhere", "no such folder"),
         ("task=judgement", "did you mean 'judgment'"),
         ("max_token=10", r"no setting 'max_token'; did you mean 'max_tokens'\?$"),
