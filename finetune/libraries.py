@@ -126,8 +126,7 @@ def check_library_settings(config: SftConfig) -> None:
         raise UserError("lora.task_type: is CAUSAL_LM already; remove it")
     check_attention(config)
     check_managed("trainer", config.trainer, (*SILENT, *FIXED))
-    # vLLM ignores replicated layers; the other setting would train nothing.
-    check_managed("lora", config.lora, ("layer_replication", "inference_mode"))
+    check_managed("lora", config.lora, ("layer_replication", "inference_mode"))  # neither works
     check_known("trainer", config.trainer, signature(TrainerConfig).parameters)
     check_known("lora", config.lora, signature(LoraConfig).parameters)
     # transformers ignores names that it does not know.

@@ -23,11 +23,6 @@ CONFIG_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json")
 
 MIB = 2**20
 
-SAMPLE = 64 * 2**10
-SAMPLE_EVERY = 16 * MIB
-"""So many bytes count, so often, between the first and last MiB of a file: a merged adapter of the
-MLPs alone changes neither end."""
-
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks of adapters that vLLM loads unmerged."""
 
@@ -179,9 +174,9 @@ def _sampled_sha256(path: Path) -> str:
     size = path.stat().st_size
     with path.open("rb") as data:
         digest = hashlib.sha256(data.read(MIB))
-        for place in range(SAMPLE_EVERY, size - MIB, SAMPLE_EVERY):
+        for place in range(16 * MIB, size - MIB, 16 * MIB):
             data.seek(place)
-            digest.update(data.read(SAMPLE))
+            digest.update(data.read(MIB // 16))
         data.seek(max(MIB, size - MIB))
         digest.update(data.read(MIB))
     return digest.hexdigest()

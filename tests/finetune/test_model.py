@@ -49,10 +49,10 @@ def test_an_evaluation_leaves_the_gradients_of_a_four_bit_model(workshop: Path) 
         ({"max_position_embeddings": 4096, "rope_parameters": {"factor": 4.0}}, 16384),
         ({"max_position_embeddings": 4096, "rope_parameters": {"full": {"factor": 8.0}}}, 32768),
         ({"max_position_embeddings": 8192, "model_max_length": 131072}, 131072),  # Command-R
-        ({}, None),
+        ({}, 0),
     ],
 )
-def test_scaled_positions_lengthen_a_context(config: dict[str, Any], context: int | None) -> None:
+def test_scaled_positions_lengthen_a_context(config: dict[str, Any], context: int) -> None:
     assert context_of(SimpleNamespace(**config)) == context
 
 

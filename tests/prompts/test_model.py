@@ -6,15 +6,7 @@ from typing import Any
 import pytest
 from huggingface_hub import close_session, constants
 
-from panjue.prompts.model import (
-    MIB,
-    SAMPLE,
-    SAMPLE_EVERY,
-    has_classifier,
-    is_demo,
-    model_folder,
-    model_sha256,
-)
+from panjue.prompts.model import MIB, has_classifier, is_demo, model_folder, model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.plumbing.run import RunRecord
@@ -46,11 +38,11 @@ def test_the_first_and_last_mebibyte_and_the_size_of_a_file_count(folder: Path, 
     assert model_sha256(folder) == first
 
 
-@pytest.mark.parametrize("place", [SAMPLE_EVERY, 2 * SAMPLE_EVERY + SAMPLE - 1])
+@pytest.mark.parametrize("place", [16 * MIB, 32 * MIB + 2**16 - 1])
 def test_a_large_file_counts_between_its_ends_too(folder: Path, place: int) -> None:
     """A merged adapter of the MLPs alone leaves its first and last MiB as they are."""
     with (folder / "model.safetensors").open("wb") as weights:
-        weights.truncate(3 * SAMPLE_EVERY)
+        weights.truncate(48 * MIB)
         first = model_sha256(folder)
         weights.seek(place)
         weights.write(b"1")
