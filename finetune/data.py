@@ -21,7 +21,7 @@ from panjue.finetune.processes import wait_for_first_process
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump, read_json, sync, write_json
+from panjue.prompts.plumbing.files import dump, exclusive_lock, read_json, sync, write_json
 from panjue.prompts.render import RULES, reply_ids
 from panjue.prompts.shorten import shortened_prompt
 from panjue.prompts.task import Task
@@ -151,16 +151,17 @@ def cached(
     """
     entry = folder / hashlib.sha256(dump(key).encode()).hexdigest()[:16]
     wait_for_first_process(entry / "report.json")
-    if not (entry / "report.json").exists():
-        shutil.rmtree(entry, ignore_errors=True)
-        entry.mkdir(parents=True)
-        report = RowReport()
-        writer = ArrowWriter(path=str(entry / "rows.arrow"), features=FEATURES)
-        for row in make(report):
-            writer.write(row)
-        writer.finalize()
-        sync(entry)
-        write_json(entry / "report.json", asdict(report))  # last: marks the cache complete
+    with exclusive_lock(folder, wait=True):  # a dry run may be making the same rows
+        if not (entry / "report.json").exists():
+            shutil.rmtree(entry, ignore_errors=True)
+            entry.mkdir(parents=True)
+            report = RowReport()
+            writer = ArrowWriter(path=str(entry / "rows.arrow"), features=FEATURES)
+            for row in make(report):
+                writer.write(row)
+            writer.finalize()
+            sync(entry)
+            write_json(entry / "report.json", asdict(report))  # last: marks the cache complete
     report = RowReport(**read_json(entry / "report.json"))
     return Dataset.from_file(str(entry / "rows.arrow")), report
 

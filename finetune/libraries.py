@@ -29,6 +29,7 @@ INSTEAD = {
     "gradient_accumulation_steps": "batch",
     "seed": "seed",
     "data_seed": "seed",
+    "push_to_hub": "`hf upload` afterwards: it would send the newest checkpoint, not the best",
     "hub_token": "the environment variable HF_TOKEN: settings are saved to disk",
 }
 """Settings of trl that panjue has by another name or place."""
@@ -45,6 +46,11 @@ SILENT = (
     "pad_token",
     "eos_token",
     "shuffle_dataset",
+    "dataloader_drop_last",
+    "packing_strategy",
+    "truncation_mode",
+    "pad_to_multiple_of",
+    "model_init_kwargs",  # `finetune.model` loads the model
     "trust_remote_code",  # a model's code is never run
     "resume_from_checkpoint",  # the same command resumes
     "chat_template_path",
@@ -107,14 +113,20 @@ def check_library_settings(config: SftConfig) -> None:
         if value is not None and not (is_number and value > 0):
             what = "a whole number" if kind is int else "a number"
             raise UserError(f"trainer.{name}: must be {what} above 0, got {value}")
+    if config.trainer.get("save_strategy") == "best":  # a signal's step would not be saved
+        raise UserError("trainer.save_strategy: use that of eval_strategy; the best is kept then")
     if config.lora.get("init_lora_weights", True) not in KEEPS_BASE:
         reason = "others change the base too"
         raise UserError(f"lora.init_lora_weights: use true, gaussian or orthogonal; {reason}")
     if (config.method == "qlora") != bool(config.quantization):
         raise UserError("quantization: goes with method=qlora; set both or neither")
+    if config.quantization.get("load_in_8bit"):
+        raise UserError("quantization.load_in_8bit: method=qlora has four bits; use load_in_4bit")
+    if "task_type" in config.lora:
+        raise UserError("lora.task_type: is CAUSAL_LM already; remove it")
     check_attention(config)
     check_managed("trainer", config.trainer, (*SILENT, *FIXED))
-    check_managed("lora", config.lora, ("layer_replication",))  # vLLM ignores it
+    check_managed("lora", config.lora, ("layer_replication", "inference_mode"))  # neither works
     check_known("trainer", config.trainer, signature(TrainerConfig).parameters)
     check_known("lora", config.lora, signature(LoraConfig).parameters)
     # transformers ignores names that it does not know.

@@ -35,6 +35,10 @@ def check_trainable(config: SftConfig, console: Console) -> None:
     text = text_config(folder)
     if getattr(text, "quantization_config", None) and config.method != "qlora":
         raise UserError(f"method: {config.model} has weights in four bits; set method=qlora")
+    context = context_of(text)
+    if 0 < context < config.max_tokens:
+        reason = f"{config.model} reads at most {context} tokens"
+        raise UserError(f"max_tokens: {reason}; set max_tokens={context}")
     if isinstance(config, BaseConfig) or console.quiet:  # quiet: another process asks
         return
     [architecture] = text.architectures
@@ -46,6 +50,16 @@ def check_trainable(config: SftConfig, console: Console) -> None:
     if problem:
         reason = f"not on this machine: vLLM cannot load {architecture} ({problem})"
         console.print(f"{'answering':12s} {reason}", markup=False)
+
+
+def context_of(text: Any) -> int:
+    """Return at least how many tokens a language model reads; 0 if its config does not say it."""
+    of_command_r = getattr(text, "model_max_length", None)
+    length = of_command_r or getattr(text, "max_position_embeddings", None) or 0
+    rope = getattr(text, "rope_parameters", None) or {}
+    scalings = [rope, *rope.values()]  # one for all layers, or for each type of them
+    factors = [one.get("factor") or 1 for one in scalings if isinstance(one, Mapping)]
+    return int(length * max(factors))  # too many where `length` is scaled already
 
 
 def load_model(config: SftConfig, folder: Path, args: Any) -> Model:

@@ -30,6 +30,23 @@ from panjue.prompts.task import Task
 MAX_DIFFERENCES = 4
 """Differences between two runs that a message shows."""
 
+OF_SPEED = {
+    "report_to",
+    "logging_steps",
+    "per_device_eval_batch_size",
+    "gradient_checkpointing",
+    "gradient_checkpointing_kwargs",
+    "dataloader_num_workers",
+    "dataloader_pin_memory",
+    "dataloader_persistent_workers",
+    "dataloader_prefetch_factor",
+    "save_total_limit",
+    "ddp_timeout",
+    "torch_empty_cache_steps",
+}
+"""Settings of trl with which a run may resume that began with others. `per_device_train_batch_size`
+is none of them: it decides how gradients are rounded."""
+
 
 def fits_classifier(config: SftConfig, task: Task) -> bool:
     """Say whether a text classifier is fitted; a tiny base, to be trained further, needs none."""
@@ -53,7 +70,7 @@ def run_record(config: SftConfig, base: Path, task: Task) -> RunRecord:
         "prompt_sha256": prompt_sha256(config.task),
         "task_sha256": task_sha256(config.task),
         "processes": PartialState().num_processes,
-        "trainer": {name: v for name, v in config.trainer.items() if name != "report_to"},
+        "trainer": {name: v for name, v in config.trainer.items() if name not in OF_SPEED},
         "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
     }
     return RunRecord(**known)
@@ -86,8 +103,9 @@ class TrainingRun:
         folder = self.config.run
         if not (folder / MANIFEST).exists():
             return "there is no record of how it was made"
-        old = RunRecord.read(folder).model_copy(update={"classifier_sha256": None})
-        parts = old.difference(self.record).split("; ")
+        kept = RunRecord.read(folder)
+        old = kept.model_dump(exclude={"classifier_sha256": True, "trainer": OF_SPEED})
+        parts = RunRecord(**old).difference(self.record).split("; ")
         shown = parts[:MAX_DIFFERENCES]
         if len(parts) > MAX_DIFFERENCES:
             shown.append(f"{len(parts) - MAX_DIFFERENCES} more")

@@ -10,14 +10,7 @@ import numpy as np
 from scipy.special import expit
 
 from panjue.eval.scaling import platt
-from panjue.eval.second_stage import (
-    Array,
-    FieldTrees,
-    Items,
-    candidates,
-    class_rows,
-    corrected,
-)
+from panjue.eval.second_stage import Array, FieldTrees, Items, candidates, class_rows, corrected
 
 T = TypeVar("T")
 

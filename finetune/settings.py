@@ -17,7 +17,6 @@ from panjue.prompts.task import load_task
 STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
 """trl settings that may be `no`: when to log, evaluate and save."""
 
-
 LONGEST_STEP_S = 1800
 """How long a step, its evaluation and its saving may take after a signal, until torchrun kills all
 processes; by default it would do so after 30 s."""

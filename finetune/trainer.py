@@ -13,12 +13,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Sampler
-from transformers import (
-    EarlyStoppingCallback,
-    PrinterCallback,
-    TrainerControl,
-    TrainingArguments,
-)
+from transformers import EarlyStoppingCallback, PrinterCallback, TrainerControl, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import get_length_grouped_indices
 from transformers.trainer_utils import EvalLoopOutput

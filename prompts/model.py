@@ -164,19 +164,23 @@ def model_files(folder: Path) -> list[Path]:
 def model_sha256(folder: Path) -> str:
     """Return a fingerprint of a model: one hash over the names and contents of its files.
 
-    Of a file above 2 MiB only its size and its first and last MiB count: a training changes all
-    weights, and 16 GB take 19 s to read.
+    Of a file above 2 MiB only its size, its first and last MiB and 64 KiB of every 16 MiB between
+    count: a training changes whole matrices. All of 16 GB take 19 s to read, these parts 1 s.
     """
     files = model_files(folder)
-    parts = (f"{path.name} {path.stat().st_size} {_ends_sha256(path)}" for path in files)
+    parts = (f"{path.name} {path.stat().st_size} {_sampled_sha256(path)}" for path in files)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _ends_sha256(path: Path) -> str:
-    """Return the hash of the first and last MiB of a file, or of all of a shorter file."""
+def _sampled_sha256(path: Path) -> str:
+    """Return the hash of all of a file up to 2 MiB; of a longer one, of its ends and samples."""
+    size = path.stat().st_size
     with path.open("rb") as data:
         digest = hashlib.sha256(data.read(MIB))
-        data.seek(max(MIB, path.stat().st_size - MIB))
+        for place in range(16 * MIB, size - MIB, 16 * MIB):
+            data.seek(place)
+            digest.update(data.read(MIB // 16))
+        data.seek(max(MIB, size - MIB))
         digest.update(data.read(MIB))
     return digest.hexdigest()
 

@@ -1,11 +1,13 @@
 """Models to train: four bits, and variants of LoRA."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from panjue.finetune.model import load_base, with_lora
+from panjue.finetune.model import context_of, load_base, with_lora
 from panjue.prompts.plumbing.files import read_json
 from panjue.serve.ask import Budget
 from panjue.serve.engine import engine_settings
@@ -38,6 +40,20 @@ def test_an_evaluation_leaves_the_gradients_of_a_four_bit_model(workshop: Path) 
             model(input_ids=ids)
     assert norms[1] == norms[0]
     assert min(norms[0]) > 0
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [
+        ({"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "default"}}, 4096),
+        ({"max_position_embeddings": 4096, "rope_parameters": {"factor": 4.0}}, 16384),
+        ({"max_position_embeddings": 4096, "rope_parameters": {"full": {"factor": 8.0}}}, 32768),
+        ({"max_position_embeddings": 8192, "model_max_length": 131072}, 131072),  # Command-R
+        ({}, 0),
+    ],
+)
+def test_scaled_positions_lengthen_a_context(config: dict[str, Any], context: int) -> None:
+    assert context_of(SimpleNamespace(**config)) == context
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from panjue.prompts.labels import load_labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import read_json
+from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import Reader, is_held_out
 from panjue.prompts.task import load_task
@@ -117,7 +117,11 @@ def test_resume_takes_the_newest_complete_checkpoint_and_gives_the_same_weights(
     shutil.copytree(trained, run)
     shutil.rmtree(run / "adapter")
     (run / "checkpoints/checkpoint-12/complete").unlink()
-    main(workshop / "sft.yaml", [f"run={run}"])
+    record = read_json(run / "manifest.json")
+    record["trainer"] |= {"logging_steps": 1, "save_total_limit": 2}  # as versions up to 0.4 wrote
+    write_json(run / "manifest.json", record)
+    speed = ["per_device_eval_batch_size=3", "logging_steps=2", "gradient_checkpointing=true"]
+    main(workshop / "sft.yaml", [f"run={run}", *(f"trainer.{word}" for word in speed)])
     assert "checkpoint-6" in capsys.readouterr().out
     assert adapter_bytes(run) == adapter_bytes(trained)
     counts = [entry["num_tokens"] for entry in logged(run, "num_tokens")]

@@ -1,5 +1,6 @@
 """Token rows and their loss: of which tokens it is, and that no example sees another."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, Trainer
 from trl import SFTConfig
 
-from panjue.finetune.data import IGNORED, RowMaker, RowReport, collate, pack
+from panjue.finetune.data import IGNORED, RowMaker, RowReport, cached, collate, pack
 from panjue.finetune.trainer import LengthSampler, ReplyTrainer
 from panjue.prompts.example import Example
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import exclusive_lock
 from panjue.prompts.reader import Reader
 from panjue.prompts.render import prompt_ids
 from panjue.prompts.task import load_task
@@ -40,6 +42,16 @@ def maker(workshop: Path, examples: list[Example]) -> RowMaker:
 def made(maker: RowMaker, examples: list[Example]) -> list[dict[str, Any]]:
     """Return the token rows of a few examples of different lengths."""
     return list(maker.rows(examples[:6], RowReport()))
+
+
+def test_rows_that_a_dry_run_is_making_are_waited_for(
+    made: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    with ThreadPoolExecutor() as threads, exclusive_lock(tmp_path):
+        rows = threads.submit(cached, tmp_path, {}, lambda _: iter(made))
+        with pytest.raises(TimeoutError):
+            rows.result(timeout=0.2)
+    assert len(rows.result()[0]) == len(made)
 
 
 @pytest.fixture

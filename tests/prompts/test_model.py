@@ -40,6 +40,17 @@ def test_the_first_and_last_mebibyte_and_the_size_of_a_file_count(folder: Path, 
     assert model_sha256(folder) == first
 
 
+@pytest.mark.parametrize("place", [16 * MIB, 32 * MIB + 2**16 - 1])
+def test_a_large_file_counts_between_its_ends_too(folder: Path, place: int) -> None:
+    """A merged adapter of the MLPs alone leaves its first and last MiB as they are."""
+    with (folder / "model.safetensors").open("wb") as weights:
+        weights.truncate(48 * MIB)
+        first = model_sha256(folder)
+        weights.seek(place)
+        weights.write(b"1")
+    assert model_sha256(folder) != first
+
+
 def test_files_that_are_not_of_the_model_do_not_count(folder: Path) -> None:
     first = model_sha256(folder)
     for name in ("opinions.jsonl", "README.md", "model.py"):
