@@ -139,7 +139,7 @@ def _pack_settings(folder: Path, record: AnswersRecord, config: Path) -> None:
 
 def requirements() -> list[str]:
     """Return a requirements.txt of every installed package (for pip's --no-deps)."""
-    versions = {}
+    versions: dict[str, str] = {}
     for package in metadata.distributions():  # in the order of sys.path: the first is imported
         if "Name" in package.metadata:  # of a broken installation only the folder may be left
             versions.setdefault(package.metadata["Name"].lower(), package.version)
