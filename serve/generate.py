@@ -238,8 +238,7 @@ class Generation:
         record.write(folder)
         skipped = cases.reader.skipped
         skipped.write(folder / "skipped-test.jsonl")
-        if skipped.rows:
-            self.console.print(str(skipped))
+        skipped.show()
 
     def resumed(self, folder: Path, record: AnswersRecord) -> AnswersRecord:
         """Return the new record with the library versions of the replies that are kept."""
