@@ -82,7 +82,10 @@ def is_demo(folder: Path) -> bool:
     for _ in range(3):
         manifest = folder / "manifest.json"
         if manifest.exists():
-            folder = Path(str(read_object(manifest).get("base") or folder))
+            base = str(read_object(manifest).get("base") or folder)
+            # A relative name may be that of another working directory, around this folder.
+            places = [place / base for place in (Path(), *folder.resolve().parents)]
+            folder = next(filter(Path.is_dir, places), Path(base))
     return (folder / "start.json").exists()
 
 

@@ -139,9 +139,12 @@ class Asker:
         asked, limit = self._shortened(example, source_limit)
         shortened, messages, prompt, room = asked
         if not shortened.fits:
+            way_out = "set a larger max_tokens"
+            if source_limit:  # of the engine of `generate`
+                way_out = "if memory is short, add some and delete this row of completions.jsonl"
             raise Refusal(
-                f"the prompt needs {len(prompt)} tokens and the reply {room}, and max_tokens is "
-                f"{limit}; shorten the text, give the engine more memory"
+                f"the prompt needs {len(prompt)} tokens and the reply {room}, and the limit is "
+                f"{limit}; shorten the text, or {way_out}"
             )
         if schema and (problem := self._grammar_problem(schema)):
             raise Refusal(f"the grammar library refuses its schema: {problem}")

@@ -129,7 +129,8 @@ def _pack_settings(folder: Path, record: AnswersRecord, config: Path) -> None:
     """Write the settings of training and answers, and the versions of all packages."""
     sections = scrubbed(load_values(config))
     names = set(GenerateConfig.model_fields) - {"task", "endpoint"}
-    sections["generate"] = record.model_dump(include=names)
+    # Not all of it is scrubbed: a stop word of `sampling` may look like a path.
+    sections["generate"] = {**record.model_dump(include=names), "engine": scrubbed(record.engine)}
     # By whom it was answered, not `auto`: the ZIP has no held-out cases to choose by.
     sections["generate"]["answer"] = record.answered_by
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(sections), "utf-8")
@@ -138,9 +139,10 @@ def _pack_settings(folder: Path, record: AnswersRecord, config: Path) -> None:
 
 def requirements() -> list[str]:
     """Return a requirements.txt of every installed package (for pip's --no-deps)."""
-    versions = {}
-    for package in metadata.distributions():
-        versions[package.metadata["Name"].lower()] = package.version
+    versions: dict[str, str] = {}
+    for package in metadata.distributions():  # in the order of sys.path: the first is imported
+        if "Name" in package.metadata:  # of a broken installation only the folder may be left
+            versions.setdefault(package.metadata["Name"].lower(), package.version)
     versions.pop("panjue", None)
     pins = sorted(f"{name}=={version}" for name, version in versions.items())
     _, _, build = versions.get("torch", "").partition("+")

@@ -12,6 +12,7 @@ from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.serve.ask import Request
 
 ENDPOINT_KEY = "PANJUE_ENDPOINT_KEY"  # environment variable with the endpoint's API key
+TEMPLATE_FIELD = "chat_template_kwargs"  # of a request to vLLM; OpenAI does not have it
 
 REFUSED_STATUSES = frozenset({400, 413, 422, 501})
 """HTTP statuses for which the request is at fault: its prompt is too long, say."""
@@ -54,6 +55,7 @@ class Endpoint:
         self._failure = ""
         self._replies = 0
         self._refusals = 0
+        self._takes_template_field = True
         self.runner = asyncio.Runner()
         key = key_of(ENDPOINT_KEY) or "none"  # the client insists on one
         timeout = Timeout(600, connect=10)
@@ -107,6 +109,9 @@ class Endpoint:
         except APIStatusError as error:
             reason = f"{error.status_code} {error.response.text}"
             if error.status_code in REFUSED_STATUSES:
+                if TEMPLATE_FIELD in reason and "extra_body" in arguments:
+                    self._takes_template_field = False
+                    return await self._ask(request, number)
                 return EndpointOutput(refused=f"{error.status_code}: {error.response.text[:200]}")
         except (OpenAIError, ValueError) as error:
             reason = ": ".join(str(each) for each in (error, error.__cause__) if each)
@@ -129,8 +134,8 @@ class Endpoint:
             arguments["n"] = number
         if question.room:
             arguments.setdefault("max_tokens", question.room)
-        if question.prompt:  # our own model: the chat template must render as in training
-            arguments["extra_body"] = {"chat_template_kwargs": TEMPLATE_ARGS}
+        if question.prompt and self._takes_template_field:  # our own model: as in training
+            arguments["extra_body"] = {TEMPLATE_FIELD: TEMPLATE_ARGS}
         if question.schema:
             json_schema = {"name": "reply", "strict": True, "schema": question.schema}
             arguments["response_format"] = {"type": "json_schema", "json_schema": json_schema}
@@ -140,20 +145,26 @@ class Endpoint:
 def read_completion(completion: Any) -> EndpointOutput:
     """Read a chat completion; ValueError if it is none: openai's client lets any JSON through."""
     replies = []
+    refused = NO_TEXT
     try:
-        usage = completion.usage
-        details = usage and getattr(usage, "prompt_tokens_details", None)
-        cached = details and details.cached_tokens
-        prompt = usage and usage.prompt_tokens
+        usage = completion.usage  # some servers leave out parts of it
+        prompt = getattr(usage, "prompt_tokens", None)
+        details = getattr(usage, "prompt_tokens_details", None)
+        cached = getattr(details, "cached_tokens", None)
+        tokens = getattr(usage, "completion_tokens", None) or 0
         # The tokens of all replies are counted together: each gets an equal share.
-        share = range((usage.completion_tokens if usage else 0) // len(completion.choices))
+        share = range(tokens // len(completion.choices))
         for choice in completion.choices:
-            if choice.message.content is not None:
-                text = "".join(choice.message.content)  # a TypeError if it is no text
+            message = choice.message
+            said = message.refusal or "" if message.content is None else message.content
+            # A TypeError if it is no text. Half a character, which JSON can have, becomes `?`.
+            text = "".join(said).encode(errors="replace").decode()
+            if message.content is not None:
                 replies.append(EndpointReply(text, str(choice.finish_reason), share))
+            elif text:
+                refused = f"the model refuses: {text[:200]}"
     except (AttributeError, TypeError, ZeroDivisionError):
         raise ValueError("its reply is not in OpenAI's format") from None
     if any(reply.finish_reason in ABORTED for reply in replies):
         raise ValueError("it aborted its reply")
-    refused = "" if replies else NO_TEXT
-    return EndpointOutput(replies, cached or 0, prompt or 0, refused)
+    return EndpointOutput(replies, cached or 0, prompt or 0, "" if replies else refused)

@@ -82,7 +82,7 @@ def generate(run: Run, test: Path, config: GenerateConfig, decode: Decode) -> No
     If `answer` is auto, the cases that training held out are asked first, in the same engine:
     whoever is better there, the model or the text classifier, answers `test`.
     """
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
     job = make_job(run, config)
     console.print("1/3 reading the cases")
     reader = Reader(job.task, on_bad_row=config.on_bad_row)
@@ -133,7 +133,7 @@ class Generation:
         except NoHeldOutCases as reason:
             self.ask(cases, str(reason))
             return
-        self.console.print(str(choice), markup=False)
+        self.console.print(str(choice))
         if choice.answered_by == "classifier":
             self.claim(cases, "classifier", str(choice))
             return
@@ -237,8 +237,7 @@ class Generation:
         record.write(folder)
         skipped = cases.reader.skipped
         skipped.write(folder / "skipped-test.jsonl")
-        if skipped.rows:
-            self.console.print(str(skipped), markup=False)
+        skipped.show()
 
     def resumed(self, folder: Path, record: AnswersRecord) -> AnswersRecord:
         """Return the new record with the library versions of the replies that are kept."""
@@ -251,12 +250,14 @@ class Generation:
         if old.answered_by != record.answered_by:
             self.delete_derived(folder)
         if changed := difference(old.versions, record.versions):
-            self.console.print(f"resuming with other versions: {changed}", markup=False)
+            self.console.print(f"resuming with other versions: {changed}")
         return record.model_copy(update={"versions": old.versions})
 
     def replace_answers(self, folder: Path, record: AnswersRecord) -> None:
         """Delete answers without replies; refuse if the classifier gave them to another file."""
         old = AnswersRecord.read(folder)
+        if old.answered_by == record.answered_by == "classifier" and not old.difference(record):
+            return  # it gives the same answers again
         if old.answered_by == "classifier" and old.test_sha256 != record.test_sha256:
             raise UserError(
                 f"{folder}: has answers to another file, {old.test}; they are kept: name another "
@@ -275,7 +276,7 @@ class Generation:
                 (folder / name).unlink()
         if stale:
             what = f"{folder}: deleted {', '.join(stale)}: they belong to earlier answers"
-            self.console.print(what, markup=False)
+            self.console.print(what)
 
 
 def can_choose(job: Job) -> bool:

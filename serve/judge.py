@@ -1,7 +1,6 @@
 """A training that judges: one case in, its answer out; over HTTP, or from Python with `load`."""
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ from panjue.eval.scaling import scaling_of_run
 from panjue.prompts.example import Example
 from panjue.prompts.model import is_demo, model_sha256
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker, Budget, CompletionRow, OnText, Question, Refusal, ask
@@ -177,7 +177,7 @@ def load(run: Path | str, settings: Mapping[str, Any] | None = None) -> Iterator
 
     `settings` are settings of `ServeConfig`, in place of those in `run`/config.yaml.
     """
-    words = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
+    words = [f"{key}={dump(value)}" for key, value in (settings or {}).items()]
     config, runs = serve_settings(Path(run), words)
     check_engine(config.engine)
     served = ServedRun(runs[NAME], config)

@@ -28,6 +28,8 @@ KNOWN_TEXT = "被告人张某伙同李某，窃取他人财物三千元。 The d
 """Outputs are compared on words that models know. On rare tokens two trained adapters of a 0.5B in
 bfloat16 differed by 2.5 and 5.4% after a right merge, on text by 1.3%."""
 
+MERGE = "use adapter=merge, without other=RUN"  # several trainings are served unmerged
+
 GENERATION = "generation_config.json"
 """A model's sampling settings: the merged model has its base's file as it is."""
 
@@ -48,7 +50,7 @@ class Served(NamedTuple):
         except (LookupError, TypeError):
             raise UserError(f"{self.adapter}/adapter_config.json: has no rank") from None
         if rank is None:
-            raise UserError("adapter: vLLM has no rank that high; use adapter=merge")
+            raise UserError(f"adapter: vLLM has no rank that high; {MERGE}")
         return rank
 
 
@@ -58,14 +60,15 @@ def served_model(trained: Path, adapter: str, base: str | None = None) -> Served
     config = trained / "adapter_config.json"
     is_full = not config.exists()
     if adapter == "merge":
-        return Served(trained if is_full else merge(trained, trained.with_name("merged"), base))
+        out = trained.absolute().with_name("merged")  # "." alone has no name
+        return Served(trained if is_full else merge(trained, out, base))
     if adapter == "none":
         return Served(check_base(trained, record, base))
     if is_full:
-        raise UserError(f"{trained}: is a full model without an adapter; use adapter=merge")
+        raise UserError(f"{trained}: is a full model without an adapter; {MERGE}")
     if read_object(config).get("target_parameters"):
         # vLLM would leave these matrices out without a word, and apply the others.
-        raise UserError(f"{trained}: adapts experts, which vLLM needs merged; use adapter=merge")
+        raise UserError(f"{trained}: adapts experts, which vLLM needs merged; {MERGE}")
     model = check_base(trained, record, base)
     return Served(model, named_for_vllm(trained, model))
 
@@ -77,7 +80,7 @@ def named_for_vllm(adapter: Path, base: Path) -> Path:
     """
     if not is_part(base):
         return adapter
-    out = adapter.with_name("unmerged")
+    out = adapter.absolute().with_name("unmerged")
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.copytree(adapter, temporary, dirs_exist_ok=True)
     weights = load_file(adapter / WEIGHTS)

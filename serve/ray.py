@@ -51,7 +51,7 @@ def running_fleet(job: Job, signals: StopSignals, console: Console) -> Iterator[
         yield fleet
         console.print(fleet.status())
         if fleet.error:
-            console.print(f"a replica has ended: {fleet.error}", markup=False)
+            console.print(f"a replica has ended: {fleet.error}")
 
 
 async def start_fleet(job: Job, console: Console) -> "Fleet":

@@ -234,10 +234,10 @@ def serve_settings(folder: Path, words: Sequence[str] = ()) -> tuple[ServeConfig
         key, _, value = word.partition("=")
         if key.partition(".")[0] in (NAME, *ServeConfig.model_fields):
             settings.append(word)
-        elif Path(value).is_dir():
+        elif key and value and Path(value).is_dir():
             runs[key] = Run(Path(value))
         else:
-            raise UserError(f"{word!r}: no run folder {value}, and no setting {key!r}")
+            raise UserError(f"{word!r}: no run folder {value!r}, and no setting {key!r}")
     config = load_section(ServeConfig, runs[NAME].config, "serve", settings)
     server_key(config.host)
     for run in runs.values():

@@ -201,7 +201,8 @@ async function ask(event) {
     const isStopped = error.name === "AbortError";
     $("state").textContent = texts.stopped;
     $("result").hidden = !isStopped || $("fact").value !== fact;
-    if (!isStopped) showProblem(error instanceof TypeError ? texts.offline : error.message);
+    const isOffline = error instanceof TypeError || error instanceof SyntaxError; // a proxy's page is no JSON
+    if (!isStopped) showProblem(isOffline ? texts.offline : error.message);
   } finally {
     running = null;
     $("go").disabled = false;

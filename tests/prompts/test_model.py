@@ -70,6 +70,8 @@ def test_what_descends_from_the_tiny_base_is_of_the_demo(tmp_path: Path) -> None
     write_json(untrained / "start.json", {})
     assert is_demo(adapter)
     assert is_demo(base)
+    write_json(adapter / "manifest.json", {"base": "base"})
+    assert is_demo(adapter), "from any working directory"
     for other in ({"base": "Qwen/Qwen3-8B"}, {}):
         write_json(adapter / "manifest.json", other)
         assert not is_demo(adapter)

@@ -12,7 +12,7 @@ from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import AnswersRecord, Run
-from panjue.serve.bundle import bundle, verify
+from panjue.serve.bundle import bundle, requirements, verify
 from panjue.serve.generate import generate
 from panjue.serve.settings import GenerateConfig, generate_settings
 
@@ -57,10 +57,12 @@ def test_what_the_classifier_answered_it_answers_without_an_engine(
 ) -> None:
     """`make torture` does it with the model; no folder is left beside the ZIP."""
     cases = workshop / "demo/test.jsonl"
-    settings = generate_settings(Run(run), cases, ["answer=classifier"])
-    generate(Run(run), cases, settings, decode_answers)
-    bundle(run, tmp_path / "bundle.zip")
+    words = ["answer=classifier", "answers=a", "engine.download_dir=/own/models"]
+    generate(Run(run), cases, generate_settings(Run(run), cases, words), decode_answers)
+    bundle(run / "answers/a", tmp_path / "bundle.zip")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle.zip", "run"]
+    with zipfile.ZipFile(tmp_path / "bundle.zip") as archive:
+        assert "/own" not in archive.read("config.yaml").decode()
     verify(tmp_path / "bundle.zip", cases)
     assert "gives the same answers" in capsys.readouterr().out
 
@@ -93,6 +95,16 @@ def test_it_has_everything_and_no_data(unpacked: Path, answered: Path, workshop:
     packages = contents["requirements.txt"].decode()
     assert "\ntransformers==" in packages
     assert "panjue" not in packages
+
+
+def test_imported_versions_are_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place, version in (("first", "2.0"), ("second", "1.0")):
+        info = tmp_path / place / f"twice-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Name: twice\nVersion: {version}\n", "utf-8")
+    (tmp_path / "second/broken-1.0.dist-info").mkdir()
+    monkeypatch.setattr("sys.path", [str(tmp_path / place) for place in ("first", "second")])
+    assert requirements() == ["twice==2.0"]
 
 
 def test_what_is_no_bundle_of_the_cases_is_refused(

@@ -74,7 +74,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.end_headers()
-        self.wfile.write(json.dumps(content, ensure_ascii=False).encode())
+        self.wfile.write(json.dumps(content).encode())
 
     def log_message(self, *_: object) -> None:
         pass
@@ -139,12 +139,34 @@ def test_a_refused_request_costs_its_call_only(server: Server, ask: Ask) -> None
     assert all(row is refused or row.keys() >= {"texts", "finish"} for row in made)
 
 
+def test_a_server_that_refuses_a_field_of_vllm_is_asked_without_it(server: Server) -> None:
+    name = "chat_template_kwargs"
+    server.behave = lambda body: (400, f"Unrecognized argument: {name}") if name in body else None
+    question = Question([1], None, 0, 0, [{"role": "user", "content": "甲"}])
+    with closing(Endpoint(server.name)) as endpoint:
+        for key in (1, 2):
+            assert endpoint.runner.run(endpoint.ask(Request(key, question, {}))).outputs
+    assert [name in body for body in server.asked] == [True, False, False]
+
+
+def test_half_a_character_or_no_count_of_tokens_costs_no_reply(server: Server, ask: Ask) -> None:
+    reply = {"message": {"content": "甲\ud83d"}, "finish_reason": "length"}
+    server.behave = lambda _: (200, {"choices": [reply], "usage": {}})
+    [made] = ask(count=1)
+    assert (made["texts"], made["completion_tokens"]) == (["甲?"], 0)
+
+
 NO_TEXT = {"choices": [{"message": {"content": None}, "finish_reason": "length"}]}
+NO = {"choices": [{"message": {"content": None, "refusal": "No."}, "finish_reason": "stop"}]}
 
 
 @pytest.mark.parametrize(
     ("reply", "why"),
-    [((400, "x"), '400: "x"'), ((200, NO_TEXT), "the reply has no text")],
+    [
+        ((400, "x"), '400: "x"'),
+        ((200, NO_TEXT), "the reply has no text"),
+        ((200, NO), "the model refuses: No."),
+    ],
 )
 def test_an_endpoint_that_answers_nothing_ends_the_run(
     reply: Any, why: str, server: Server, ask: Ask

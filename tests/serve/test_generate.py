@@ -229,7 +229,10 @@ def test_answers_of_the_classifier_are_not_replaced_by_those_to_another_file(
     with pytest.raises(UserError, match=f"has answers to another file, {cases}; they are kept"):
         answer(fresh, other, *words)
     assert sha256(fresh / "answers/a") == before
+    scores = fresh / "answers/a/scores.json"
+    scores.write_text("{}", "utf-8")
     answer(fresh, cases, *words)
+    assert scores.exists(), "they are of the same answers"
 
 
 def test_a_run_resumes_with_other_versions_and_settings_of_memory_and_speed(
@@ -294,13 +297,13 @@ def test_a_case_that_training_has_no_room_for_is_asked(
     many = {"id": 1, "fact": f"被告人{'、'.join(names)}共同盗窃。", "defendants": names}
     long = {"id": 2, "fact": "被告人张某一" + "出行" * 20_000, "defendants": ["张某一"]}
     test = tmp_path / "many.jsonl"
-    test.write_text(f"{dump(many)}\n{dump(long)}\n", "utf-8")
+    test.write_text(f"{dump(many)}\n{dump(long)}\n{{}}\n", "utf-8")
     printed = "\n".join(lines_of(run, "answer=model", test=test))
     rows = {row["id"]: row for _, row in read_lines(run / "answers/many/completions.jsonl")}
     assert len(rows[1]["texts"]) == 1
     assert rows[1]["prompt_tokens"] + rows[1]["completion_tokens"] > Run(run).record.max_tokens
-    assert rows[2]["refused"].endswith("give the engine more memory")
-    assert "1 could not be asked" in printed
+    assert rows[2]["refused"].endswith("delete this row of completions.jsonl")
+    assert f"bad rows skipped: 1; the first: {test}:3: " in printed
     assert "what no reply has is answered by: text classifier" in printed
     assert f"id 2: {rows[2]['refused']}" in printed
     assert sha256(run / "answers/test") == before, "each test file has a folder of answers"

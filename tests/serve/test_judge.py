@@ -105,7 +105,7 @@ def test_labels_health_and_metrics(http: httpx.Client, server: PanjueServe) -> N
         ({"defendants": []}, "'defendants' must list"),
         ({"facts": FACT, "fact": ...}, "facts: Extra inputs are not permitted; fact: Field"),
         ({"defendants": [f"被告人{n}" for n in range(201)]}, "at most 200 items"),
-        ({"fact": FACT[5:20] + "出行" * 20_000}, "this case cannot be asked: the prompt needs"),
+        ({"fact": FACT[5:20] + "出行" * 20_000}, "the limit is 1024; shorten the text, or set"),
     ],
 )
 def test_cases_that_are_refused(http: httpx.Client, change: dict[str, Any], message: str) -> None:
@@ -147,6 +147,8 @@ def test_python_gets_what_the_server_answers(
 def test_the_reason_why_it_does_not_start_is_one_line(trained: Path) -> None:
     settings = {"engine": {"dtype": "nonsense"}}
     with pytest.raises(UserError, match=r"^engine: dtype"), load(trained, settings):
+        pass
+    with pytest.raises(UserError, match="should be 'merge'"), load(trained, {"adapter": "𠮷"}):
         pass
 
 

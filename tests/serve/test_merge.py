@@ -16,7 +16,7 @@ from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.prompts.plumbing.run import RunRecord
-from panjue.serve.merge import logits, merge, write_merged
+from panjue.serve.merge import logits, merge, named_for_vllm, served_model, write_merged
 
 # Of peft, for an adapter of a kind that is hard to merge; here such adapters are merged.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -146,7 +146,7 @@ def test_a_broken_adapter_is_named_in_one_line(name: str, raw: bytes, tmp_path: 
 
 
 def test_a_merge_is_made_once_and_keeps_sampling_settings_that_transformers_drops(
-    trained: Path, workshop: Path, tmp_path: Path
+    trained: Path, workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter = shutil.copytree(trained / "adapter", tmp_path / "adapter")
     base = shutil.copytree(workshop / "base/model", tmp_path / "base")
@@ -158,4 +158,8 @@ def test_a_merge_is_made_once_and_keeps_sampling_settings_that_transformers_drop
     assert (out / file.name).read_bytes() == file.read_bytes()
     made = (out / "model.safetensors").stat().st_mtime_ns
     assert merge(adapter, out) == out
+    monkeypatch.chdir(adapter)
+    assert served_model(Path(), "merge").model == out
+    monkeypatch.setattr("panjue.serve.merge.is_part", lambda _: True)
+    assert (named_for_vllm(Path(), base) / "labels.json").exists()
     assert (out / "model.safetensors").stat().st_mtime_ns == made

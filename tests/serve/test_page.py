@@ -200,6 +200,10 @@ def test_empty_facts_and_a_wrong_key_are_said_to_be_wrong(page: Any) -> None:
     page.click("#go")
     page.wait_for_selector("#problem:has-text('半角')")
     assert page.is_hidden("#result"), "an old answer does not stand under a new case"
+    page.fill("#key", KEY)
+    page.route("**/v1/judgments", lambda route: route.fulfill(status=502, body="<html>"))
+    page.click("#go")  # a proxy answers
+    page.wait_for_selector("#problem:has-text('连不上服务')")
 
 
 def test_both_languages_and_the_keyboard(page: Any) -> None:

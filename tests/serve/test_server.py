@@ -46,6 +46,7 @@ def test_a_port_in_use_is_said_before_anything_slow(trained: Path) -> None:
         ("engine.max_num_batched_tokens=0", "^engine: max_num_batched_tokens: "),
         ("engine.enable_auto_tool_choice=true", "^engine: Error: --enable-auto-tool-choice"),
         ("other=nowhere", "no setting 'other'"),
+        ("verbose", "no run folder '', and no setting 'verbose'"),
     ],
 )
 def test_wrong_settings_end_in_one_line(
