@@ -156,7 +156,9 @@ def read_completion(completion: Any) -> EndpointOutput:
         share = range(tokens // len(completion.choices))
         for choice in completion.choices:
             message = choice.message
-            said = message.refusal or "" if message.content is None else message.content
+            said = message.content
+            if said is None:
+                said = message.refusal or ""
             # A TypeError if it is no text. Half a character, which JSON can have, becomes `?`.
             text = "".join(said).encode(errors="replace").decode()
             if message.content is not None:

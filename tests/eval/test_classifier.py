@@ -152,7 +152,7 @@ def test_a_training_without_a_classifier_has_none(tmp_path: Path) -> None:
 def test_no_pickle_is_read(tmp_path: Path) -> None:
     np.savez(tmp_path / CLASSIFIER, about=np.array([{}], dtype=object))
     with pytest.raises(ValueError, match="allow_pickle=False"):
-        read_classifier(tmp_path / CLASSIFIER, TWO_CLASSES)
+        read_classifier(tmp_path / CLASSIFIER, TWO_CLASSES.answer)
 
 
 def test_a_file_that_is_missing_or_another_is_one_line(path: Path) -> None:
