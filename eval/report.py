@@ -17,7 +17,7 @@ from panjue.eval.classifier import CLASSIFIER_NAME
 from panjue.eval.decoding import decoding_of
 from panjue.eval.score import ScoreResult, remarks, score
 from panjue.eval.shown import class_fields, items_of, own_gold, split_at_names
-from panjue.eval.values import metric_values, names_in, submission_rows
+from panjue.eval.values import item_names, metric_values, submission_rows
 from panjue.prompts.example import Decoded, Example, first_reply
 from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.files import atomic_write, sha256
@@ -123,7 +123,7 @@ def _cases(
         items = list(items_of(task, gold, row)) if gold else []
         calls = _calls(answered, completions, example) if completions else []
         # Gold may list other persons than those whom the model was asked about.
-        asked = replace(example, names=tuple(names_in(task, row or {})) or example.names)
+        asked = replace(example, names=tuple(item_names(task, row or {})) or example.names)
         decoded = None
         if calls and decoding and not task.solve:  # of several replies none is the answer
             decoded = task.ask.decode(first_reply(calls[0]), asked, answered.labels)

@@ -32,7 +32,7 @@ from panjue.prompts.task import Task, no_labels
 MAX_SHOWN_NOTES = 5
 """Notes on gold that are printed; the JSON has all."""
 
-MAX_COLUMNS = 6
+MAX_GROUP_COLUMNS = 6
 """So many groups, or metrics, have room beside each other in 80 characters."""
 
 
@@ -177,8 +177,8 @@ def show(scores: ScoreResult, console: Console) -> None:
 def _group_table(attribute: str, groups: Mapping[str, Summary], headline: str) -> Table:
     """Return a table with a column for each group, or with a row for each of many."""
     metrics = list(next(iter(groups.values())).mean)
-    has_rows = len(groups) > MAX_COLUMNS
-    if has_rows and len(metrics) > MAX_COLUMNS:
+    has_rows = len(groups) > MAX_GROUP_COLUMNS
+    if has_rows and len(metrics) > MAX_GROUP_COLUMNS:
         metrics = [headline]  # --json has all
     lines = [[f"by {attribute}", "examples", *metrics]]
     for name, summary in groups.items():

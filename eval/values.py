@@ -256,7 +256,7 @@ def other_cases(reader: Reader, cases: Path, rows: Rows) -> str:
         if row is None:
             continue
         compared += 1
-        names = names_in(reader.task, row)
+        names = item_names(reader.task, row)
         if names and example.names and set(names).isdisjoint(example.names):
             both = f"{'、'.join(example.names)} there and {'、'.join(names)} here"
             foreign.append(f"id {example.id} has {both}")
@@ -277,7 +277,7 @@ def other_cases(reader: Reader, cases: Path, rows: Rows) -> str:
     return ""
 
 
-def names_in(task: Task, row: Row) -> list[str]:
+def item_names(task: Task, row: Row) -> list[str]:
     """Return the names in a row, as `Example.names` has them; none in a row of another form."""
     with suppress(KeyError, TypeError):
         return [visible(str(item["name"])) for item in task.answer.items_of(row)]
