@@ -32,7 +32,7 @@ from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.reader import Reader
 
 MIN_EXAMPLES = 20
-"""A group of fewer test examples with a weight is flagged."""
+"""A group of fewer test examples that count (`Summary.counted`) is flagged."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Group:
     """The metric over them; NaN if it has nothing to score: no number over groups counts it."""
     low: float  # the ends of its 95% interval, by the bootstrap over examples
     high: float
-    flagged: bool  # fewer than `MIN_EXAMPLES` have a weight: no number over groups counts it
+    flagged: bool  # fewer than `MIN_EXAMPLES` count: no number over groups counts it
     unweighted: bool  # all its examples have weight 0, so `value` is an unweighted mean
 
 
@@ -114,7 +114,7 @@ def _compare_groups(values: MetricValues, attribute: str) -> Attribute:
             value=summary.mean[metric],
             low=low,
             high=high,
-            flagged=summary.weighted < MIN_EXAMPLES,
+            flagged=summary.counted < MIN_EXAMPLES,
             unweighted=summary.unweighted,
         )
     compared = {}  # the groups that are large enough and have something to score -> value

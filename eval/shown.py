@@ -37,15 +37,15 @@ def _named_items(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
     """Yield the name and fields of each gold item, beside the predicted item of that name."""
     predicted: dict[str, Mapping[str, Any]] = {}
     for item in task.answer.items_of(row) if row else ():
-        predicted.setdefault(item["name"], item)  # of doubled names the first
+        predicted.setdefault(visible(str(item["name"])), item)  # of doubled names the first
     for item in task.answer.items_of(gold):
-        name = item["name"]
+        name = visible(str(item["name"]))  # as in `Example.names`
         given = predicted.get(name, {})
         fields = []
         for field in task.answer.fields:
             gold_texts = _readable(task, field, item)
             fields.append(same(field, gold_texts, _readable(task, field, given)))
-        yield visible(str(name)), fields  # named as in `Example.names`
+        yield name, fields
 
 
 def _readable(task: Task, field: str, item: Mapping[str, Any]) -> list[str]:

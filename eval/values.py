@@ -151,7 +151,7 @@ class Summary:
     examples: int
     mean: dict[str, float]
     interval: dict[str, tuple[float, float]]
-    weighted: int  # the examples that count: those with a weight, or all if all weights are 0
+    counted: int  # the examples that count: those with a weight, or all if all weights are 0
     unweighted: bool = False  # all weights are 0, so the means are unweighted
 
 
@@ -178,7 +178,7 @@ def summarize(
         examples=len(weights),
         mean=dict(zip(names, mean.tolist(), strict=True)),
         interval=dict(zip(names, intervals, strict=True)),
-        weighted=int(np.count_nonzero(or_ones(weights))),
+        counted=int(np.count_nonzero(or_ones(weights))),
         unweighted=not weights.any(),
     )
 

@@ -151,19 +151,25 @@ def cached(
     """
     entry = folder / hashlib.sha256(dump(key).encode()).hexdigest()[:16]
     wait_for_first_process(entry / "report.json")
-    with exclusive_lock(folder, wait=True):  # a dry run may be making the same rows
-        if not (entry / "report.json").exists():
-            shutil.rmtree(entry, ignore_errors=True)
-            entry.mkdir(parents=True)
-            report = RowReport()
-            writer = ArrowWriter(path=str(entry / "rows.arrow"), features=FEATURES)
-            for row in make(report):
-                writer.write(row)
-            writer.finalize()
-            sync(entry)
-            write_json(entry / "report.json", asdict(report))  # last: marks the cache complete
+    if not (entry / "report.json").exists():
+        with exclusive_lock(folder, f".{entry.name}.lock", wait=True):
+            # A dry run may have made the same rows meanwhile.
+            if not (entry / "report.json").exists():
+                _write_rows(entry, make)
     report = RowReport(**read_json(entry / "report.json"))
     return Dataset.from_file(str(entry / "rows.arrow")), report
+
+
+def _write_rows(entry: Path, make: Callable[[RowReport], Iterator[TrainingRow]]) -> None:
+    shutil.rmtree(entry, ignore_errors=True)
+    entry.mkdir(parents=True)
+    report = RowReport()
+    writer = ArrowWriter(path=str(entry / "rows.arrow"), features=FEATURES)
+    for row in make(report):
+        writer.write(row)
+    writer.finalize()
+    sync(entry)
+    write_json(entry / "report.json", asdict(report))  # last: marks the cache complete
 
 
 def pack(rows: Dataset, size: int) -> Dataset:

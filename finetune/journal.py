@@ -95,7 +95,7 @@ def print_plan(
     if examples.reader.skipped.rows:
         plan.append(("skipped", str(examples.reader.skipped)))
     for name, text in plan:
-        console.print(f"{name:12s} {text}", markup=False)
+        console.print(f"{name:12s} {text}")
 
 
 def data_plan(rows: TrainingRows, examples: Examples) -> Iterator[tuple[str, str]]:

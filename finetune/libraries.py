@@ -29,10 +29,10 @@ INSTEAD = {
     "gradient_accumulation_steps": "batch",
     "seed": "seed",
     "data_seed": "seed",
-    "push_to_hub": "`hf upload` afterwards: it would send the newest checkpoint, not the best",
+    "push_to_hub": "`hf upload` afterwards; push_to_hub would send the newest checkpoint",
     "hub_token": "the environment variable HF_TOKEN: settings are saved to disk",
 }
-"""Settings of trl that panjue has by another name or place."""
+"""Settings of trl -> what does the same with panjue."""
 
 SILENT = (
     # The loss is the trainer's own.

@@ -49,11 +49,11 @@ def check_trainable(config: SftConfig, console: Console) -> None:
         raise UserError(f"{architecture}: vLLM cannot answer with it; take another base model")
     if problem:
         reason = f"not on this machine: vLLM cannot load {architecture} ({problem})"
-        console.print(f"{'answering':12s} {reason}", markup=False)
+        console.print(f"{'answering':12s} {reason}")
 
 
 def context_of(text: Any) -> int:
-    """Return at least how many tokens a language model reads; 0 if its config does not say it."""
+    """Return how many tokens a language model reads, or more; 0 if its config does not say it."""
     of_command_r = getattr(text, "model_max_length", None)
     length = of_command_r or getattr(text, "max_position_embeddings", None) or 0
     rope = getattr(text, "rope_parameters", None) or {}
@@ -161,7 +161,7 @@ def choose_packing(config: SftConfig, model: Model, args: Any, console: Console)
     if packing is True:
         raise UserError(f"trainer.packing: {problem}; set trainer.packing=auto")
     args.train_sampling_strategy = config.trainer.get("train_sampling_strategy", "group_by_length")
-    console.print(f"{'packing':12s} no: {problem}; examples are grouped by length", markup=False)
+    console.print(f"{'packing':12s} no: {problem}; examples are grouped by length")
     return False
 
 

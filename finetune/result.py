@@ -33,6 +33,8 @@ MAX_DIFFERENCES = 4
 OF_SPEED = {
     "report_to",
     "logging_steps",
+    "logging_strategy",
+    "logging_first_step",
     "per_device_eval_batch_size",
     "gradient_checkpointing",
     "gradient_checkpointing_kwargs",
@@ -44,8 +46,8 @@ OF_SPEED = {
     "ddp_timeout",
     "torch_empty_cache_steps",
 }
-"""Settings of trl with which a run may resume that began with others. `per_device_train_batch_size`
-is none of them: it decides how gradients are rounded."""
+"""Settings of trl that may change when a run resumes; not `per_device_train_batch_size`, which
+decides how gradients are rounded."""
 
 
 def fits_classifier(config: SftConfig, task: Task) -> bool:

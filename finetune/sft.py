@@ -51,7 +51,9 @@ def train(config: SftConfig) -> None:
     check_library_settings(config)
     processes = join_processes(config)
     args = trainer_config(config)
-    console = Console(quiet=not processes.is_main_process, soft_wrap=True, highlight=False)
+    console = Console(
+        quiet=not processes.is_main_process, soft_wrap=True, highlight=False, markup=False
+    )
     disable_progress_bar()  # for loading and saving weights
     task = configured(load_task(config.task), config.solve)
     check_trainable(config, console)
@@ -126,9 +128,9 @@ def run_training(
     trainer.accelerator.wait_for_everyone()
     console.print("4/4 saving")
     run.save(trainer, labels, classifier, len(rows.report.tokens))
-    console.print(f"written: {config.result}{kept_loss(trainer)}", markup=False)
+    console.print(f"written: {config.result}{kept_loss(trainer)}")
     if "MAKELEVEL" not in os.environ and not isinstance(config, BaseConfig):  # make goes on
-        console.print(f"next: panjue generate {config.run} TEST", markup=False)
+        console.print(f"next: panjue generate {config.run} TEST")
 
 
 def fitted_classifier(
@@ -141,11 +143,19 @@ def fitted_classifier(
     folder = run.config.run / "rows" / f"classifier-{digest[:16]}"
     wait_for_first_process(folder)
     if not folder.exists():
-        console.print(
-            "fitting the text classifier on all cases that are not held out "
-            f"(at most {MAX_EXAMPLES:,} of a file)"
-        )
-        seed = run.config.seed
-        fitted = fit(maker.task, examples.train, examples.mixable, maker.labels, seed)
-        save_fitted(fitted, maker.task, maker.labels, folder)
+        with exclusive_lock(folder.parent, f".{folder.name}.lock", wait=True):
+            # A dry run may have fitted the same one meanwhile.
+            if not folder.exists():
+                fit_classifier(run.config.seed, examples, maker, folder, console)
     return folder
+
+
+def fit_classifier(
+    seed: int, examples: Examples, maker: RowMaker, folder: Path, console: Console
+) -> None:
+    console.print(
+        "fitting the text classifier on all cases that are not held out "
+        f"(at most {MAX_EXAMPLES:,} of a file)"
+    )
+    fitted = fit(maker.task, examples.train, examples.mixable, maker.labels, seed)
+    save_fitted(fitted, maker.task, maker.labels, folder)

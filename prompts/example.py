@@ -29,7 +29,7 @@ class Example:
     names: tuple[str, ...] = ()
     """What the answer is about, in order: persons, or heads of lines. `shorten` keeps the first
     sentence with each."""
-    given_names: tuple[str, ...] = ()  # with invisible characters, for the submission
+    given_names: tuple[str, ...] = ()  # as the file has them, for the submission
     inputs: Mapping[str, str] = field(default_factory=dict)  # further fields of the template
     answer: Answer | None = None  # gold; None in a test file
     references: tuple[tuple[str, ...], ...] = ()

@@ -9,7 +9,14 @@ from typing import Any, Literal
 
 from panjue.prompts.example import Example, groups_of, known_groups
 from panjue.prompts.plumbing.errors import Unreadable, UserError
-from panjue.prompts.plumbing.files import atomic_write, dump, located, read_lines, read_object
+from panjue.prompts.plumbing.files import (
+    atomic_write,
+    dump,
+    located,
+    read_lines,
+    read_object,
+    refuse_pipe,
+)
 from panjue.prompts.task import Task, id_of
 
 OnBadRow = Literal["stop", "skip"]
@@ -71,8 +78,7 @@ class Reader:
 
     def read(self, path: Path) -> Iterator[Example]:
         """Yield the examples of a file, each id once."""
-        if path.is_fifo():
-            raise Unreadable(f"{path}: is a pipe, but is read more than once; give a file")
+        refuse_pipe(path)
         place_of_id: dict[str, int | str] = {}
         for place, load in self.task.data.rows(path):
             try:

@@ -24,7 +24,7 @@ def prompt_file(task: str) -> Path:
 OPINIONS = "{opinions}"
 """The place in a template for what the text classifier thinks (`eval.opinions`)."""
 
-RULES = "4"
+RULES = "5"
 """Version of the code of all tasks that turns a text into a prompt, and an answer into the reply to
 learn: of this module, `shorten`, `tasks.classes`, `tasks.evidence` and `eval.opinions`. Increase it
 when a rule changes: cached tokens and classifiers are then computed again, and answers that resume
@@ -50,8 +50,8 @@ def neutralize(text: str) -> str:
 CONTROL = re.compile(r"[<\[]\S+[>\]]")
 """The form of a control token that the tokenizer does not mark as special."""
 
-CONTROL_WORD = re.compile(r"\[/?(?!MASK\])[A-Z][A-Z_]{2,}\]")
-"""`[INST]`, `[/INST]`, `[TOOL_CALLS]` and the like, but not the `[MASK]` of `cloze`."""
+CONTROL_WORD = re.compile(r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w+|THINK|IMG)\]")
+"""The control tokens of Mistral's tokenizers that `MARKUP` does not match."""
 
 
 def control_ids(tokenizer: Any) -> dict[str, int]:
@@ -69,8 +69,11 @@ def control_ids(tokenizer: Any) -> dict[str, int]:
 
 @lru_cache(maxsize=8)
 def _control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
-    """Return what matches every control token of a tokenizer; None if it has none."""
-    if tokenizer is None:  # that of an endpoint, which is not known
+    """Return what matches every control token of a tokenizer; None if it has none.
+
+    The tokenizer of an endpoint is not known: None.
+    """
+    if tokenizer is None:
         return CONTROL_WORD
     words = set(control_ids(tokenizer))
     # Before they match tokens, some tokenizers lower-case the text or replace its spaces by ▁.
@@ -99,7 +102,7 @@ def neutralize_tokens(tokenizer: Any, text: str) -> str:
     """Replace the first character of every control token of this tokenizer in a text.
 
     The new character is the full-width form, as in `neutralize`: `[INST]` becomes `［INST]`.
-    `load_tokenizer` checks that the tokenizer then finds no control token.
+    `load_tokenizer` checks that a tokenizer then finds no control token.
     """
     pattern = _control_pattern(tokenizer)
     while pattern and pattern.search(text):

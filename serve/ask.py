@@ -102,7 +102,7 @@ class Asker:
         *,
         constrained: bool = True,  # False: replies need not follow the schema
     ) -> None:
-        """Load labels and text classifier of the run folder `trained`, the tokenizer of `model`.
+        """Load labels and text classifier of the result `trained`, and the tokenizer of `model`.
 
         Without a model, for an endpoint with another tokenizer, prompts are not shortened, and the
         endpoint limits the replies.
@@ -139,9 +139,9 @@ class Asker:
         asked, limit = self._shortened(example, source_limit)
         shortened, messages, prompt, room = asked
         if not shortened.fits:
-            way_out = "set a larger max_tokens"
+            way_out = "use a larger max_tokens, of the server or of a new training"
             if source_limit:  # of the engine of `generate`
-                way_out = "if memory is short, add some and delete this row of completions.jsonl"
+                way_out = "give more memory and delete this row of completions.jsonl"
             raise Refusal(
                 f"the prompt needs {len(prompt)} tokens and the reply {room}, and the limit is "
                 f"{limit}; shorten the text, or {way_out}"

@@ -111,7 +111,9 @@ class Endpoint:
             if error.status_code in REFUSED_STATUSES:
                 if TEMPLATE_FIELD in reason and "extra_body" in arguments:
                     self._takes_template_field = False
-                    return await self._ask(request, number)
+                    again = await self._ask(request, number)
+                    self._takes_template_field = not again.outputs  # else that was not the reason
+                    return again
                 return EndpointOutput(refused=f"{error.status_code}: {error.response.text[:200]}")
         except (OpenAIError, ValueError) as error:
             reason = ": ".join(str(each) for each in (error, error.__cause__) if each)

@@ -28,7 +28,7 @@ KNOWN_TEXT = "被告人张某伙同李某，窃取他人财物三千元。 The d
 """Outputs are compared on words that models know. On rare tokens two trained adapters of a 0.5B in
 bfloat16 differed by 2.5 and 5.4% after a right merge, on text by 1.3%."""
 
-MERGE = "use adapter=merge, without other=RUN"  # several trainings are served unmerged
+MERGE = "use adapter=merge (`serve`: one run)"  # several runs are served unmerged
 
 GENERATION = "generation_config.json"
 """A model's sampling settings: the merged model has its base's file as it is."""

@@ -30,6 +30,8 @@ INVISIBLE = re.compile(r"[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2
 
 def visible(text: str) -> str:
     """Return a text without its invisible characters: zero-width ones, marks, soft hyphens."""
+    if text.isprintable():  # the usual case, and ten times faster
+        return text
     return INVISIBLE.sub("", text)
 
 

@@ -43,6 +43,11 @@ def open_bytes(path: Path) -> BinaryIO:
         raise Unreadable(f"{path}: {error.strerror}") from None
 
 
+def refuse_pipe(path: Path) -> None:
+    if path.is_fifo():
+        raise Unreadable(f"{path}: is a pipe, but is read more than once; give a file")
+
+
 def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Json]]]:
     """Yield (line number, object) of a JSONL file, as `lines` does."""
     for number, raw in lines(path):

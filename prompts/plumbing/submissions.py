@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from panjue.prompts.plumbing.errors import Unreadable, UserError
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     BOM,
     FileRow,
@@ -17,6 +17,7 @@ from panjue.prompts.plumbing.files import (
     located,
     open_bytes,
     parse_row,
+    refuse_pipe,
 )
 from panjue.prompts.plumbing.rows import Rows, list_rows
 
@@ -37,8 +38,7 @@ class SubmissionFormat:
 
     def find(self, path: Path) -> Path:
         """Return the submission in a run folder; any other path as it is."""
-        if path.is_fifo():
-            raise Unreadable(f"{path}: is a pipe, but is read more than once; give a file")
+        refuse_pipe(path)
         if not path.is_dir() or self.is_one(path):
             return path
         if not (path / self.name).exists():

@@ -234,7 +234,7 @@ class Classes:
 
 
 def rows_with_ids(path: Path) -> Iterator[FileRow]:
-    """Yield the rows of a file. FairLex's have no ids: there the number of the line or row is."""
+    """Yield the rows of a file. FairLex's have no ids: the number of the line or row is the id."""
     for place, load in case_rows(path):
         number = int(str(place).removeprefix("row "))
         yield place, partial(_with_id, number, load)

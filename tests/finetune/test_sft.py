@@ -118,7 +118,7 @@ def test_resume_takes_the_newest_complete_checkpoint_and_gives_the_same_weights(
     shutil.rmtree(run / "adapter")
     (run / "checkpoints/checkpoint-12/complete").unlink()
     record = read_json(run / "manifest.json")
-    record["trainer"] |= {"logging_steps": 1, "save_total_limit": 2}  # as versions up to 0.4 wrote
+    record["trainer"] |= {"logging_steps": 1, "save_total_limit": 2}  # as older code wrote
     write_json(run / "manifest.json", record)
     speed = ["per_device_eval_batch_size=3", "logging_steps=2", "gradient_checkpointing=true"]
     main(workshop / "sft.yaml", [f"run={run}", *(f"trainer.{word}" for word in speed)])

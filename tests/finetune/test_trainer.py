@@ -1,5 +1,8 @@
 """Token rows and their loss: of which tokens it is, and that no example sees another."""
 
+import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +19,6 @@ from panjue.finetune.trainer import LengthSampler, ReplyTrainer
 from panjue.prompts.example import Example
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import exclusive_lock
 from panjue.prompts.reader import Reader
 from panjue.prompts.render import prompt_ids
 from panjue.prompts.task import load_task
@@ -47,11 +49,21 @@ def made(maker: RowMaker, examples: list[Example]) -> list[dict[str, Any]]:
 def test_rows_that_a_dry_run_is_making_are_waited_for(
     made: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    with ThreadPoolExecutor() as threads, exclusive_lock(tmp_path):
-        rows = threads.submit(cached, tmp_path, {}, lambda _: iter(made))
-        with pytest.raises(TimeoutError):
-            rows.result(timeout=0.2)
-    assert len(rows.result()[0]) == len(made)
+    begun = threading.Event()
+    times = []
+
+    def make(_: RowReport) -> Iterator[dict[str, Any]]:
+        times.append(time.monotonic())
+        begun.set()
+        time.sleep(0.5)
+        yield from made
+
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(cached, tmp_path, {}, make)
+        assert begun.wait(60)
+        second = threads.submit(cached, tmp_path, {}, make)
+        assert len(first.result()[0]) == len(second.result()[0]) == len(made)
+    assert len(times) == 1
 
 
 @pytest.fixture

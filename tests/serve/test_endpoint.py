@@ -147,6 +147,12 @@ def test_a_server_that_refuses_a_field_of_vllm_is_asked_without_it(server: Serve
         for key in (1, 2):
             assert endpoint.runner.run(endpoint.ask(Request(key, question, {}))).outputs
     assert [name in body for body in server.asked] == [True, False, False]
+    server.asked.clear()
+    server.behave = lambda body: (422, f"too long: {list(body)}")  # it repeats what it was sent
+    with closing(Endpoint(server.name)) as endpoint:
+        for key in (1, 2):
+            assert not endpoint.runner.run(endpoint.ask(Request(key, question, {}))).outputs
+    assert [name in body for body in server.asked] == [True, False, True, False]
 
 
 def test_half_a_character_or_no_count_of_tokens_costs_no_reply(server: Server, ask: Ask) -> None:

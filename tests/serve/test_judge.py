@@ -105,7 +105,7 @@ def test_labels_health_and_metrics(http: httpx.Client, server: PanjueServe) -> N
         ({"defendants": []}, "'defendants' must list"),
         ({"facts": FACT, "fact": ...}, "facts: Extra inputs are not permitted; fact: Field"),
         ({"defendants": [f"被告人{n}" for n in range(201)]}, "at most 200 items"),
-        ({"fact": FACT[5:20] + "出行" * 20_000}, "the limit is 3072; shorten the text, or set"),
+        ({"fact": FACT[5:20] + "出行" * 20_000}, "the limit is 3072; shorten the text, or use"),
     ],
 )
 def test_cases_that_are_refused(http: httpx.Client, change: dict[str, Any], message: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from panjue.prompts.plumbing.decode import visible
 from panjue.prompts.tasks.metrics import Row
 
 
@@ -101,7 +102,7 @@ NO_JUDGMENT: dict[str, Any] = {"charges": (), "articles": (), "penalty": None}
 
 
 def _over_defendants(gold: Row, predicted: Row | None, score: Callable[[Row, Row], float]) -> float:
-    """Mean over the gold defendants, matched by name.
+    """Mean over the gold defendants, matched by name without invisible characters.
 
     The official code matches by position and fails if names or their number differ. Here: a
     defendant without a judgment scores 0, of several judgments the first counts, and judgments of
@@ -110,9 +111,9 @@ def _over_defendants(gold: Row, predicted: Row | None, score: Callable[[Row, Row
     by_name: dict[str, Row] = {}
     if predicted is not None:
         for judgment in predicted["judgments"]:
-            by_name.setdefault(judgment["name"], judgment)
+            by_name.setdefault(visible(str(judgment["name"])), judgment)
     scores = []
     for judgment in gold["judgments"]:
-        answer = by_name.get(judgment["name"], NO_JUDGMENT)
+        answer = by_name.get(visible(str(judgment["name"])), NO_JUDGMENT)
         scores.append(score(judgment, answer))
     return sum(scores) / len(scores)

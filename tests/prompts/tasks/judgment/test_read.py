@@ -11,6 +11,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.metric import charge_f1
 from panjue.prompts.tasks.judgment.penalties import PENALTIES, sentence
 from panjue.prompts.tasks.judgment.read import by_hand
 
@@ -144,6 +145,8 @@ def test_invisible_characters_are_left_out_but_for_the_submission(sign: str) -> 
     assert [judgment["name"] for judgment in row["judgments"]] == marked["defendants"]
     assert list(TASK.data.check(example, row, None)) == []
     assert [name for name, _ in items_of(TASK, row, row)] == ["甲", "乙"]
+    of_plain = TASK.gold(plain)
+    assert charge_f1(row, of_plain) == charge_f1(of_plain, row) == 1
 
 
 def test_a_row_of_another_format_is_named_by_its_place(tmp_path: Path) -> None:
