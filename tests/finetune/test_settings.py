@@ -36,7 +36,7 @@ def test_no_is_a_strategy_and_not_a_truth_value(name: str) -> None:
         ("trainer.learning_rat=1", "^trainer: .*learning_rat.*did you mean 'learning_rate'"),
         ("trainer.save_strategy=often", "^trainer: .*often.* is not a valid SaveStrategy"),
         ("trainer.save_strategy=best", "^trainer.save_strategy: .* the best is kept then$"),
-        ("trainer.push_to_hub=true", "^trainer.push_to_hub: use `hf upload` afterwards: "),
+        ("trainer.push_to_hub=true", "^trainer.push_to_hub: use `hf upload` afterwards; "),
         ("trainer.dataloader_drop_last=true", "^trainer: 'dataloader_drop_last' is set by panjue$"),
         ("trainer.model_init_kwargs={}", "^trainer: 'model_init_kwargs' is set by panjue$"),
         ("trainer.optim=galore_adamw", "^trainer: "),
