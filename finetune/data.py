@@ -17,11 +17,11 @@ from trl import pack_dataset
 
 from panjue.eval.opinions import Advisor
 from panjue.finetune.examples import Examples
-from panjue.finetune.processes import wait_for_first_process
+from panjue.finetune.processes import make_once
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump, exclusive_lock, read_json, sync, write_json
+from panjue.prompts.plumbing.files import dump, read_json, sync, write_json
 from panjue.prompts.render import RULES, reply_ids
 from panjue.prompts.shorten import shortened_prompt
 from panjue.prompts.task import Task
@@ -150,12 +150,7 @@ def cached(
     The first process makes them; the others wait for it.
     """
     entry = folder / hashlib.sha256(dump(key).encode()).hexdigest()[:16]
-    wait_for_first_process(entry / "report.json")
-    if not (entry / "report.json").exists():
-        with exclusive_lock(folder, f".{entry.name}.lock", wait=True):
-            # A dry run may have made the same rows meanwhile.
-            if not (entry / "report.json").exists():
-                _write_rows(entry, make)
+    make_once(entry, entry / "report.json", partial(_write_rows, entry, make))
     report = RowReport(**read_json(entry / "report.json"))
     return Dataset.from_file(str(entry / "rows.arrow")), report
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from trl import SFTConfig as TrainerConfig
 
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
+from panjue.prompts.plumbing.files import exclusive_lock
 from panjue.prompts.plumbing.orphans import end_with_parent
 
 NO_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver")
@@ -78,10 +80,15 @@ def check_sharding(config: SftConfig) -> None:
         )
 
 
-def wait_for_first_process(path: Path) -> None:
-    """Wait until the first process has made a file; return at once in that process itself.
+def make_once(entry: Path, done: Path, make: Callable[[], None]) -> None:
+    """Have the first process make `entry`, a file or folder, unless `done`, its last file, exists.
 
-    A collective would end at NCCL's time limit.
+    The other processes wait for it: a collective would end at NCCL's time limit.
     """
-    while not PartialState().is_main_process and not path.exists():
+    while not PartialState().is_main_process and not done.exists():
         time.sleep(0.2)
+    if done.exists():
+        return
+    with exclusive_lock(entry.parent, f".{entry.name}.lock", wait=True):
+        if not done.exists():  # a dry run may have made it meanwhile
+            make()

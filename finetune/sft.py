@@ -19,7 +19,7 @@ from panjue.finetune.examples import Examples
 from panjue.finetune.journal import Journal, print_example, print_plan
 from panjue.finetune.libraries import check_library_settings, trainer_config
 from panjue.finetune.model import check_trainable, choose_packing, load_model
-from panjue.finetune.processes import join_processes, wait_for_first_process
+from panjue.finetune.processes import join_processes, make_once
 from panjue.finetune.result import TrainingRun, fits_classifier, kept_loss, run_record
 from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.finetune.stop import StopOnSignal
@@ -141,21 +141,15 @@ def fitted_classifier(
     key |= {"file": FILE_VERSION, "max_examples": MAX_EXAMPLES, "rules": RULES}
     digest = hashlib.sha256(dump(key).encode()).hexdigest()
     folder = run.config.run / "rows" / f"classifier-{digest[:16]}"
-    wait_for_first_process(folder)
-    if not folder.exists():
-        with exclusive_lock(folder.parent, f".{folder.name}.lock", wait=True):
-            # A dry run may have fitted the same one meanwhile.
-            if not folder.exists():
-                fit_classifier(run.config.seed, examples, maker, folder, console)
+
+    def make() -> None:
+        console.print(
+            "fitting the text classifier on all cases that are not held out "
+            f"(at most {MAX_EXAMPLES:,} of a file)"
+        )
+        seed = run.config.seed
+        fitted = fit(maker.task, examples.train, examples.mixable, maker.labels, seed)
+        save_fitted(fitted, maker.task, maker.labels, folder)
+
+    make_once(folder, folder, make)
     return folder
-
-
-def fit_classifier(
-    seed: int, examples: Examples, maker: RowMaker, folder: Path, console: Console
-) -> None:
-    console.print(
-        "fitting the text classifier on all cases that are not held out "
-        f"(at most {MAX_EXAMPLES:,} of a file)"
-    )
-    fitted = fit(maker.task, examples.train, examples.mixable, maker.labels, seed)
-    save_fitted(fitted, maker.task, maker.labels, folder)
