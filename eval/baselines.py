@@ -16,7 +16,7 @@ from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.plumbing.run import find_answers
+from panjue.prompts.plumbing.run import Answers, find_answers
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
 
@@ -37,12 +37,14 @@ class Baselines:
         self.classifier_fault = ""  # why the text classifier of the run has no score, if broken
         completions = folder / "completions.jsonl"
         try:
-            self._advisor = classifier_to_compare(task, folder, gold)
             answers = find_answers(folder)
-            # Opinions are kept by position: they fit the persons of the file that was answered.
-            is_answered_file = answers and answers.record.test_sha256 == sha256(gold)
-            if self._advisor and is_answered_file and completions.exists():
-                self._completions = Rows(completions, key=call_key)
+            if answers and answers.record.answered_by != "classifier":
+                gold_sha256 = sha256(gold)
+                self._advisor = classifier_to_compare(task, folder, answers, gold_sha256)
+                # Opinions are kept by position: they fit the persons of the answered file.
+                is_answered_file = answers.record.test_sha256 == gold_sha256
+                if self._advisor and is_answered_file and completions.exists():
+                    self._completions = Rows(completions, key=call_key)
         except UserError as error:
             self._advisor = None
             self.classifier_fault = str(error)
@@ -79,19 +81,18 @@ def row_of_classifier(
     return task.data.write(example, advisor.alone(example, opinions))
 
 
-def classifier_to_compare(task: Task, folder: Path, gold: Path) -> Advisor | None:
-    """Return the text classifier of the training that gave the answers in `folder`.
+def classifier_to_compare(
+    task: Task, folder: Path, answers: Answers, gold_sha256: str
+) -> Advisor | None:
+    """Return the text classifier of the training that gave the answers; their labels in `folder`.
 
-    None if it gave these answers itself, or was fitted on the cases of `gold`.
+    None if it was fitted on the cases of gold.
     """
-    answers = find_answers(folder)
-    if answers is None or answers.record.answered_by == "classifier":
-        return None
     advisor = advisor_of(answers, task, load_labels(folder / "labels.json"))
     training = answers.training
     if training is None:
         return None
-    is_training_file = sha256(gold) in (training.train_sha256, training.mix_sha256)
+    is_training_file = gold_sha256 in (training.train_sha256, training.mix_sha256)
     # Of a file of the training, it was not fitted on the tenth that is held out.
     if is_training_file and not answers.record.held_out:
         return None
