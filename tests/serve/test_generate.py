@@ -2,10 +2,7 @@
 
 import asyncio
 import json
-import os
 import shutil
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,15 +17,13 @@ from panjue.eval.decoding import decode_answers
 from panjue.eval.opinions import load_advisor
 from panjue.prompts.example import Example
 from panjue.prompts.labels import load_labels
-from panjue.prompts.plumbing.errors import Stopped, UserError
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
 from panjue.prompts.plumbing.run import Answers, AnswersRecord, Run
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.serve.ask import answer_all
-from panjue.serve.engine import EngineEnded
 from panjue.serve.generate import generate
-from panjue.serve.output import StopSignals
 from panjue.serve.settings import generate_settings
 
 Panjue = Callable[..., CompletedProcess[str]]
@@ -307,42 +302,6 @@ def test_a_case_that_training_has_no_room_for_is_asked(
     assert "what no reply has is answered by: text classifier" in printed
     assert f"id 2: {rows[2]['refused']}" in printed
     assert sha256(run / "answers/test") == before, "each test file has a folder of answers"
-
-
-def test_a_signal_ends_all_calls_and_says_how_to_resume() -> None:
-    running: set[int | str] = set()
-    ended: set[int | str] = set()
-
-    async def answer(example: Example) -> None:
-        running.add(example.id)
-        if len(running) == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        try:
-            await asyncio.sleep(60)
-        finally:
-            ended.add(example.id)
-
-    examples = (Example(number, "甲") for number in range(3))
-    work = answer_all(examples, answer, asyncio.Semaphore(8))
-    with pytest.raises(Stopped, match=r"resume$") as stopped, StopSignals() as signals:
-        asyncio.run(signals.until_stopped(work))
-    assert stopped.value.exit_code == 143
-    assert running == ended == {0, 1, 2}
-
-
-def test_a_signal_that_nothing_was_there_to_receive_ends_the_block() -> None:
-    """The engine gets a Ctrl-C before we do, and fails; ours comes a moment later."""
-
-    def end(*, late_signal: bool = False) -> None:
-        if late_signal:
-            threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT]).start()
-        raise EngineEnded("engine: its process has ended")
-
-    with pytest.raises(Stopped, match=r"^stopped; no row was finished") as stopped, StopSignals():
-        end(late_signal=True)
-    assert stopped.value.exit_code == 130
-    with pytest.raises(EngineEnded), StopSignals():
-        end()
 
 
 def test_a_file_that_cannot_be_read_to_its_end_is_one_error_after_the_answers() -> None:
