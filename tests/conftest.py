@@ -16,10 +16,14 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from panjue.prompts.cli import main as command_line
+from panjue.prompts.plumbing.endpoint import CERTIFICATES, PROXIES
 from tests.served import PanjueServe
 
 # Tests use the machine's processor also where there is a GPU, unless they are marked `gpu`.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# The makes and trainings that tests start are none of the `make test` that started them.
+os.environ.pop("MAKEFLAGS", None)
+os.environ.pop("MAKELEVEL", None)
 
 # Tests are never timed. The suite tries the same examples every time, `make torture` new ones.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -212,6 +216,14 @@ def answered(trained: Path, workshop: Path, together: Path, request: pytest.Fixt
             with answering(request.getfixturevalue("llm")):
                 generate(run, test, generate_settings(run, test, ["answer=model"]), decode_answers)
     return folder
+
+
+@pytest.fixture
+def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide this machine's own variables of proxies and certificates."""
+    for variable in [*os.environ]:
+        if variable.upper() in (*PROXIES, *CERTIFICATES):
+            monkeypatch.delenv(variable)
 
 
 @pytest.fixture

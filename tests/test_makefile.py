@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def make(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "MAKEFLAGS": "", "MAKELEVEL": "0", **environment}
+    environment = {**os.environ, **environment}
     command = ["make", *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 

@@ -78,7 +78,6 @@ def test_max_steps_is_a_cap_on_the_epochs(workshop: Path, tmp_path: Path, capsys
 def test_the_last_lines_have_the_loss_of_what_was_kept_and_the_next_command(
     workshop: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("MAKELEVEL", raising=False)  # make knows what is next
     run = tmp_path / "run"
     words = [f"run={run}", "trainer.max_steps=2", "trainer.eval_steps=1", "seed=1"]
     main(workshop / "sft.yaml", words)  # no other has this seed: it fits a classifier of its own

@@ -1,6 +1,5 @@
 """Models: where a base comes from, and the fingerprint of its files."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from panjue.prompts.model import MIB, has_classifier, is_demo, model_folder, model_sha256
-from panjue.prompts.plumbing.endpoint import CERTIFICATES, PROXIES
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.plumbing.run import RunRecord
@@ -113,13 +111,11 @@ def test_a_base_that_cannot_be_had_is_one_line_with_the_ways_out(
         ("SSL_CERT_FILE", "/nowhere.pem", r"^SSL_CERT_FILE: \[Errno 2\]"),
     ],
 )
+@pytest.mark.usefixtures("without_proxies")
 def test_what_keeps_a_request_from_the_hub_is_named_by_its_variable(
     variable: str, value: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     close_session()
-    for other in {*os.environ} - {variable}:
-        if other.upper() in (*PROXIES, *CERTIFICATES):
-            monkeypatch.delenv(other)
     monkeypatch.setenv(variable, value)
     with pytest.raises(UserError, match=problem):
         model_folder("Qwen/Qwen3-8B")

@@ -1,7 +1,6 @@
 """Any OpenAI-compatible endpoint: a server that answers, refuses, is busy, breaks off, is gone."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 
 from panjue.prompts.example import call_key
-from panjue.prompts.plumbing.endpoint import PROXIES
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines, sha256
 from panjue.prompts.plumbing.run import Run
@@ -252,12 +250,10 @@ def test_an_endpoint_that_is_not_there_is_named(
 
 
 @pytest.mark.parametrize("proxy", ["socks://127.0.0.1:1080", "http://a:b"])
+@pytest.mark.usefixtures("without_proxies")
 def test_a_proxy_that_no_client_can_be_made_with_is_named(
     proxy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable in [*os.environ]:
-        if variable.upper() in PROXIES:
-            monkeypatch.delenv(variable)
     monkeypatch.setenv("ALL_PROXY", proxy)
     with pytest.raises(UserError, match=r"^ALL_PROXY: (Unknown scheme|Invalid port)"):
         Endpoint("https://example.invalid/v1#m")

@@ -158,7 +158,7 @@ def shell(command: str, place: Path) -> dict[str, Any]:
     """Return what subprocess needs to run a command as a user's shell does."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     # A GPU is not for these tests, whatever machine they run on.
-    env = {**os.environ, "PATH": path, "MAKEFLAGS": "", "CUDA_VISIBLE_DEVICES": ""}
+    env = {**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": ""}
     return {"args": ["bash", "-c", command], "cwd": place, "env": env}
 
 
