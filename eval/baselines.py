@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from panjue.eval.answers import advisor_of
-from panjue.eval.classifier import CLASSIFIER_NAME
-from panjue.eval.opinions import EMPTY_REPLY, Advisor
 from panjue.eval.values import MetricValues, metric_values, summarize
+from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
+from panjue.finetune.classifier.opinions import EMPTY_REPLY, Advisor
 from panjue.prompts.example import Example, call_key
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
@@ -19,6 +18,7 @@ from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.plumbing.run import Answers, find_answers
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
+from panjue.serve.answers import advisor_of
 
 
 class Baselines:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from panjue.eval.decoding import decoding_of, never_asked
 from panjue.eval.shown import own_gold
 from panjue.eval.values import metric_values, other_cases
 from panjue.prompts.example import Example
@@ -14,6 +13,7 @@ from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
+from panjue.serve.decoding import decoding_of, never_asked
 
 
 def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:

@@ -6,17 +6,16 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from panjue.eval.answers import open_answers
-from panjue.eval.calibration import is_same
 from panjue.eval.compare import TIE, paired_differences
-from panjue.eval.opinions import Advisor, Answered, read_answer
-from panjue.eval.scaling import Judgment, Scaling, scaling_of
 from panjue.eval.values import MetricValues, metric_values
-from panjue.prompts.example import Example
+from panjue.finetune.classifier.calibration import Judgment, Scaling, scaling_of
+from panjue.finetune.classifier.opinions import Advisor, Answered, read_answer
+from panjue.prompts.example import Example, is_same
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.prompts.plumbing.progress import counted
 from panjue.prompts.plumbing.run import AnsweredBy
+from panjue.serve.answers import open_answers
 
 CHOICE = "choice.json"
 """File beside the answers to the held-out cases, with the scores of both."""

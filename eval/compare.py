@@ -7,7 +7,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from panjue.eval.answers import AnsweredFile
 from panjue.eval.values import (
     MetricValues,
     or_ones,
@@ -21,6 +20,7 @@ from panjue.eval.values import (
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
 from panjue.prompts.tasks.metrics import Numbers
+from panjue.serve.answers import AnsweredFile
 
 PAIRED_RESAMPLES = 10_000
 

@@ -10,8 +10,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from panjue.eval.baselines import Baselines
-from panjue.eval.calibration import Calibration, Certainty, show_calibration
-from panjue.eval.decoding import decoding_of, never_asked
+from panjue.eval.reliability import Calibration, Certainty, show_calibration
 from panjue.eval.values import (
     UNWEIGHTED,
     MetricValues,
@@ -28,6 +27,7 @@ from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.run import Answers, find_answers
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, no_labels
+from panjue.serve.decoding import decoding_of, never_asked
 
 MAX_SHOWN_NOTES = 5
 """Notes on gold that are printed; the JSON has all."""

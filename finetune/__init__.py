@@ -1,8 +1,8 @@
-"""Train an adapter on examples.
+"""Train an adapter on examples, and a text classifier beside it.
 
 Read sft.py first, from top to bottom. It uses, in this order: settings.py, processes.py,
-libraries.py, model.py, result.py, examples.py, classifier.py with calibrate.py and
-second_stage.py, data.py, trainer.py with checkpoints.py and stop.py, journal.py.
+libraries.py, model.py, result.py, examples.py, classifier/ (from fit.py on), data.py, trainer.py
+with checkpoints.py and stop.py, journal.py.
 
 base.py makes the demo's base model. make.py says what a target of the Makefile runs.
 """

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from trl import pack_dataset
 
-from panjue.eval.opinions import Advisor
+from panjue.finetune.classifier.opinions import Advisor
 from panjue.finetune.examples import Examples
 from panjue.finetune.processes import make_once
 from panjue.prompts.example import Example

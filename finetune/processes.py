@@ -13,7 +13,7 @@ from trl import SFTConfig as TrainerConfig
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.files import exclusive_lock
-from panjue.prompts.plumbing.orphans import end_with_parent
+from panjue.prompts.plumbing.parent import end_with_parent
 
 NO_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver")
 """What torch says where there is no GPU, or where CUDA_VISIBLE_DEVICES hides it."""

@@ -12,8 +12,8 @@ from transformers import EarlyStoppingCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig as TrainerConfig
 
-from panjue.eval.classifier import FILE_VERSION
-from panjue.finetune.classifier import MAX_EXAMPLES, fit, save_fitted, training_advisor
+from panjue.finetune.classifier.classifier import FILE_VERSION
+from panjue.finetune.classifier.fit import MAX_EXAMPLES, fit, save_fitted, training_advisor
 from panjue.finetune.data import RowMaker, pack, training_rows
 from panjue.finetune.examples import Examples
 from panjue.finetune.journal import Journal, print_example, print_plan

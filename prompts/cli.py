@@ -18,8 +18,8 @@ from panjue.prompts import cli_scores
 from panjue.prompts.plumbing.config import setting_lines
 from panjue.prompts.plumbing.debug import debug_log, quiet_libraries
 from panjue.prompts.plumbing.errors import Stopped, UserError, in_one_line
-from panjue.prompts.plumbing.orphans import watch_parent
 from panjue.prompts.plumbing.run import Run
+from panjue.serve.engine_processes import watch_parent
 
 watch_parent()  # acts only in the processes of an engine
 
@@ -126,7 +126,7 @@ def generate(
 @app.command()
 def decode(path: Path) -> None:
     """Make the submission of a folder of answers again, without a model."""
-    tally = _load("eval.decoding", "decode_answers")(path)
+    tally = _load("serve.decoding", "decode_answers")(path)
     for line in tally.lines():
         print(line)
     print(f"written: {tally.submission}")

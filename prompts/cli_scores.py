@@ -31,7 +31,7 @@ def submission_of(path: Path, gold: Path, task: str | None) -> tuple[Path, Reade
 
     The reader has the task and the treatment of bad rows of the run folder, if there is one.
     """
-    from panjue.eval.answers import reader_of
+    from panjue.serve.answers import reader_of
 
     answers = find_answers(path, gold)
     if answers is None:
@@ -74,8 +74,8 @@ def compare(
     gold: GoldPath = None,
 ) -> None:
     """Compare two runs: metrics, SECOND minus FIRST, and the cases won and lost."""
-    from panjue.eval.answers import check_complete, open_answers
     from panjue.eval.compare import check_runs, compare_runs, show_runs
+    from panjue.serve.answers import check_complete, open_answers
 
     first_run = open_answers(first, gold)
     second_run = open_answers(second, gold)

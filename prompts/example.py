@@ -160,6 +160,13 @@ class Solve:
         yield from answered
 
 
+def is_same(gold: Any, value: Any) -> bool:
+    """Say whether two values of a field are equal; the order of a label set does not matter."""
+    if isinstance(gold, list) and isinstance(value, list):
+        return set(gold) == set(value)
+    return bool(gold == value)
+
+
 def call_key(row: Mapping[str, Any]) -> str:
     """Return the key of a row of `completions.jsonl`: its id and the number of its call, if any."""
     if "call" in row:

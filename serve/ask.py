@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 import llguidance.hf
 from llguidance import LLMatcher
 
-from panjue.eval.opinions import Advisor, Opinion, load_advisor
+from panjue.finetune.classifier.opinions import Advisor, Opinion, load_advisor
 from panjue.prompts.example import Decoded, Example, call_key, first_reply
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import load_tokenizer

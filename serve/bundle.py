@@ -16,7 +16,6 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from panjue.eval.decoding import decoding_of
 from panjue.prompts.model import model_files, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.config import load_values, scrubbed
 from panjue.prompts.plumbing.errors import UserError
@@ -31,6 +30,7 @@ from panjue.prompts.plumbing.run import (
     find_answers,
 )
 from panjue.prompts.task import load_task
+from panjue.serve.decoding import decoding_of
 from panjue.serve.merge import check_base
 from panjue.serve.settings import GenerateConfig
 

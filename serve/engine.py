@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from panjue.prompts.architecture import is_part
 from panjue.prompts.plumbing.config import check_known, check_managed, first_complaint
 from panjue.prompts.plumbing.errors import UserError, first_line
-from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.serve.ask import Budget, Request
+from panjue.serve.engine_processes import starting_engine
 from panjue.serve.merge import KNOWN_TEXT, Served
 from panjue.serve.settings import BACKEND, DEFAULTS, environment
 

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from panjue.eval.answers import CASES
 from panjue.eval.choice import Choice, choose, read_choice
-from panjue.eval.decoding import decode_answers
 from panjue.prompts.example import Example
 from panjue.prompts.model import has_classifier, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.errors import UserError
@@ -31,7 +29,9 @@ from panjue.prompts.plumbing.run import (
 )
 from panjue.prompts.reader import Reader
 from panjue.prompts.render import RULES
+from panjue.serve.answers import CASES
 from panjue.serve.ask import Answerer, answer_all
+from panjue.serve.decoding import decode_answers
 from panjue.serve.endpoint import Endpoint
 from panjue.serve.engine import Engine, engine
 from panjue.serve.job import Job, make_job

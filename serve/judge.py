@@ -13,8 +13,8 @@ from typing import Any
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from panjue.eval.opinions import read_answer
-from panjue.eval.scaling import scaling_of_run
+from panjue.finetune.classifier.calibration import scaling_of_run
+from panjue.finetune.classifier.opinions import read_answer
 from panjue.prompts.example import Example
 from panjue.prompts.model import is_demo, model_sha256
 from panjue.prompts.plumbing.errors import UserError

@@ -20,9 +20,9 @@ from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.orphans import starting_engine
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.render import TEMPLATE_ARGS
+from panjue.serve.engine_processes import starting_engine
 from panjue.serve.judge import ServedRun
 from panjue.serve.middleware import Setup
 from panjue.serve.settings import BASE, NAME, SERVER_ARGUMENTS, ServeConfig, server_key

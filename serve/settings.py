@@ -32,7 +32,7 @@ ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # plumbing.orphans watches what is spawned
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # serve.engine_processes watches them
     # Without a GPU, vllm/platforms/cpu.py:335 puts the only worker in a process of its own, which
     # imports everything once more (12 s) and shares the cores with the engine's busy loop. The
     # price: without that process vLLM binds no threads to cores, and reserves none.

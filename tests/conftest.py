@@ -17,6 +17,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from panjue.prompts.cli import main as command_line
 from panjue.prompts.plumbing.endpoint import CERTIFICATES, PROXIES
+from tests.cases import case, row, write  # noqa: F401  # fixtures of all folders
 from tests.served import PanjueServe
 
 # Tests use the machine's processor also where there is a GPU, unless they are marked `gpu`.
@@ -201,8 +202,8 @@ def running_engine(llm: Any) -> Iterator[list[Path]]:
 @pytest.fixture(scope="session")
 def answered(trained: Path, workshop: Path, together: Path, request: pytest.FixtureRequest) -> Path:
     """Return the folder of a finished run, answered by the model, which nobody may change."""
-    from panjue.eval.decoding import decode_answers
     from panjue.prompts.plumbing.run import Run
+    from panjue.serve.decoding import decode_answers
     from panjue.serve.generate import generate
     from panjue.serve.settings import generate_settings
 

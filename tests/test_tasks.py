@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from panjue.eval.opinions import Advisor
 from panjue.eval.shown import items_of, own_gold
 from panjue.eval.values import metric_values, pooled
+from panjue.finetune.classifier.opinions import Advisor
 from panjue.prompts import render, tasks
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, load_task, task_folders
-from tests.eval.records import believing
+from tests.records import believing
 
 
 def sample_of(name: str) -> tuple[Task, list[Example], Labels]:

@@ -17,9 +17,9 @@ from itertools import cycle, islice
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 
-from panjue.eval.answers import open_answers
 from panjue.prompts.plumbing.files import dump, read_lines, sha256
 from panjue.prompts.plumbing.run import Answers
+from panjue.serve.answers import open_answers
 from tests.bench.common import compare, parser
 
 ROOT = Path(__file__).parents[2]

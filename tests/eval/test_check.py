@@ -12,7 +12,7 @@ from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from tests.eval.records import Row, Write
+from tests.records import Row, Write
 
 TASK = load_task("judgment")
 Rows = list[dict[str, Any]]

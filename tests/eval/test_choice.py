@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from panjue.eval.answers import open_answers
 from panjue.eval.choice import CHOICE, Choice, choose, read_choice
-from panjue.eval.classifier import Classifier
-from panjue.eval.decoding import decode_answers
 from panjue.eval.report import page_data
+from panjue.finetune.classifier.classifier import Classifier
 from panjue.prompts.labels import collect
 from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
@@ -17,7 +15,9 @@ from panjue.prompts.plumbing.files import dump, read_json, read_lines, write_jso
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from tests.eval.records import Row, Write, believing, write_answers, write_training
+from panjue.serve.answers import open_answers
+from panjue.serve.decoding import decode_answers
+from tests.records import Row, Write, believing, write_answers, write_training
 
 TASK = load_task("judgment")
 GOLD = ("甲", ["盗窃罪"], ["264"], 13), ("乙", ["盗窃罪"], ["264"], 13)
@@ -87,7 +87,7 @@ def test_a_choice_is_kept_with_an_interval_worked_by_hand(held_out: Path) -> Non
 def test_of_two_that_are_equal_the_model_answers(
     held_out: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("panjue.eval.scaling.MIN_SCALED", 20)
+    monkeypatch.setattr("panjue.finetune.classifier.calibration.MIN_SCALED", 20)
     write(COMPLETIONS, REFUSED)
     choice = chosen(held_out, "266")
     assert (choice.model, choice.difference, choice.answered_by) == (choice.classifier, 0, "model")
@@ -124,7 +124,7 @@ def penalties_of(folder: Path) -> list[float]:
 def test_the_confidence_in_the_model_is_scaled_by_held_out_cases(
     held_out: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("panjue.eval.scaling.MIN_SCALED", 20)
+    monkeypatch.setattr("panjue.finetune.classifier.calibration.MIN_SCALED", 20)
     choice = chosen(held_out, penalty=8)  # the model is right throughout, the classifier nowhere
     assert penalties_of(held_out) == [0] * 20
     record = read_json(held_out / "manifest.json")

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from panjue.eval.answers import open_answers
 from panjue.eval.compare import check_runs, compare_runs
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from tests.eval.records import Row, Write, write_answers
+from panjue.serve.answers import open_answers
+from tests.records import Row, Write, write_answers
 
 TASK = load_task("judgment")
 DAMAGED = 30

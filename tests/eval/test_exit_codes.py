@@ -11,7 +11,7 @@ import pytest
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
-from tests.eval.records import write_answers
+from tests.records import write_answers
 
 Panjue = Callable[..., CompletedProcess[str]]
 

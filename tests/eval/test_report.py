@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.eval.agreement import AGREEMENTS, NO_REPLY, agreement
-from panjue.eval.answers import AnsweredFile, check_complete, open_answers
 from panjue.eval.report import page, page_data
 from panjue.eval.shown import items_of, split_at_names
 from panjue.prompts.example import Example
@@ -22,7 +21,8 @@ from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, w
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.metrics import Item, same
-from tests.eval.records import TRAINED, Row, Write, write_answers
+from panjue.serve.answers import AnsweredFile, check_complete, open_answers
+from tests.records import TRAINED, Row, Write, write_answers
 
 TASK = load_task("judgment")
 DIALOGUES = Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder"

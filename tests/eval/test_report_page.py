@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from panjue.eval.answers import open_answers
 from panjue.eval.report import PageData, page, page_data
+from panjue.serve.answers import open_answers
 from tests import browser as in_tests
 from tests.eval import test_report
-from tests.eval.records import Row, Write, write_answers
 from tests.eval.test_report import HOSTILE, THEFT, run_on, think
+from tests.records import Row, Write, write_answers
 
 hostile = test_report.hostile  # the fixtures
 advised = test_report.advised

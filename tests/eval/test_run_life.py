@@ -14,7 +14,6 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from panjue.eval.decoding import decode_answers
 from panjue.eval.report import write_page
 from panjue.eval.score import score
 from panjue.prompts.cli_scores import submission_of
@@ -24,8 +23,9 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, sha256
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from tests.eval.records import believing, write_training
-from tests.eval.records import write_answers as write_record
+from panjue.serve.decoding import decode_answers
+from tests.records import believing, write_training
+from tests.records import write_answers as write_record
 
 CHARGES = {"盗窃罪": "264", "诈骗罪": "266", "抢劫罪": "263"}
 LABELS = collect(

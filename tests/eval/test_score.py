@@ -21,7 +21,7 @@ from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.metric import final
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from tests.eval.records import Row, Write
+from tests.records import Row, Write
 
 TASK = load_task("judgment")
 THEFT = (["盗窃罪"], ["264"], 13)

@@ -8,7 +8,7 @@ from panjue.eval.score import score
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from tests.eval.records import Row, Write
+from tests.records import Row, Write
 
 READER = Reader(load_task("judgment"))
 THEFT = (["盗窃罪"], ["264"], 8)

@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from panjue.eval.classifier import load_classifier
 from panjue.finetune.checkpoints import full_disk_named, newest_complete
+from panjue.finetune.classifier.classifier import load_classifier
 from panjue.finetune.journal import print_example
 from panjue.finetune.settings import SftConfig, sft_settings
 from panjue.prompts.labels import load_labels

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from panjue.eval.decoding import decode_answers
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import AnswersRecord, Run
 from panjue.serve.bundle import bundle, requirements, verify
+from panjue.serve.decoding import decode_answers
 from panjue.serve.generate import generate
 from panjue.serve.settings import GenerateConfig, generate_settings
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from panjue.finetune.classifier import training_advisor
+from panjue.finetune.classifier.fit import training_advisor
 from panjue.finetune.data import RowMaker, RowReport
 from panjue.prompts.example import Example
 from panjue.prompts.reader import Reader

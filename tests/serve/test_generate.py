@@ -13,8 +13,7 @@ import jsonschema
 import pytest
 
 from panjue.eval.choice import Choice, read_choice
-from panjue.eval.decoding import decode_answers
-from panjue.eval.opinions import load_advisor
+from panjue.finetune.classifier.opinions import load_advisor
 from panjue.prompts.example import Example
 from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.errors import UserError
@@ -23,6 +22,7 @@ from panjue.prompts.plumbing.run import Answers, AnswersRecord, Run
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.serve.ask import answer_all
+from panjue.serve.decoding import decode_answers
 from panjue.serve.generate import generate
 from panjue.serve.settings import generate_settings
 
@@ -156,7 +156,7 @@ def test_where_the_model_is_better_one_engine_answers_both_files(
     fresh: Path, lines_of: Lines, running_engine: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Choice, "answered_by", "model")
-    monkeypatch.setattr("panjue.eval.scaling.MIN_SCALED", 1)
+    monkeypatch.setattr("panjue.finetune.classifier.calibration.MIN_SCALED", 1)
     lines = lines_of(fresh)
     assert running_engine == [fresh / "merged"]
     choice = read_choice(held_out_of(fresh))

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.eval.decoding import ranked
 from panjue.eval.score import score
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
@@ -17,6 +16,7 @@ from panjue.prompts.reader import Reader
 from panjue.prompts.shorten import shorten
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.cloze.task import contest_form, f1
+from panjue.serve.decoding import ranked
 
 TASK = load_task("cloze")
 EXAMPLE = Example("q", "born in [MASK].")

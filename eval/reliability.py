@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.table import Table
 
-from panjue.prompts.example import Example
+from panjue.prompts.example import Example, is_same
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
@@ -59,13 +59,6 @@ def mean_confidence(row: Mapping[str, Any]) -> float:
     """Return the mean confidence over all judgments of a row of `confidence.jsonl`."""
     values: list[float] = [value for item in row["confidence"] for value in item.values()]
     return sum(values) / len(values)
-
-
-def is_same(gold: Any, value: Any) -> bool:
-    """Say whether two values of a field are equal; the order of a label set does not matter."""
-    if isinstance(gold, list) and isinstance(value, list):
-        return set(gold) == set(value)
-    return bool(gold == value)
 
 
 class Certainty:

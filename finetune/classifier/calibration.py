@@ -1,4 +1,4 @@
-"""Scaling of the text classifier's probabilities, by how often what they are given to was right."""
+"""Platt scaling: of scores into probabilities, and of these where the model answers."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -17,8 +17,7 @@ MIN_SCALED = 50
 TINY = 1e-9
 """No probability counts as less, and none as closer to 1."""
 
-Scaling = Mapping[str, Mapping[str, tuple[float, float]]]
-"""Field -> `agree` or `differ`, as model and classifier do -> scale and shift of the log-odds."""
+FOLDS = 4
 
 
 def platt(
@@ -40,6 +39,27 @@ def platt(
 
     log_scale, shift = minimize(loss, np.zeros(2), method="Nelder-Mead").x
     return float(np.exp(log_scale)), float(shift)
+
+
+def fit_calibration(
+    scores: NDArray[Any], gold: NDArray[np.bool_], is_set: bool
+) -> tuple[float, float]:
+    """Return the scale, which is positive, and shift of the scores with the lowest log loss."""
+    if len(scores) < MIN_SCALED:
+        return 1.0, 0.0
+    if is_set:
+        return platt(scores, gold)
+
+    def loss(log_scale: NDArray[Any]) -> float:
+        logits = scores * np.exp(log_scale)
+        return float(np.mean(np.logaddexp.reduce(logits, axis=1) - logits[gold]))
+
+    [log_scale] = minimize(loss, np.zeros(1), method="Nelder-Mead").x
+    return float(np.exp(log_scale)), 0.0
+
+
+Scaling = Mapping[str, Mapping[str, tuple[float, float]]]
+"""Field -> `agree` or `differ`, as model and classifier do -> scale and shift of the log-odds."""
 
 
 class Judgment(NamedTuple):

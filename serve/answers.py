@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from panjue.eval.opinions import Advisor, load_advisor
+from panjue.finetune.classifier.opinions import Advisor, load_advisor
 from panjue.prompts.example import Example, call_key
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import model_sha256

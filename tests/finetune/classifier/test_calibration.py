@@ -4,9 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from panjue.eval.scaling import Judgment, scaled_chance, scaling_of, scaling_of_run
+from panjue.finetune.classifier.calibration import (
+    Judgment,
+    scaled_chance,
+    scaling_of,
+    scaling_of_run,
+)
 from panjue.prompts.plumbing.run import AnswersRecord, Run
-from tests.eval.records import Write, write_answers
+from tests.records import Write, write_answers
 
 
 def test_confidences_follow_how_often_the_model_was_right() -> None:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from panjue.eval.second_stage import PLACES, Items, candidates, class_rows
+from panjue.finetune.classifier.features import PLACES
+from panjue.finetune.classifier.trees import Items, candidates, class_rows
 from panjue.prompts.tasks.evidence import WORDS, evidence
 
 SCORES = np.array(

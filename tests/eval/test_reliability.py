@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.eval.calibration import calibration
+from panjue.eval.reliability import calibration
 from panjue.eval.score import score
 from panjue.prompts.plumbing.files import read_lines, sha256, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from tests.eval.records import Row, Write
+from tests.records import Row, Write
 
 TASK = load_task("judgment")
 

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
-from panjue.eval.classifier import Classifier, LabelField, View
+from panjue.finetune.classifier.classifier import Classifier
+from panjue.finetune.classifier.features import View
+from panjue.finetune.classifier.label_sets import LabelField
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.task import Task

@@ -12,25 +12,15 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 from scipy.special import expit
 
-from panjue.eval.classifier import (
-    NUMBER,
-    Classifier,
-    LabelField,
-    View,
-    facts,
-    grams,
-    load_classifier,
-    magnitude,
-    read_classifier,
-    views,
-)
-from panjue.eval.second_stage import PLACES
+from panjue.finetune.classifier.classifier import Classifier, load_classifier, read_classifier
+from panjue.finetune.classifier.features import NUMBER, PLACES, View, facts, grams, magnitude, views
+from panjue.finetune.classifier.label_sets import LabelField
 from panjue.prompts.example import AnswerFields, Example
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.task import load_task
-from tests.eval.records import write_training
+from tests.records import write_training
 
 TASK = load_task("severity")
 NAMES = ("张某甲", "张某", "李某")
@@ -171,6 +161,6 @@ def test_a_file_of_another_version_or_task_is_one_line(
     line = f"^{path}: is no classifier of this version of panjue; train again$"
     with pytest.raises(UserError, match=line):
         load_classifier(path.parent, TASK)
-    monkeypatch.setattr("panjue.eval.classifier.FILE_VERSION", 0)
+    monkeypatch.setattr("panjue.finetune.classifier.classifier.FILE_VERSION", 0)
     with pytest.raises(UserError, match=line):
         load_classifier(path.parent, TWO_CLASSES)

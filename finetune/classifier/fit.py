@@ -1,39 +1,30 @@
-"""Fit the text classifier that lies beside an adapter: one logistic regression per label."""
+"""Fit the text classifier that lies beside an adapter, and its opinions on its own cases."""
 
-import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse import csr_array, hstack
-from sklearn.linear_model import SGDClassifier
 
-from panjue.eval.classifier import (
-    MAX_SIZE,
-    Classifier,
-    Hashes,
-    LabelField,
-    Probabilities,
-    View,
-    facts,
-    read_classifier,
-    size_chances,
-    view_scores,
-    views,
+from panjue.finetune.classifier.calibration import FOLDS
+from panjue.finetune.classifier.classifier import Classifier, read_classifier
+from panjue.finetune.classifier.features import Array, facts
+from panjue.finetune.classifier.label_sets import LabelField, Probabilities, size_weights
+from panjue.finetune.classifier.linear import (
+    FirstStage,
+    TrainingItems,
+    calibrated_apart,
+    fit_first_stage,
+    fit_views,
 )
-from panjue.eval.opinions import Advisor, case_key, opinion_text
-from panjue.eval.second_stage import Array, FieldTrees, Items
-from panjue.finetune.calibrate import FirstStage, calibrated_apart, fit_calibration
-from panjue.finetune.second_stage import FOLDS, fit_second_stage
+from panjue.finetune.classifier.opinions import Advisor, case_key, opinion_text
+from panjue.finetune.classifier.trees import FieldTrees, Items, fit_second_stage
 from panjue.prompts.example import AnswerFields, Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import CLASSIFIER
@@ -48,39 +39,8 @@ OPINIONS_FILE = "opinions.jsonl"
 MAX_EXAMPLES = 12_000
 """Of `train`, and again of `mix`: bounds time and memory; an item takes some 50 kB."""
 
-MAX_COLUMNS = 60_000
-"""N-grams of each view, those of the most texts."""
-
-MIN_TEXTS = 2
-"""Texts in which an n-gram has to occur."""
-
-MIN_ITEMS = 4
-"""Items that need to have a label; a rarer one gets its frequency, whatever the text."""
-
-SET_STRENGTH = 10.0
-CLASS_STRENGTH = 1.0
-"""Inverse strength of the L2 penalty (scikit-learn's C), chosen on a fifth of the real cases."""
-
-MIN_UPDATES = 60_000
-MIN_PASSES = 6
-"""Rows seen by each regression, and passes over the rows, at least."""
-
-MIN_WEIGHT = 0.1
-"""Smaller weights are left out of the file."""
-
 MIN_CASES = 300
 """Cases that the second stage needs."""
-
-
-@dataclass(frozen=True)
-class TrainingItems:
-    """The items of the answers to all cases, those of one case side by side."""
-
-    cases: Sequence[Example]
-    sizes: NDArray[np.int64]  # items of each case, [cases]
-    answers: Sequence[Mapping[str, Any]]  # [items]
-    fold: NDArray[np.int64]  # [items]
-    is_own: NDArray[np.bool_]  # whether it is of `train`, not mixed in, [items]
 
 
 @dataclass(frozen=True)
@@ -158,18 +118,6 @@ def training_items(
     )
 
 
-def fit_views(items: TrainingItems) -> tuple[list[View], list[csr_array]]:
-    """Return the two views of the items, of the whole case and of each alone, and their rows."""
-    whole: list[Hashes] = []
-    own: list[Hashes] = []
-    for example, size in zip(items.cases, items.sizes.tolist(), strict=True):
-        of_case, of_items = views(example, size)
-        whole += [of_case] * size
-        own += of_items
-    both = [fit_view(whole), fit_view(own)]
-    return both, [both[0].rows(whole), both[1].rows(own)]
-
-
 def save_fitted(fitted: Fitted, task: Task, labels: Labels, folder: Path) -> None:
     """Write a classifier and its cross-fitted opinions; `folder` appears when it is complete."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
@@ -190,22 +138,6 @@ def training_advisor(folder: Path, task: Task, labels: Labels) -> Advisor:
     return Advisor(task, labels, read_classifier(folder / CLASSIFIER, task.answer), known)
 
 
-def size_weights(
-    labels: Iterable[str], values: Sequence[Sequence[str]], probabilities: Array
-) -> tuple[float, ...]:
-    """Return `LabelField.sizes` of a label set: of its values and probabilities for all items."""
-    known = set(labels)
-    sizes = []
-    chances = []
-    for value, row in zip(values, probabilities, strict=True):
-        if known.issuperset(value):  # without its unknown labels a set would count as a smaller one
-            sizes.append(min(len(set(value)), MAX_SIZE))
-            chances.append(size_chances(row[row > 0].tolist()))
-    expected = np.maximum(np.mean(chances, axis=0), 1e-9)
-    frequencies = np.bincount(sizes, minlength=MAX_SIZE + 1) / len(sizes)
-    return tuple((frequencies / expected).tolist())
-
-
 def _usable(task: Task, examples: Iterable[Example], known: Labels) -> list[Example]:
     """Return the examples without those with an empty label list that training refuses too."""
     usable = []
@@ -222,98 +154,6 @@ def _sample(examples: Iterable[Example]) -> list[Example]:
     """Return at most `MAX_EXAMPLES` examples, those of the lowest text hashes, in their order."""
     lowest = nsmallest(MAX_EXAMPLES, enumerate(examples), key=lambda pair: text_hash(pair[1]))
     return [example for _, example in sorted(lowest, key=itemgetter(0))]
-
-
-def fit_view(texts: Sequence[Hashes]) -> View:
-    """Return the n-grams of the most texts, with their inverse document frequencies."""
-    once_a_text = np.concatenate([np.unique(text) for text in texts])
-    distinct, counts = np.unique(once_a_text, return_counts=True)
-    most = np.argsort(-counts, kind="stable")[:MAX_COLUMNS]
-    frequent = most[counts[most] >= MIN_TEXTS]
-    kept = np.sort(frequent)
-    inverse_frequencies = (1 + len(texts)) / (1 + counts[kept])
-    idf = np.log(inverse_frequencies) + 1
-    return View(distinct[kept], idf.astype(np.float32))
-
-
-def fit_first_stage(
-    name: str,
-    task: Task,
-    items: TrainingItems,
-    rows: Sequence[csr_array],
-    known: Labels,
-    seed: int,
-) -> FirstStage:
-    """Fit the regressions of one field without each fold in turn, on the rows by both views."""
-    labels = sorted(task.answer.counts(name, known.counts))
-    is_set = name in task.answer.sets
-    values = [set(item[name]) if is_set else {item[name]} for item in items.answers]
-    gold = np.array([[label in value for label in labels] for value in values])
-    teaches = gold.any(axis=1) | is_set  # a class that is not known says nothing
-    strength = SET_STRENGTH if is_set else CLASS_STRENGTH
-    scores = np.zeros((2, *gold.shape), np.float32)
-    weights_by_fold = []
-    bias_by_fold = []
-    for number in range(FOLDS):
-        aside = items.fold == number
-        used = teaches & ~aside
-        rows_used = hstack([part[used] for part in rows], format="csr")
-        weights, bias = regressions(csr_array(rows_used), gold[used], strength, seed)
-        rows_aside = [part[aside] for part in rows]
-        scores[:, aside] = view_scores(rows_aside, by_view(weights, rows), bias)
-        weights_by_fold.append(weights)
-        bias_by_fold.append(bias)
-    mean = np.asarray(sum(weights_by_fold) / np.float32(FOLDS))
-    mean[np.abs(mean) < MIN_WEIGHT] = 0
-    calibrates = items.is_own & teaches
-    score = scores.sum(0)
-    scale, shift = fit_calibration(score[calibrates], gold[calibrates], is_set)
-    return FirstStage(
-        field=LabelField(labels, is_set, scale, shift),
-        gold=gold,
-        calibrates=calibrates,
-        scores=scores,
-        weights=by_view(mean, rows),
-        bias=np.asarray(sum(bias_by_fold) / np.float32(FOLDS)),
-    )
-
-
-def by_view(weights: NDArray[np.float32], rows: Sequence[csr_array]) -> list[csr_array]:
-    """Return the weights for the rows of each view, of those for both side by side."""
-    columns_of_first = rows[0].shape[1]
-    return [csr_array(part) for part in np.split(weights, [columns_of_first])]
-
-
-def regressions(
-    rows: csr_array, gold: NDArray[np.bool_], strength: float, seed: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the weights, [columns, labels], and the biases of one regression per label."""
-
-    def regression(has_label: NDArray[np.bool_]) -> tuple[NDArray[Any], float]:
-        count = len(has_label)
-        having = int(has_label.sum())
-        lacking = count - having
-        if having < MIN_ITEMS or lacking == 0:
-            odds = (having + 0.5) / (lacking + 0.5)
-            return np.zeros(rows.shape[1]), float(np.log(odds))
-        model = SGDClassifier(
-            loss="log_loss",
-            alpha=1 / (strength * count),
-            max_iter=max(MIN_PASSES, math.ceil(MIN_UPDATES / count)),
-            tol=None,
-            random_state=seed,
-        )
-        model.fit(rows, has_label)
-        return model.coef_[0], float(model.intercept_[0])
-
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        fitted = list(threads.map(regression, gold.T))
-    weights = np.zeros((rows.shape[1], len(fitted)), np.float32)
-    biases = np.zeros(len(fitted), np.float32)
-    for column, (of_label, bias) in enumerate(fitted):
-        weights[:, column] = of_label
-        biases[column] = bias
-    return weights, biases
 
 
 def fit_corrections(

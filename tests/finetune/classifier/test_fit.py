@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from panjue.eval.classifier import Classifier, read_classifier
-from panjue.eval.opinions import Advisor, opinion_text
-from panjue.eval.second_stage import PLACES, Array, Items, corrected_probabilities
-from panjue.finetune.calibrate import fit_calibration
-from panjue.finetune.classifier import (
+from panjue.finetune.classifier.calibration import FOLDS, fit_calibration
+from panjue.finetune.classifier.classifier import Classifier, read_classifier
+from panjue.finetune.classifier.features import PLACES, Array
+from panjue.finetune.classifier.fit import (
     MIN_CASES,
-    MIN_ITEMS,
     Fitted,
     _sample,
     fit,
     save_fitted,
-    size_weights,
     training_advisor,
 )
-from panjue.finetune.second_stage import FOLDS, fit_second_stage
+from panjue.finetune.classifier.label_sets import size_weights
+from panjue.finetune.classifier.linear import MIN_ITEMS
+from panjue.finetune.classifier.opinions import Advisor, opinion_text
+from panjue.finetune.classifier.trees import Items, corrected_probabilities, fit_second_stage
 from panjue.prompts.example import Example
 from panjue.prompts.task import Task, load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
@@ -151,7 +151,7 @@ def test_the_same_cases_give_the_same_file(tmp_path: Path) -> None:
 
 def test_the_same_examples_are_taken_of_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = examples(20)
-    monkeypatch.setattr("panjue.finetune.classifier.MAX_EXAMPLES", 8)
+    monkeypatch.setattr("panjue.finetune.classifier.fit.MAX_EXAMPLES", 8)
     taken = _sample(cases)
     assert len(taken) == 8
     assert taken == [one for one in cases if one in _sample(cases[::-1])]

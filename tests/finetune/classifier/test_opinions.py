@@ -13,20 +13,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from panjue.eval.opinions import (
-    Advisor,
-    Opinion,
-    best_set,
-    case_key,
-    likely_sets,
-    opinion_text,
-    set_chances,
-)
+from panjue.finetune.classifier.label_sets import best_set, likely_sets, set_chances
+from panjue.finetune.classifier.opinions import Advisor, Opinion, case_key, opinion_text
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from tests.eval.records import believing
+from tests.records import believing
 
 JUDGMENT = load_task("judgment")
 
@@ -91,7 +84,7 @@ def test_all_sets_together_are_certain(opinion: Any, sizes: tuple[float, ...]) -
 def test_every_process_has_the_same_sets_to_the_last_bit() -> None:
     """Texts have other hashes in each process, and a sum of floats depends on its order."""
     code = """
-from panjue.eval.opinions import best_set, likely_sets
+from panjue.finetune.classifier.label_sets import best_set, likely_sets
 opinion = {name: 0.1 + 0.07 * i for i, name in enumerate("abcdefgh")}
 sets = likely_sets((0, 1, 1, 1), opinion)
 print([chance.hex() for chance in sets.values()], sorted(best_set(sets, 5)))

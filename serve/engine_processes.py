@@ -1,18 +1,16 @@
-"""End processes with the one that started them, so that they free the GPU."""
+"""Watch the processes of an engine: they end with the one that started it, and free the GPU."""
 
 import logging
 import multiprocessing
 import multiprocessing.util
 import os
-import signal
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from panjue.prompts.plumbing.errors import first_line
+from panjue.prompts.plumbing.parent import kill_without_parent
 
 STARTER_VARIABLE = "PANJUE_ENGINE_OF"
 """Environment variable of an engine's processes: the id of the process that started the engine."""
@@ -22,8 +20,6 @@ REASON_VARIABLE = "PANJUE_ENGINE_ERROR"
 
 QUIET = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS": "-all"}
 """Environment variables with which an engine's processes print errors alone."""
-
-PARENT_POLL_S = 0.2
 
 
 @contextmanager
@@ -77,27 +73,10 @@ def watch_parent() -> None:
         return
     # No new session: Linux shares the CPU among sessions (autogroup), not among processes.
     os.setpgid(0, 0)
-    _watch(os.getppid(), int(starter))
+    kill_without_parent(os.getppid(), int(starter))
 
 
 def _kill_children() -> None:
     """Kill the processes that this one started and has not stopped by its end."""
     for child in multiprocessing.active_children():
         child.kill()
-
-
-def end_with_parent() -> None:
-    """End this process with its parent, even after `kill -9`."""
-    parent = os.getppid()
-    _watch(parent, parent)
-
-
-def _watch(parent: int, starter: int) -> None:
-    """Kill this process as soon as its parent or the starter has ended."""
-
-    def wait_for_end() -> None:
-        while os.getppid() == parent and Path(f"/proc/{starter}").exists():
-            time.sleep(PARENT_POLL_S)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=wait_for_end, daemon=True).start()

@@ -8,9 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from panjue.eval.answers import CASES, AnsweredFile, open_answers
-from panjue.eval.classifier import CLASSIFIER_NAME
-from panjue.eval.opinions import EMPTY_REPLY, Advisor, read_answer
+from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
+from panjue.finetune.classifier.opinions import EMPTY_REPLY, Advisor, read_answer
 from panjue.prompts.example import Answer, Decoded, Example, first_reply, run_steps
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -27,6 +26,7 @@ from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.plumbing.run import AnswersRecord
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
+from panjue.serve.answers import CASES, AnsweredFile, open_answers
 
 MAX_SHOWN_REFUSALS = 5
 """Refused examples that are printed; decode.json has all."""

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from panjue.prompts.plumbing.orphans import REASON_VARIABLE, FirstError
+from panjue.serve.engine_processes import REASON_VARIABLE, FirstError
 
 PROGRAM = """
 import multiprocessing
 import signal
 import time
 
-from panjue.prompts.plumbing.orphans import starting_engine, watch_parent
+from panjue.serve.engine_processes import starting_engine, watch_parent
 
 
 def worker(ready):

@@ -6,25 +6,21 @@ decides. After a change to what prompts show raise `render.RULES`.
 """
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
-from math import prod
-from operator import mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from panjue.eval.calibration import is_same
-from panjue.eval.classifier import (
-    MAX_SIZE,
-    Classifier,
+from panjue.finetune.classifier.calibration import Judgment, Scaling, scaled_chance
+from panjue.finetune.classifier.classifier import Classifier, load_classifier
+from panjue.finetune.classifier.label_sets import (
     Probabilities,
-    load_classifier,
-    size_chances,
+    best_set,
+    by_probability,
+    likely_sets,
+    set_chances,
 )
-from panjue.eval.scaling import TINY, Judgment, Scaling, scaled_chance
-from panjue.prompts.example import Answer, AnswerFields, Decoded, Example, first_reply
+from panjue.prompts.example import Answer, AnswerFields, Decoded, Example, first_reply, is_same
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Task
 
@@ -32,17 +28,9 @@ SHOWN_FROM = 0.08
 """Labels of a lower probability are shown only if the classifier answers them."""
 
 MAX_LABELS = 4
+
 MAX_CLASSES = 3
 """Labels of a label set that are shown, unless the classifier answers more, and classes."""
-
-LABELS_OF_SETS = 6
-"""Sets are formed of so many of the likeliest labels."""
-
-MAX_FORMED_SIZE = 3
-"""Sets of up to so many labels are formed of all of these, larger ones of the likeliest."""
-
-ROUNDING = 1e-12
-"""Differences of expected F1 below this are rounding; the smaller set then stays."""
 
 
 @dataclass(frozen=True)
@@ -227,81 +215,3 @@ def _field_texts(opinion: Opinion) -> Iterator[str]:
 
 def _with_percent(labels: Sequence[str], probabilities: Probabilities) -> str:
     return ", ".join(f"{label} {probabilities[label]:.0%}" for label in labels)
-
-
-def by_probability(labels: Iterable[str], probabilities: Probabilities) -> list[str]:
-    """Return labels, the likeliest first."""
-    return sorted(labels, key=lambda label: (-probabilities[label], label))
-
-
-def likely_sets(
-    weights: Sequence[float], probabilities: Probabilities
-) -> dict[frozenset[str], float]:
-    """Return the sets of the likeliest labels, with their probabilities.
-
-    `weights` are `LabelField.sizes`. The empty set is one of them only if training had it. The sets
-    that are not formed have the rest of the probability.
-    """
-    ranked = by_probability(probabilities, probabilities)[:LABELS_OF_SETS]
-    sets: list[frozenset[str]] = []
-    for size in range(1, MAX_FORMED_SIZE + 1):
-        sets += map(frozenset, combinations(ranked, size))
-    for size in range(MAX_FORMED_SIZE + 1, len(ranked) + 1):
-        sets.append(frozenset(ranked[:size]))
-    if weights[0]:
-        sets.append(frozenset())
-    chances = set_chances(weights, probabilities, sets)
-    return dict(zip(sets, chances, strict=True))
-
-
-def set_chances(
-    weights: Sequence[float], probabilities: Probabilities, sets: Sequence[frozenset[str]]
-) -> list[float]:
-    """Return the probability of each set, that exactly it is right.
-
-    Labels are independent, but for the sizes of sets: a set of a size that training had seldom is
-    less likely: `weights` are `LabelField.sizes`.
-    """
-    chances = {label: min(max(p, TINY), 1 - TINY) for label, p in probabilities.items()}
-    odds = {label: p / (1 - p) for label, p in chances.items()}
-    none = prod(1 - p for p in chances.values())
-    likely = [p for p in chances.values() if p > TINY]
-    by_size = size_chances(likely or chances.values())
-    expected = sum(map(mul, by_size, weights))
-    scale = none / (expected or 1)
-    found = []
-    for labels in sets:
-        size = min(len(labels), MAX_SIZE)
-        # Sorted: sums and products of floats depend on their order.
-        of_labels = [odds.get(label, TINY) for label in sorted(labels)]
-        found.append(scale * weights[size] * prod(of_labels))
-    return found
-
-
-def best_set(chances: Mapping[frozenset[str], float], max_size: int) -> frozenset[str]:
-    """Return the set of at most `max_size` labels with the highest expected F1, exactly.
-
-    For a given size m, the expected F1 is a sum over the chosen labels. The term of a label is the
-    sum of 2 P(gold) / (m + |gold|) over the gold sets that have it. So the m labels with the
-    largest terms are the best set of size m (Dembczyński et al., "An exact algorithm for F-measure
-    maximization", NIPS 2011). It is empty only if `chances` has the empty set.
-    """
-    # Label -> size of gold -> probability of the gold sets of this size that have it.
-    by_size: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for gold, p in chances.items():
-        for label in gold:
-            by_size[label][len(gold)] += p
-    labels = sorted(by_size)
-    best = frozenset[str]()
-    best_value = chances.get(best, -1.0)
-    for size in range(1, min(max_size, len(labels)) + 1):
-        terms = {}
-        for label in labels:
-            parts = [2 * p / (size + of_gold) for of_gold, p in by_size[label].items()]
-            terms[label] = sum(parts)
-        ranked = sorted(labels, key=lambda label: (-terms[label], label))
-        value = sum(terms[label] for label in ranked[:size])
-        if value > best_value + ROUNDING:
-            best = frozenset(ranked[:size])
-            best_value = value
-    return best

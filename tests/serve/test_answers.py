@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 
 from panjue.eval.agreement import NO_REPLY
-from panjue.eval.answers import open_answers
-from panjue.eval.decoding import decode_answers
 from panjue.eval.report import page_data
 from panjue.eval.score import remarks, score
 from panjue.prompts.labels import collect
@@ -17,7 +15,9 @@ from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, w
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from tests.eval.records import Row, Write, believing, write_answers, write_training
+from panjue.serve.answers import open_answers
+from panjue.serve.decoding import decode_answers
+from tests.records import Row, Write, believing, write_answers, write_training
 
 TASK = load_task("judgment")
 KEYS = (1, 2, 3, 4, 5, "f")

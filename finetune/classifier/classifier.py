@@ -1,0 +1,134 @@
+"""A text classifier beside the adapter: the probability of each label, from n-grams."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from panjue.finetune.classifier.features import View, facts, views
+from panjue.finetune.classifier.label_sets import (
+    LabelField,
+    Probabilities,
+)
+from panjue.finetune.classifier.linear import (
+    view_scores,
+)
+from panjue.finetune.classifier.trees import (
+    FieldTrees,
+    Items,
+    corrected_probabilities,
+    load_trees,
+)
+from panjue.prompts.example import AnswerFields, Example
+from panjue.prompts.model import CLASSIFIER, has_classifier
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump, read_json, sha256
+from panjue.prompts.task import Task
+
+CLASSIFIER_NAME = "text classifier"
+"""The baseline, and the source of answers, that the classifier alone is."""
+
+FILE_VERSION = 3
+"""Of the file and of its n-grams."""
+
+CSR = ("data", "indices", "indptr")
+"""The arrays of sparse weights."""
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A classifier for the fields that a task decides."""
+
+    decides: AnswerFields
+    views: Sequence[View]  # of the whole text, of the own clauses
+    weights: Sequence[csr_array]  # of each view, [columns, labels of all fields]
+    bias: NDArray[np.float32]  # [labels of all fields]
+    fields: Mapping[str, LabelField]
+    second: Mapping[str, FieldTrees] = field(default_factory=dict)
+    """The second stage of the fields that have one, label sets first."""
+
+    def probabilities(self, example: Example) -> list[dict[str, Probabilities]]:
+        """Return, for every item of the answer, field -> label -> probability."""
+        count = len(example.names) if self.decides.items else 1
+        scores = self.scores(example, count)
+        of_items: dict[str, NDArray[Any]] = {}
+        for name, of_field in self.fields.items():
+            of_items[name] = of_field.probabilities(scores[name].sum(0))
+        if self.second:
+            assert self.decides.evidence, "there was evidence in training"
+            about = np.array(facts(example, count, self.decides.evidence), float)
+            items = Items(np.array([count]), scores, about)
+            of_items |= corrected_probabilities(self.second, items)
+        return [self.item_probabilities(of_items, i) for i in range(count)]
+
+    def item_probabilities(
+        self, of_items: Mapping[str, NDArray[Any]], number: int
+    ) -> dict[str, Probabilities]:
+        """Return field -> label -> probability of one item, of field -> [items, labels]."""
+        fields = self.fields.items()
+        return {name: of_field.by_label(of_items[name][number]) for name, of_field in fields}
+
+    def scores(self, example: Example, items: int) -> dict[str, NDArray[np.float32]]:
+        """Return field -> scores of the items of a case by each view, [views, items, labels]."""
+        whole, own = views(example, items)
+        rows = (self.views[0].rows([whole]), self.views[1].rows(own))
+        of_all_fields = view_scores(rows, self.weights, self.bias)
+        # The columns of the fields stand side by side.
+        ends = np.cumsum([len(of_field.labels) for of_field in self.fields.values()])
+        of_each_field = np.split(of_all_fields, ends[:-1], axis=2)
+        return dict(zip(self.fields, of_each_field, strict=True))
+
+    def save(self, path: Path) -> None:
+        """Write the classifier to one file of arrays, one of them JSON, without pickles."""
+        about = {
+            "version": FILE_VERSION,
+            "fields": {name: asdict(of_field) for name, of_field in self.fields.items()},
+            "second": {name: trees.dump() for name, trees in self.second.items()},
+        }
+        arrays: dict[str, Any] = {
+            "about": np.frombuffer(dump(about).encode(), np.uint8),
+            "bias": self.bias,
+        }
+        for number, view in enumerate(self.views):
+            arrays[f"{number}.kept"] = view.kept
+            arrays[f"{number}.idf"] = view.idf
+            for part in CSR:
+                arrays[f"{number}.{part}"] = getattr(self.weights[number], part)
+        np.savez_compressed(path, allow_pickle=False, **arrays)
+
+
+def load_classifier(trained: Path, task: Task) -> Classifier | None:
+    """Return the classifier of an adapter or model; None if its training made none."""
+    if not has_classifier(trained):
+        return None
+    path = trained / CLASSIFIER
+    digest = read_json(trained / "manifest.json")["classifier_sha256"]
+    if not path.exists() or sha256(path) != digest:
+        raise UserError(
+            f"{path}: is missing, or is not what the training wrote; restore it, or train again"
+        )
+    return read_classifier(path, task.answer)
+
+
+def read_classifier(path: Path, decides: AnswerFields) -> Classifier:
+    with np.load(path, allow_pickle=False) as archive:
+        arrays = dict(archive)
+    about = json.loads(arrays["about"].tobytes())
+    if about["version"] != FILE_VERSION or list(about["fields"]) != list(decides.fields):
+        raise UserError(f"{path}: is no classifier of this version of panjue; train again")
+    bias = arrays["bias"]
+    read_views = []
+    weights = []
+    for number in range(2):
+        view = View(arrays[f"{number}.kept"], arrays[f"{number}.idf"])
+        parts = tuple(arrays[f"{number}.{part}"] for part in CSR)
+        read_views.append(view)
+        weights.append(csr_array(parts, shape=(len(view.kept), len(bias))))
+    fields = {name: LabelField(**known) for name, known in about["fields"].items()}
+    second = {name: load_trees(known) for name, known in about["second"].items()}
+    return Classifier(decides, read_views, weights, bias, fields, second)

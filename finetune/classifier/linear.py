@@ -1,0 +1,201 @@
+"""The text classifier's first stage: one logistic regression per label, on sparse n-grams."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array, hstack
+
+from panjue.finetune.classifier.calibration import FOLDS, fit_calibration
+from panjue.finetune.classifier.features import Hashes, View, views
+from panjue.finetune.classifier.label_sets import LabelField
+from panjue.prompts.example import Example
+from panjue.prompts.labels import Labels
+from panjue.prompts.task import Task
+
+MAX_COLUMNS = 60_000
+"""N-grams of each view, those of the most texts."""
+
+MIN_TEXTS = 2
+"""Texts in which an n-gram has to occur."""
+
+MIN_ITEMS = 4
+"""Items that need to have a label; a rarer one gets its frequency, whatever the text."""
+
+SET_STRENGTH = 10.0
+
+CLASS_STRENGTH = 1.0
+"""Inverse strength of the L2 penalty (scikit-learn's C), chosen on a fifth of the real cases."""
+
+MIN_UPDATES = 60_000
+
+MIN_PASSES = 6
+"""Rows seen by each regression, and passes over the rows, at least."""
+
+MIN_WEIGHT = 0.1
+"""Smaller weights are left out of the file."""
+
+
+@dataclass(frozen=True)
+class FirstStage:
+    """The regressions of one field."""
+
+    field: LabelField
+    gold: NDArray[np.bool_]  # [items, labels]
+    calibrates: NDArray[np.bool_]
+    """Whether the calibration is fitted on an item, [items]."""
+    scores: NDArray[np.float32]
+    """By regressions that did not see the item's fold, [views, items, labels]."""
+    weights: Sequence[csr_array]
+    """By view, [columns, labels]: the mean of these regressions. One regression of all items would
+    be surer of itself than those on whose scores the second stage is fitted."""
+    bias: NDArray[np.float32]  # [labels]
+
+
+@dataclass(frozen=True)
+class TrainingItems:
+    """The items of the answers to all cases, those of one case side by side."""
+
+    cases: Sequence[Example]
+    sizes: NDArray[np.int64]  # items of each case, [cases]
+    answers: Sequence[Mapping[str, Any]]  # [items]
+    fold: NDArray[np.int64]  # [items]
+    is_own: NDArray[np.bool_]  # whether it is of `train`, not mixed in, [items]
+
+
+def fit_views(items: TrainingItems) -> tuple[list[View], list[csr_array]]:
+    """Return the two views of the items, of the whole case and of each alone, and their rows."""
+    whole: list[Hashes] = []
+    own: list[Hashes] = []
+    for example, size in zip(items.cases, items.sizes.tolist(), strict=True):
+        of_case, of_items = views(example, size)
+        whole += [of_case] * size
+        own += of_items
+    both = [fit_view(whole), fit_view(own)]
+    return both, [both[0].rows(whole), both[1].rows(own)]
+
+
+def fit_view(texts: Sequence[Hashes]) -> View:
+    """Return the n-grams of the most texts, with their inverse document frequencies."""
+    once_a_text = np.concatenate([np.unique(text) for text in texts])
+    distinct, counts = np.unique(once_a_text, return_counts=True)
+    most = np.argsort(-counts, kind="stable")[:MAX_COLUMNS]
+    frequent = most[counts[most] >= MIN_TEXTS]
+    kept = np.sort(frequent)
+    inverse_frequencies = (1 + len(texts)) / (1 + counts[kept])
+    idf = np.log(inverse_frequencies) + 1
+    return View(distinct[kept], idf.astype(np.float32))
+
+
+def fit_first_stage(
+    name: str,
+    task: Task,
+    items: TrainingItems,
+    rows: Sequence[csr_array],
+    known: Labels,
+    seed: int,
+) -> FirstStage:
+    """Fit the regressions of one field without each fold in turn, on the rows by both views."""
+    labels = sorted(task.answer.counts(name, known.counts))
+    is_set = name in task.answer.sets
+    values = [set(item[name]) if is_set else {item[name]} for item in items.answers]
+    gold = np.array([[label in value for label in labels] for value in values])
+    teaches = gold.any(axis=1) | is_set  # a class that is not known says nothing
+    strength = SET_STRENGTH if is_set else CLASS_STRENGTH
+    scores = np.zeros((2, *gold.shape), np.float32)
+    weights_by_fold = []
+    bias_by_fold = []
+    for number in range(FOLDS):
+        aside = items.fold == number
+        used = teaches & ~aside
+        rows_used = hstack([part[used] for part in rows], format="csr")
+        weights, bias = regressions(csr_array(rows_used), gold[used], strength, seed)
+        rows_aside = [part[aside] for part in rows]
+        scores[:, aside] = view_scores(rows_aside, by_view(weights, rows), bias)
+        weights_by_fold.append(weights)
+        bias_by_fold.append(bias)
+    mean = np.asarray(sum(weights_by_fold) / np.float32(FOLDS))
+    mean[np.abs(mean) < MIN_WEIGHT] = 0
+    calibrates = items.is_own & teaches
+    score = scores.sum(0)
+    scale, shift = fit_calibration(score[calibrates], gold[calibrates], is_set)
+    return FirstStage(
+        field=LabelField(labels, is_set, scale, shift),
+        gold=gold,
+        calibrates=calibrates,
+        scores=scores,
+        weights=by_view(mean, rows),
+        bias=np.asarray(sum(bias_by_fold) / np.float32(FOLDS)),
+    )
+
+
+def calibrated_apart(stage: FirstStage, fold: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the probabilities of cross-fitted scores, each calibrated without its own fold.
+
+    In texts that are easy to tell apart, the calibration depends on a few cases: one of them would
+    find its own answer in it.
+    """
+    scores = stage.scores.sum(0)
+    result = np.zeros(scores.shape)
+    for k in range(FOLDS):
+        in_fold = fold == k
+        used = stage.calibrates & ~in_fold
+        scale, shift = fit_calibration(scores[used], stage.gold[used], stage.field.is_set)
+        calibrated = replace(stage.field, scale=scale, shift=shift)
+        result[in_fold] = calibrated.probabilities(scores[in_fold])
+    return result
+
+
+def by_view(weights: NDArray[np.float32], rows: Sequence[csr_array]) -> list[csr_array]:
+    """Return the weights for the rows of each view, of those for both side by side."""
+    columns_of_first = rows[0].shape[1]
+    return [csr_array(part) for part in np.split(weights, [columns_of_first])]
+
+
+def regressions(
+    rows: csr_array, gold: NDArray[np.bool_], strength: float, seed: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the weights, [columns, labels], and the biases of one regression per label."""
+    from sklearn.linear_model import SGDClassifier  # takes a second, and answering needs none
+
+    def regression(has_label: NDArray[np.bool_]) -> tuple[NDArray[Any], float]:
+        count = len(has_label)
+        having = int(has_label.sum())
+        lacking = count - having
+        if having < MIN_ITEMS or lacking == 0:
+            odds = (having + 0.5) / (lacking + 0.5)
+            return np.zeros(rows.shape[1]), float(np.log(odds))
+        model = SGDClassifier(
+            loss="log_loss",
+            alpha=1 / (strength * count),
+            max_iter=max(MIN_PASSES, math.ceil(MIN_UPDATES / count)),
+            tol=None,
+            random_state=seed,
+        )
+        model.fit(rows, has_label)
+        return model.coef_[0], float(model.intercept_[0])
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        fitted = list(threads.map(regression, gold.T))
+    weights = np.zeros((rows.shape[1], len(fitted)), np.float32)
+    biases = np.zeros(len(fitted), np.float32)
+    for column, (of_label, bias) in enumerate(fitted):
+        weights[:, column] = of_label
+        biases[column] = bias
+    return weights, biases
+
+
+def view_scores(
+    rows: Sequence[csr_array], weights: Sequence[csr_array], bias: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return the scores by each view, [views, items, labels], whose sum has the bias."""
+    of_whole, of_own = rows
+    whole = (of_whole @ weights[0]).toarray() + bias
+    own = (of_own @ weights[1]).toarray()
+    of_each_item = np.broadcast_to(whole, own.shape)  # the whole text may be one row
+    return np.stack([of_each_item, own])

@@ -1,0 +1,26 @@
+"""End a process with the one that started it, so that it frees the GPU."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+PARENT_POLL_S = 0.2
+
+
+def end_with_parent() -> None:
+    """End this process with its parent, even after `kill -9`."""
+    parent = os.getppid()
+    kill_without_parent(parent, parent)
+
+
+def kill_without_parent(parent: int, starter: int) -> None:
+    """Kill this process as soon as its parent or the starter has ended."""
+
+    def wait_for_end() -> None:
+        while os.getppid() == parent and Path(f"/proc/{starter}").exists():
+            time.sleep(PARENT_POLL_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
