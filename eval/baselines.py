@@ -11,23 +11,25 @@ from panjue.eval.values import MetricValues, metric_values, summarize
 from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
 from panjue.finetune.classifier.opinions import EMPTY_REPLY, Advisor
 from panjue.prompts.example import Example, call_key
-from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.plumbing.run import Answers, find_answers
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
-from panjue.serve.answers import advisor_of
+from panjue.serve.answers import AnsweredFile
 
 
 class Baselines:
     """The scores of the task's fallback, of its own baselines and of the text classifier alone."""
 
-    def __init__(self, task: Task, labels: Labels | None, folder: Path, gold: Path) -> None:
-        """Prepare to score what the answers in `folder` are compared with, on the cases of `gold`.
+    def __init__(
+        self, task: Task, labels: Labels | None, answered: AnsweredFile | None, gold: Path
+    ) -> None:
+        """Prepare to score what answers are compared with, on the cases of `gold`.
 
-        Without `labels` the fallback has no score.
+        Without `labels` the fallback has no score. `answered` are the answers if they have the
+        record of how they were made.
         """
         self._task = task
         self._labels = labels
@@ -35,16 +37,16 @@ class Baselines:
         self._advisor = None
         self._completions: Rows | None = None  # of replies; they may keep its opinions
         self.classifier_fault = ""  # why the text classifier of the run has no score, if broken
-        completions = folder / "completions.jsonl"
+        if answered is None:
+            return
         try:
-            answers = find_answers(folder)
-            if answers and answers.record.answered_by != "classifier":
-                gold_sha256 = sha256(gold)
-                self._advisor = classifier_to_compare(task, folder, answers, gold_sha256)
-                # Opinions are kept by position: they fit the persons of the answered file.
-                is_answered_file = answers.record.test_sha256 == gold_sha256
-                if self._advisor and is_answered_file and completions.exists():
-                    self._completions = Rows(completions, key=call_key)
+            gold_sha256 = sha256(gold)
+            self._advisor = classifier_to_compare(answered, gold_sha256)
+            # Opinions are kept by position: they fit the persons of the answered file.
+            is_answered_file = answered.record.test_sha256 == gold_sha256
+            completions = answered.folder / "completions.jsonl"
+            if self._advisor and is_answered_file and completions.exists():
+                self._completions = Rows(completions, key=call_key)
         except UserError as error:
             self._advisor = None
             self.classifier_fault = str(error)
@@ -81,19 +83,16 @@ def row_of_classifier(
     return task.data.write(example, advisor.alone(example, opinions))
 
 
-def classifier_to_compare(
-    task: Task, folder: Path, answers: Answers, gold_sha256: str
-) -> Advisor | None:
-    """Return the text classifier of the training that gave the answers; their labels in `folder`.
+def classifier_to_compare(answered: AnsweredFile, gold_sha256: str) -> Advisor | None:
+    """Return the text classifier of the training that answered.
 
     None if it was fitted on the cases of gold.
     """
-    advisor = advisor_of(answers, task, load_labels(folder / "labels.json"))
-    training = answers.training
+    training = answered.answers.training
     if training is None:
         return None
     is_training_file = gold_sha256 in (training.train_sha256, training.mix_sha256)
     # Of a file of the training, it was not fitted on the tenth that is held out.
-    if is_training_file and not answers.record.held_out:
+    if is_training_file and not answered.record.held_out:
         return None
-    return advisor
+    return answered.advisor()

@@ -1,108 +1,117 @@
-"""Who answers: the model or the text classifier, whichever is better on held-out cases."""
+"""Who answers better, field by field: the model or the text classifier, on held-out cases."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+import numpy as np
 
 from panjue.eval.compare import TIE, paired_differences
-from panjue.eval.values import MetricValues, metric_values
-from panjue.finetune.classifier.calibration import Judgment, Scaling, scaling_of
-from panjue.finetune.classifier.opinions import Advisor, Answered, read_answer
-from panjue.prompts.example import Example, is_same
-from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import read_json, write_json
+from panjue.eval.values import MetricValues, metric_values, or_ones
+from panjue.finetune.classifier.calibration import Judgment, scaling_of
+from panjue.finetune.classifier.opinions import Advisor
+from panjue.prompts.example import Decoded, Example, first_reply, is_same
+from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.plumbing.progress import counted
-from panjue.prompts.plumbing.run import AnsweredBy
+from panjue.prompts.plumbing.run import CHOICE, Choice, FieldChoice
+from panjue.prompts.task import Task
+from panjue.prompts.tasks.metrics import Row
 from panjue.serve.answers import open_answers
 
-CHOICE = "choice.json"
-"""File beside the answers to the held-out cases, with the scores of both."""
+FEW = 30
+"""Cases that count, below which a choice rests on luck."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The scores of the model's replies and of the text classifier on the same held-out cases."""
+def choose(folder: Path) -> Choice:
+    """Compare both on the decoded answers to held-out cases; write `choice.json` beside them.
 
-    metric: str  # the task's headline metric
-    cases: int
-    model: float
-    classifier: float
-    difference: float  # the model's score less the classifier's
-    low: float  # the ends of its 95% interval, from a paired bootstrap over cases
-    high: float
-    scaling: Scaling = field(default_factory=dict)  # of the confidences in the model's answers
-
-    @property
-    def answered_by(self) -> AnsweredBy:
-        """Return who is better; the model if both are equal."""
-        return "model" if self.difference >= -TIE else "classifier"
-
-    def __str__(self) -> str:
-        interval = ""
-        if self.cases > 1:
-            interval = f", 95% interval {self.low:+.4f} to {self.high:+.4f}"
-        return (
-            f"{self.metric} on {self.cases} held-out cases: model {self.model:.4f}, text "
-            f"classifier {self.classifier:.4f} (difference {self.difference:+.4f}{interval})"
-        )
-
-
-def choose(folder: Path, into: Path) -> Choice:
-    """Compare model and text classifier on the held-out cases of `folder`; write into `into`."""
+    The point estimate of a field's own metric decides; if both are equal, the model answers.
+    """
     answered = open_answers(folder)
+    answered.refuse_changes()
     task = answered.task
     advisor = answered.advisor()
     assert advisor, "where there is no classifier, nothing is chosen"
-    judgments: list[tuple[Judgment, bool]] = []
-    replies = answered.rows()
     of_model = MetricValues(task)
     of_classifier = MetricValues(task)
+    judgments: list[tuple[Judgment, bool]] = []
+    replies = answered.rows()
     for example in counted(answered.examples(), len(replies)):
-        gold = task.gold(example)
         reply = answered.row(replies, {"id": example.id})
-        read = read_answer(task, answered.labels, advisor, example, reply)
-        alone = advisor.alone(example, read.opinions)
-        for values, answer in ((of_model, read.answer), (of_classifier, alone)):
-            row = task.data.write(example, answer)
+        decoded = task.ask.decode(first_reply(reply), example, answered.labels)
+        opinions = advisor.opinions(example, reply)
+        alone = task.data.write(example, advisor.alone(example, opinions))
+        gold = task.gold(example)
+        for values, row in (
+            (of_model, row_of_reply(task, example, decoded)),
+            (of_classifier, alone),
+        ):
             values.add(example, metric_values(task, gold, row, f"id {example.id}"))
-        judgments += model_judgments(advisor, example, read)
-    metric = task.score.headline
-    compared = paired_differences(of_classifier, of_model)[metric]  # second less first
+        judgments += model_judgments(advisor, example, decoded, opinions)
+    compared = paired_differences(of_classifier, of_model)  # second less first
+    fields = {}
+    for name in task.answer.fields:
+        metric = task.score.metric_of(name)
+        difference = compared[metric]
+        fields[name] = FieldChoice(
+            answered_by="model" if difference.mean >= -TIE else "classifier",
+            metric=metric,
+            model=difference.second,
+            classifier=difference.first,
+            low=difference.low,
+            high=difference.high,
+        )
     choice = Choice(
-        metric=metric,
         cases=len(of_model),
-        model=compared.second,
-        classifier=compared.first,
-        difference=compared.mean,
-        low=compared.low,
-        high=compared.high,
-        scaling=scaling_of(judgments),
+        counted=int(np.count_nonzero(or_ones(of_model.weights))),
+        fields=fields,
+        calibration=scaling_of(judgments),
     )
-    into.mkdir(exist_ok=True)
-    write_json(into / CHOICE, asdict(choice))
+    write_json(folder / CHOICE, choice.model_dump(mode="json"))
     return choice
 
 
+def row_of_reply(task: Task, example: Example, decoded: Decoded) -> Row | None:
+    """Return the submission row of what a reply itself has; what it leaves out is empty.
+
+    None if nothing could be read.
+    """
+    if not decoded.readable:
+        return None
+    row = task.data.write(example, decoded.answer)
+    if not decoded.guesses:
+        return row
+    if not task.answer.items:  # its only field is left out
+        return None
+    items: list[dict[str, Any]] = [dict(item) for item in task.answer.items_of(row)]
+    for number, name in decoded.guesses:
+        items[number][name] = [] if name in task.answer.sets else None
+    return {**row, task.answer.items: items}
+
+
 def model_judgments(
-    advisor: Advisor, example: Example, read: Answered
+    advisor: Advisor, example: Example, decoded: Decoded, opinions: Any
 ) -> Iterator[tuple[Judgment, bool]]:
     """Yield what the model itself answers about an example, and whether that is right."""
     assert example.answer, "cases without gold are refused before"
     gold = advisor.task.answer.items_of(example.answer)
-    for judgment in advisor.judgments(read.decoded, read.answer, read.opinions):
+    answer = advisor.complete(decoded, opinions)
+    for judgment in advisor.judgments(decoded, answer, opinions):
         if judgment.agreement:
             gold_value = gold[judgment.item][judgment.field]
             yield judgment, is_same(gold_value, judgment.value)
 
 
-def read_choice(folder: Path) -> Choice | None:
-    """Return the choice that was made on the held-out cases of a folder, if there is one."""
-    path = folder / CHOICE
-    if not path.exists():
-        return None
-    try:
-        return TypeAdapter(Choice).validate_python(read_json(path))
-    except ValidationError:
-        raise UserError(f"{path}: is of another version; delete it") from None
+def choice_lines(choice: Choice) -> Iterator[str]:
+    """Yield the comparison in words, a line for each field, and a warning about few cases."""
+    counted = f"{choice.counted} of them count" if choice.counted < choice.cases else "all count"
+    yield f"{choice.cases} held-out cases compare model and text classifier; {counted}"
+    for name, of_field in choice.fields.items():
+        difference = of_field.model - of_field.classifier
+        yield (
+            f"  {name}: {of_field.metric} model {of_field.model:.4f}, text classifier "
+            f"{of_field.classifier:.4f} (difference {difference:+.4f}, 95% interval "
+            f"{of_field.low:+.4f} to {of_field.high:+.4f}): {of_field.answered_by}"
+        )
+    if choice.counted < FEW:
+        yield f"  under {FEW} cases count: who is better there may be luck"

@@ -54,6 +54,7 @@ class PageData:
     decoding: Mapping[str, Any]  # the run's decode.json, if it describes this submission
     labels: Mapping[str, tuple[str, str]]
     """Metric, field or baseline -> what it is called, in English and in Chinese."""
+    by: tuple[str, str] | None  # who answered, if not the model everything
     cases: list[PageCase]
     agreements: dict[str, Counter[str]]  # field -> agreement -> how many of its items have it
     classes: dict[str, dict[str, tuple[int, int, float]]]
@@ -72,6 +73,8 @@ def write_page(run: Path, gold: Path | None) -> None:
         out.write(page(result))
     print(f"written: {page_path}")
     opened.reader.skipped.show()
+    if opened.changed:
+        print(opened.changed)
     if result.scores is None:
         print(f"{opened.test}: has cases without gold: the page has no scores")
 
@@ -82,17 +85,33 @@ def page_data(answered: AnsweredFile) -> PageData:
     decoding = decoding_of(submission) or {}
     scores = None
     if all(example.answer is not None for example in answered.examples()):
-        scores = score(answered.reader, answered.test, submission)
+        scores = score(answered.reader, answered.test, submission, answered)
     cases = list(_cases(answered, decoding, has_gold=scores is not None))
     return PageData(
         answered=answered,
         scores=scores,
         decoding=decoding,
         labels=_labels(task, has_gold=scores is not None),
+        by=_who_answered(decoding, task),
         cases=cases,
         agreements=_count_agreements(cases) if scores else {},
         classes=_count_classes(task, cases) if scores else {},
     )
+
+
+def _who_answered(decoding: Mapping[str, Any], task: Task) -> tuple[str, str] | None:
+    """Return what the page says of who answered, in English and Chinese; None: the model did."""
+    if not decoding:
+        return None
+    if not decoding.get("calls"):
+        return "The text classifier answered, not the model.", "作答的是文本分类器，不是模型。"
+    of_classifier = [name for name, who in decoding.get("by_field", {}).items() if who != "model"]
+    if not of_classifier:
+        return None
+    titles = [task.score.titles.get(name, (name, name)) for name in of_classifier]
+    english = ", ".join(title for title, _ in titles)
+    chinese = "、".join(title for _, title in titles)
+    return f"Answered by the text classifier: {english}.", f"由文本分类器作答：{chinese}。"
 
 
 def _labels(task: Task, *, has_gold: bool) -> dict[str, tuple[str, str]]:
@@ -111,7 +130,7 @@ def _cases(
     rows = submission_rows(task, answered.folder)
     path = answered.folder / "confidence.jsonl"
     confidences = Rows(path) if decoding and path.exists() else None
-    by_model = answered.record.answered_by == "model"
+    by_model = not decoding or bool(decoding.get("calls"))
     completions = answered.rows() if by_model else None
     advisor = answered.advisor() if by_model else None
     fallback = decoding.get("fallback", task.score.fallback)

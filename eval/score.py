@@ -24,9 +24,10 @@ from panjue.eval.values import (
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
-from panjue.prompts.plumbing.run import Answers, find_answers
+from panjue.prompts.plumbing.run import Answers
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, no_labels
+from panjue.serve.answers import AnsweredFile
 from panjue.serve.decoding import decoding_of, never_asked
 
 MAX_SHOWN_NOTES = 5
@@ -53,6 +54,7 @@ class ScoreResult:
     never_asked: Sequence[str]  # `id: reason` of examples that the model was never asked about
     in_sample: str | None  # how the answers come from these very cases, if they do
     classifier_fault: str  # why the text classifier is no baseline, if it is broken
+    changed: str  # how training and labels are no longer those that answered, if they are not
 
     def to_json(self) -> dict[str, Any]:
         """Return one dict with the metrics and all other numbers at the top level."""
@@ -71,7 +73,7 @@ class ScoreResult:
             "groups": groups,  # as means, without intervals
         }
         # `total` is spread above; the others are only for the console.
-        for name in ("total", "headline", "classifier_fault"):
+        for name in ("total", "headline", "classifier_fault", "changed"):
             del numbers[name]
         for name in ("notes", "never_asked", "in_sample"):
             if not numbers[name]:  # there is nothing to say
@@ -80,19 +82,25 @@ class ScoreResult:
         return result
 
 
-def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
+def score(
+    reader: Reader, gold: Path, submission: Path, answered: AnsweredFile | None = None
+) -> ScoreResult:
     """Score `submission` by the task's own metrics.
 
-    If the submission lies in its run folder, the score has more: baselines, the rate of unreadable
-    replies, and the calibration of the confidences. Examples without a row are scored as
-    unanswered. The files are streamed: only the numbers of each example stay in memory.
+    If it is that of opened answers, the score has more: baselines, the rate of unreadable replies,
+    and the calibration of the confidences. Examples without a row are scored as unanswered. The
+    files are streamed: only the numbers of each example stay in memory.
     """
     task = reader.task
     submission = task.data.submission.find(submission)
     run = submission.parent
     rows = submission_rows(task, submission)
     decoding = decoding_of(submission) or {}
-    baselines = Baselines(task, _labels(task, run), run, gold)
+    # What is not the submission of these answers is not compared with their classifier; nor is
+    # the classifier itself, where it answered everything.
+    is_of_classifier = bool(decoding) and not decoding.get("calls")
+    to_compare = None if is_of_classifier else answered
+    baselines = Baselines(task, _labels(task, run, answered), to_compare, gold)
     certainty = _certainty(task, run, decoding) if decoding else None
     values = MetricValues(task)
     faulty = 0
@@ -108,7 +116,6 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
         groups[attribute] = summaries_by_group(values, attribute, resamples=0)
     extra_rows = len(rows) - (len(values) - values.missing)
     calls = decoding.get("calls")
-    answers = find_answers(run) if decoding else None
     return ScoreResult(
         headline=task.score.headline,
         total=summarize(values),
@@ -121,14 +128,18 @@ def score(reader: Reader, gold: Path, submission: Path) -> ScoreResult:
         answered_by=decoding.get("answered_by", ""),
         notes=notes,
         never_asked=decoding.get("refusals", ()),
-        in_sample=in_sample(answers) if answers else None,
+        in_sample=in_sample(answered.answers) if answered and decoding else None,
+        changed=answered.changed if answered else "",
         classifier_fault=baselines.classifier_fault,
     )
 
 
-def _labels(task: Task, run: Path) -> Labels | None:
+def _labels(task: Task, run: Path, answered: AnsweredFile | None) -> Labels | None:
+    """Return the label sets of training; None if they are not known, or were changed."""
     if task.ask.labels is no_labels:
         return Labels()
+    if answered and answered.changed:
+        return None
     return load_labels(run / "labels.json") if (run / "labels.json").exists() else None
 
 
@@ -215,6 +226,8 @@ def remarks(scores: ScoreResult) -> Iterator[str]:
     for name, baseline in scores.baselines.items():
         if scores.total.mean[headline] < baseline[headline]:
             yield f"{headline} is below the baseline '{name}': {baseline[headline]:.4f}"
+    if scores.changed:
+        yield f"{scores.changed}; these old answers are scored without baselines of their training"
     if scores.classifier_fault:
         yield f"text classifier: unknown, {scores.classifier_fault}"
     if scores.answered_by:

@@ -14,7 +14,7 @@ from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import CLASSIFIER, model_sha256, prompt_sha256, task_sha256
-from panjue.prompts.plumbing.config import DATA, load_values
+from panjue.prompts.plumbing.config import DATA_FILES, load_values
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     atomic_write,
@@ -23,7 +23,7 @@ from panjue.prompts.plumbing.files import (
     sha256,
     write_json,
 )
-from panjue.prompts.plumbing.run import MANIFEST, RESULTS, Run, RunRecord
+from panjue.prompts.plumbing.run import DATA, MANIFEST, RESULTS, ROWS, WEIGHTS, Run, RunRecord
 from panjue.prompts.render import names_opinions
 from panjue.prompts.task import Task
 
@@ -58,7 +58,7 @@ def fits_classifier(config: SftConfig, task: Task) -> bool:
 def run_record(config: SftConfig, base: Path, task: Task) -> RunRecord:
     """Return the record of a training that begins; `base` is the folder of the base model."""
     known: dict[str, Any] = config.model_dump(include=set(RunRecord.model_fields), mode="json")
-    for name in DATA:
+    for name in DATA_FILES:
         file = getattr(config, name)
         known[f"{name}_sha256"] = sha256(file) if file else None
     known |= {
@@ -106,8 +106,9 @@ class TrainingRun:
         if not (folder / MANIFEST).exists():
             return "there is no record of how it was made"
         kept = RunRecord.read(folder)
-        old = kept.model_dump(exclude={"classifier_sha256": True, "trainer": OF_SPEED})
-        parts = RunRecord(**old).difference(self.record).split("; ")
+        trainer = {name: v for name, v in kept.trainer.items() if name not in OF_SPEED}
+        old = kept.model_copy(update={"trainer": trainer})
+        parts = old.difference(self.record, DATA, ROWS, WEIGHTS).split("; ")
         shown = parts[:MAX_DIFFERENCES]
         if len(parts) > MAX_DIFFERENCES:
             shown.append(f"{len(parts) - MAX_DIFFERENCES} more")

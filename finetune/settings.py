@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, field_validator
 
 from panjue.prompts.model import is_hub_name, model_folder
-from panjue.prompts.plumbing.config import DATA, Config, load_section, load_values
+from panjue.prompts.plumbing.config import DATA_FILES, Config, load_section, load_values
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task
@@ -125,7 +125,7 @@ def _settings(cls: type[C], path: Path, overrides: Sequence[str]) -> C:
 def check_data(config: SftConfig) -> None:
     """Refuse a task or data file that does not exist, or whose first row is no example."""
     task = load_task(config.task)
-    for name in DATA:
+    for name in DATA_FILES:
         file = getattr(config, name)
         if file is None:
             continue

@@ -27,23 +27,10 @@ from panjue.finetune.trainer import ReplyTrainer, cap_steps
 from panjue.prompts.model import CLASSIFIER, load_tokenizer, model_folder
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.files import dump, exclusive_lock, sha256
+from panjue.prompts.plumbing.run import DATA, ROWS
 from panjue.prompts.reader import Reader
 from panjue.prompts.render import RULES
 from panjue.prompts.task import configured, load_task
-
-DATA_KEYS = {
-    "task",
-    "task_sha256",
-    "train_sha256",
-    "dev_sha256",
-    "mix_sha256",
-    "mix_ratio",
-    "on_bad_row",
-}
-"""Entries of the record that decide the examples."""
-
-ROW_KEYS = {*DATA_KEYS, "base_sha256", "prompt_sha256", "max_tokens", "solve"}
-"""Entries of the record that decide the token rows; with opinions the classifier does too."""
 
 
 def train(config: SftConfig) -> None:
@@ -86,7 +73,7 @@ def run_training(
     # The labels have to be known before it can be checked that an answer is valid.
     labels = task.ask.labels(examples)
     maker = RowMaker(task, load_tokenizer(base), labels, config.max_tokens)
-    row_key = run.record.model_dump(include=ROW_KEYS)
+    row_key = run.record.part(DATA, ROWS)
     classifier = None
     advisor = None
     if fits_classifier(config, task):
@@ -137,7 +124,7 @@ def fitted_classifier(
     run: TrainingRun, examples: Examples, maker: RowMaker, console: Console
 ) -> Path:
     """Return the folder with the text classifier; one process fits it, once."""
-    key = run.record.model_dump(include={*DATA_KEYS, "seed"})
+    key = {**run.record.part(DATA), "seed": run.record.seed}
     key |= {"file": FILE_VERSION, "max_examples": MAX_EXAMPLES, "rules": RULES}
     digest = hashlib.sha256(dump(key).encode()).hexdigest()
     folder = run.config.run / "rows" / f"classifier-{digest[:16]}"

@@ -120,16 +120,20 @@ def generate(
     """Answer every case of TEST with RUN's training, and decode: RUN/answers/NAME."""
     settings = _load("serve.settings", "generate_settings")(Run(run), test, overrides or [])
     with debug_log(run):
-        _load("serve.generate", "generate")(Run(run), test, settings, decode)
+        _load("prompts.cli_generate", "generate")(Run(run), test, settings)
 
 
 @app.command()
-def decode(path: Path) -> None:
+def decode(
+    path: Path,
+    answer: Annotated[
+        str | None, typer.Argument(help="answer=auto, model or classifier; default: as before")
+    ] = None,
+) -> None:
     """Make the submission of a folder of answers again, without a model."""
-    tally = _load("serve.decoding", "decode_answers")(path)
-    for line in tally.lines():
-        print(line)
-    print(f"written: {tally.submission}")
+    who = _load("serve.settings", "answer_setting")(answer)
+    tally = _load("serve.decoding", "decode_answers")(path, who)
+    _load("prompts.cli_generate", "print_tally")(tally)
 
 
 @app.command()

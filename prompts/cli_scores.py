@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.plumbing.run import find_answers
 from panjue.prompts.reader import Reader, check_output, side_groups
 from panjue.prompts.task import load_task
+
+if TYPE_CHECKING:
+    from panjue.serve.answers import AnsweredFile
 
 app = typer.Typer()
 
@@ -26,22 +29,34 @@ OptionalTask = Annotated[
 ]
 
 
-def submission_of(path: Path, gold: Path, task: str | None) -> tuple[Path, Reader]:
-    """Return the submission or the folder of answers that `path` means, and its reader.
+class Meant(NamedTuple):
+    """What the words of a command mean."""
 
-    The reader has the task and the treatment of bad rows of the run folder, if there is one.
-    """
-    from panjue.serve.answers import reader_of
+    submission: Path  # or the folder of answers that has it
+    reader: Reader  # of the task, treating bad rows as the run did
+    answered: "AnsweredFile | None"  # None for a submission that lies alone
+
+
+def submission_of(path: Path, gold: Path, task: str | None) -> Meant:
+    """Return the submission or the folder of answers that `path` means, opened once."""
+    from panjue.serve.answers import open_answers
 
     answers = find_answers(path, gold)
     if answers is None:
-        return path, Reader(load_task(task or "judgment"), is_guess=task is None)
+        reader = Reader(load_task(task or "judgment"), is_guess=task is None)
+        return Meant(path, reader, None)
     record = answers.record
     if task not in (None, record.task):
         raise UserError(f"{answers.folder}: is a run of the task {record.task!r}, not {task!r}")
-    reader = reader_of(answers, gold)
-    is_submission = not path.is_dir() or reader.task.data.submission.is_one(path)
-    return path if is_submission else answers.folder, reader
+    answered = open_answers(answers.folder, gold)
+    is_submission = not path.is_dir() or answered.task.data.submission.is_one(path)
+    return Meant(path if is_submission else answers.folder, answered.reader, answered)
+
+
+def say_changes(answered: "AnsweredFile | None") -> None:
+    """Say how training and labels are no longer those that answered."""
+    if answered and answered.changed:
+        print(answered.changed)
 
 
 @app.command()
@@ -55,10 +70,12 @@ def score(
     from panjue.eval.score import score as compute
     from panjue.eval.score import show
 
-    submission, reader = submission_of(submission, gold, task)
+    submission, reader, answered = submission_of(submission, gold, task)
     check_output(json)
     with reader.explaining():
-        scores = compute(reader, gold, submission)
+        scores = compute(reader, gold, submission, answered)
+    if answered:
+        print(f"scores of {answered.folder}")
     show(scores, Console())
     reader.skipped.show()
     if json:
@@ -81,6 +98,8 @@ def compare(
     second_run = open_answers(second, gold)
     reader = second_run.reader
     check_runs(first_run, second_run, same_file=gold is None)
+    say_changes(first_run)
+    say_changes(second_run)
     if gold:
         check_complete(first_run)
         check_complete(second_run)
@@ -111,13 +130,14 @@ def fairness(
     from panjue.eval.fairness import fairness as compute
     from panjue.eval.fairness import show_fairness
 
-    submission, reader = submission_of(submission, gold, task)
+    submission, reader, answered = submission_of(submission, gold, task)
     reader = replace(reader, side=side_groups(groups))
     attributes = [name.strip() for name in by.split(",") if name.strip()]
     check_output(json)
     with reader.explaining():
         result = compute(reader, gold, submission, attributes)
     show_fairness(result, Console())
+    say_changes(answered)
     reader.skipped.show()
     if json:
         write_json(json, result.to_json())
@@ -132,7 +152,8 @@ def check(
     """Print every fault of SUBMISSION, with its place; exit code 1 if any."""
     from panjue.eval.check import check as find_faults
 
-    submission, reader = submission_of(submission, cases, task)
+    submission, reader, answered = submission_of(submission, cases, task)
+    say_changes(answered)
     faults = 0
     with reader.explaining():
         for fault in find_faults(reader, submission, cases):

@@ -1,7 +1,7 @@
 """One question, its answer, and the calls that produce the answer."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -51,6 +51,11 @@ class Decoded:
     readable: bool = True  # False: nothing could be read, so that the answer is a guess
     guesses: tuple[tuple[int, str], ...] = ()
     """Item and field of each value that a readable reply does not have: it is the fallback's."""
+
+    def without(self, fields: Collection[str], items: int) -> "Decoded":
+        """Return the reply as if it did not have these fields of its items."""
+        taken = [(item, field) for item in range(items) for field in fields]
+        return replace(self, guesses=(*self.guesses, *taken))
 
     def is_guess(self, item: int, field: str) -> bool:
         """Say whether the reply does not have this field of an item."""

@@ -72,6 +72,7 @@ class Reader:
     side: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Id -> attribute -> group: groups from a file of their own (`side_groups`)."""
     held_out: bool = False  # read only the tenth that training holds out
+    highest_hash: str = ""  # read only texts whose hash is not above this one
     on_bad_row: OnBadRow = "stop"
     skipped: Skipped = field(default_factory=Skipped)
     is_guess: bool = False  # nobody has named the task: errors ask whether it is right
@@ -92,8 +93,11 @@ class Reader:
                     raise UserError(f"{path}:{place}: {reason}") from None
                 self.skipped.rows[path, place] = reason
                 continue
-            if not self.held_out or is_held_out(example):
-                yield example
+            if self.held_out and not is_held_out(example):
+                continue
+            if self.highest_hash and text_hash(example) > self.highest_hash:
+                continue
+            yield example
 
     def _example(self, row: Mapping[str, Any]) -> Example:
         """Return the example of a row, with its known groups; those of `side` count most.

@@ -144,6 +144,8 @@ class Score:
     """The fields that a report shows; None: the decided fields or the classes."""
     titles: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Metric, field or baseline -> what a report page calls it, in English and in Chinese."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Decided field -> the metric that scores it alone, if that is not the headline metric."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Metric -> its weight, if the headline metric is a weighted sum of other metrics."""
 
@@ -155,6 +157,10 @@ class Score:
     def headline(self) -> str:
         """Return the name of the headline metric."""
         return self.names[-1]
+
+    def metric_of(self, name: str) -> str:
+        """Return the metric that scores a decided field alone."""
+        return self.fields.get(name, self.headline)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The answers to one test file, opened together with their task, cases and label sets."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,25 @@ from panjue.prompts.example import Example, call_key
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import Unreadable, UserError
-from panjue.prompts.plumbing.files import sha256
+from panjue.prompts.plumbing.files import read_lines, sha256
 from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.plumbing.run import ANSWERS, Answers, AnswersRecord, find_answers
+from panjue.prompts.plumbing.run import (
+    ANSWERS,
+    HELD_OUT,
+    REPLIES,
+    Answers,
+    AnswersRecord,
+    Choice,
+    Run,
+    find_answers,
+    is_held_out_folder,
+)
 from panjue.prompts.reader import Reader, text_hash
 from panjue.prompts.task import Task, configured, load_task
+from panjue.serve.settings import RESOURCES
+
+CASES_FILE = "cases.jsonl"
+"""File beside answers with the hash of each case's text."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +40,8 @@ class AnsweredFile:
     reader: Reader
     test: Path
     labels: Labels
+    changed: str
+    """How the training and the labels differ from those that answered; empty: they do not."""
 
     @property
     def folder(self) -> Path:
@@ -43,8 +59,19 @@ class AnsweredFile:
         return f"{folder.parent.parent.name}/{folder.name}" if is_in_run else folder.name
 
     def advisor(self) -> Advisor | None:
-        """Return the text classifier of the training; None if it fitted none."""
-        return advisor_of(self.answers, self.task, self.labels)
+        """Return the training's text classifier; None if it fitted none, or is another now."""
+        trained = self.answers.trained
+        if trained is None or self.changed or not self.task.answer.fields:
+            return None
+        return load_advisor(trained, self.task, self.labels)
+
+    def refuse_changes(self) -> None:
+        """UserError: the training or the labels are not those that answered."""
+        if self.changed:
+            raise UserError(
+                f"{self.folder}: {self.changed}; restore it, or generate again with another "
+                "answers=NAME"
+            )
 
     def examples(self) -> Iterator[Example]:
         return self.reader.read(self.test)
@@ -86,22 +113,68 @@ class AnsweredFile:
         return row
 
 
-def advisor_of(answers: Answers, task: Task, labels: Labels) -> Advisor | None:
-    """Return the text classifier of the training that answered; None if it fitted none."""
+def changes_since(answers: Answers) -> str:
+    """Return how the hashes of a record differ from what is there now; empty if they do not."""
+    record = answers.record
+    changes = []
     trained = answers.trained
-    if trained is None or not task.answer.fields:
+    if trained and record.trained_sha256:
+        is_same = trained.is_dir() and model_sha256(trained) == record.trained_sha256
+        if not is_same:
+            changes.append(f"{trained} is missing, or is not the training that gave these answers")
+    label_file = answers.folder / "labels.json"
+    if not label_file.exists():
+        changes.append(f"{label_file} is missing")
+    elif record.labels_sha256 not in (None, sha256(label_file)):
+        changes.append(f"{label_file} was changed since the answers were made")
+    return "; ".join(changes)
+
+
+def without_resources(record: AnswersRecord) -> AnswersRecord:
+    """Return the record without the engine settings of memory and speed, which may differ."""
+    engine = {key: value for key, value in record.engine.items() if key not in RESOURCES}
+    return record.model_copy(update={"engine": engine})
+
+
+def is_made_alike(one: AnswersRecord, other: AnswersRecord) -> bool:
+    """Say whether the same model was asked in the same way, whatever the cases were."""
+    of_both = []
+    for record in (one, other):
+        way = without_resources(record).part(REPLIES)
+        of_both.append((way, record.trained_sha256, record.labels_sha256))
+    return of_both[0] == of_both[1]
+
+
+def held_out_answers(folder: Path, record: AnswersRecord) -> Path | None:
+    """Return the folder of the answers to held-out cases that count for the answers in `folder`.
+
+    They were made in the same way, and have a choice beside them; None if there are none.
+    """
+    if is_held_out_folder(folder):
         return None
-    digest = answers.record.trained_sha256
-    if digest and not (trained.is_dir() and model_sha256(trained) == digest):
-        raise UserError(
-            f"{trained}: is missing, or is not the training that gave the answers in "
-            f"{answers.folder}; restore it, or generate again with another answers=NAME"
-        )
-    advisor = load_advisor(trained, task, labels)
-    training = answers.training
-    if training and training.dev_sha256 == answers.record.test_sha256:
-        return advisor  # these cases made the scaling: confidences would look better than they are
-    return advisor and replace(advisor, scaling=answers.record.scaling)
+    for name in (f"{HELD_OUT}-{folder.name}", HELD_OUT):
+        place = folder.parent / name
+        if Choice.read(place) and is_made_alike(AnswersRecord.read(place), record):
+            return place
+    return None
+
+
+def choice_of(run: Run) -> Choice | None:
+    """Return the choice that the held-out answers of this very training led to, if there is one."""
+    folder = run.folder / ANSWERS / HELD_OUT
+    choice = Choice.read(folder)
+    if choice is None:
+        return None
+    record = AnswersRecord.read(folder)
+    is_of_it = record.is_of_adapter and record.trained_sha256 == model_sha256(run.trained)
+    return choice if is_of_it else None
+
+
+def texts_of(folder: Path) -> frozenset[str]:
+    """Return the hashes of the texts that decoded answers are to."""
+    path = folder / CASES_FILE
+    rows = read_lines(path) if path.exists() else ()
+    return frozenset(row["text_sha256"] for _, row in rows)
 
 
 def open_answers(path: Path, gold: Path | None = None) -> AnsweredFile:
@@ -123,14 +196,8 @@ def open_answers(path: Path, gold: Path | None = None) -> AnsweredFile:
         )
     reader = reader_of(answers, gold)
     label_file = answers.folder / "labels.json"
-    labels = load_labels(label_file)
-    if record.labels_sha256 not in (None, sha256(label_file)):
-        raise UserError(f"{label_file}: was changed since the answers were made; restore it")
-    return AnsweredFile(answers, record, reader, test, labels)
-
-
-CASES = "cases.jsonl"
-"""File beside answers with the hash of each case's text."""
+    labels = load_labels(label_file) if label_file.exists() else Labels()
+    return AnsweredFile(answers, record, reader, test, labels, changes_since(answers))
 
 
 def reader_of(answers: Answers, gold: Path | None = None) -> Reader:
@@ -140,8 +207,13 @@ def reader_of(answers: Answers, gold: Path | None = None) -> Reader:
     """
     record = answers.record
     task = configured(load_task(record.task), record.solve)
-    reader = Reader(task, held_out=record.held_out, on_bad_row=record.on_bad_row)
-    path = answers.folder / CASES
+    reader = Reader(
+        task,
+        held_out=record.held_out,
+        highest_hash=record.highest_hash,
+        on_bad_row=record.on_bad_row,
+    )
+    path = answers.folder / CASES_FILE
     if gold is None or not path.exists() or sha256(gold) == record.test_sha256:
         return reader
     rows = Rows(path)

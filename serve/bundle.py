@@ -10,9 +10,10 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -22,14 +23,18 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, sha256, write_json
 from panjue.prompts.plumbing.run import (
     ANSWERS,
+    CHOICE,
+    HELD_OUT,
     MANIFEST,
     Answers,
     AnswersRecord,
+    Choice,
     Run,
     RunRecord,
     find_answers,
 )
 from panjue.prompts.task import load_task
+from panjue.serve.answers import changes_since, held_out_answers
 from panjue.serve.decoding import decoding_of
 from panjue.serve.merge import check_base
 from panjue.serve.settings import GenerateConfig
@@ -53,9 +58,12 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
     answers = find_answers(run)
     if answers is None:
         raise UserError(f"{run}: has no answers; `panjue generate` makes them")
+    if changed := changes_since(answers):
+        raise UserError(f"{answers.folder}: {changed}; run `panjue generate` again")
     trained = _model_of(answers)
     submission = load_task(answers.record.task).data.submission.find(answers.folder)
-    if decoding_of(submission) is None:
+    decoding = decoding_of(submission)
+    if decoding is None:
         raise UserError(f"{submission}: was changed since; `panjue decode {run}` makes it again")
     expected = {
         "submission": submission.name,
@@ -67,7 +75,8 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
         folder = Path(place, "bundle")
         _pack_model(folder, trained, base)
         _pack_code(folder, submission.name, answers.record)
-        _pack_settings(folder, answers.record, Run(trained.parent).config)
+        _pack_settings(folder, answers.record, decoding, Run(trained.parent).config)
+        _pack_choice(folder, answers, folder / trained.name)
         write_json(folder / EXPECTED, expected)
         Path(shutil.make_archive(str(folder), "zip", folder)).replace(out)
     print(f"written: {out}, {out.stat().st_size / 2**20:.1f} MiB, SHA-256 {sha256(out)}")
@@ -80,8 +89,6 @@ def _model_of(answers: Answers) -> Path:
     again = "run `panjue generate` again"
     if trained is None or not record.is_of_adapter:
         raise UserError(f"{answers.folder}: no fine-tuned model answered; there is none to pack")
-    if not trained.is_dir() or model_sha256(trained) != record.trained_sha256:
-        raise UserError(f"{trained}: is not what {answers.folder} was answered with; {again}")
     if prompt_sha256(record.task) != record.prompt_sha256:
         raise UserError(f"{answers.folder}: was asked with another prompt than now; {again}")
     return trained
@@ -125,16 +132,37 @@ def _pack_code(folder: Path, submission: str, record: AnswersRecord) -> None:
     (folder / "MANUAL.md").write_text(text, "utf-8")
 
 
-def _pack_settings(folder: Path, record: AnswersRecord, config: Path) -> None:
+def _pack_settings(
+    folder: Path, record: AnswersRecord, decoding: Mapping[str, Any], config: Path
+) -> None:
     """Write the settings of training and answers, and the versions of all packages."""
+    of_0_4 = "model" if decoding.get("calls") else "classifier"  # which did not record it
     sections = scrubbed(load_values(config))
     names = set(GenerateConfig.model_fields) - {"task", "endpoint"}
     # Not all of it is scrubbed: a stop word of `sampling` may look like a path.
     sections["generate"] = {**record.model_dump(include=names), "engine": scrubbed(record.engine)}
-    # By whom it was answered, not `auto`: the ZIP has no held-out cases to choose by.
-    sections["generate"]["answer"] = record.answered_by
+    sections["generate"]["answer"] = decoding.get("answer", of_0_4)
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(sections), "utf-8")
     (folder / "requirements.txt").write_text("\n".join(requirements()) + "\n", "utf-8")
+
+
+def _pack_choice(folder: Path, answers: Answers, packed: Path) -> None:
+    """Write who answers each field, as if held-out cases had been answered in the bundle."""
+    held_out = held_out_answers(answers.folder, answers.record)
+    choice = Choice.read(held_out) if held_out else None
+    if choice is None:
+        return
+    place = folder / ANSWERS / HELD_OUT
+    changes = {
+        "test": HELD_OUT,
+        "test_sha256": "",
+        "trained": packed.name,
+        "trained_sha256": model_sha256(packed),
+        "engine": scrubbed(answers.record.engine),
+        "held_out": True,
+    }
+    answers.record.model_copy(update=changes).write(place)
+    write_json(place / CHOICE, choice.model_dump(mode="json"))
 
 
 def requirements() -> list[str]:

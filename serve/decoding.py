@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,10 +23,20 @@ from panjue.prompts.plumbing.files import (
 )
 from panjue.prompts.plumbing.progress import counted
 from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.plumbing.run import AnswersRecord
+from panjue.prompts.plumbing.run import AnsweredBy, Choice
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
-from panjue.serve.answers import CASES, AnsweredFile, open_answers
+from panjue.serve.answers import (
+    CASES_FILE,
+    AnsweredFile,
+    held_out_answers,
+    open_answers,
+    texts_of,
+)
+from panjue.serve.settings import AnswerSetting
+
+DERIVED = ("scores.json", "report.html")
+"""Files that `score` and `report` make from a submission, beside it."""
 
 MAX_SHOWN_REFUSALS = 5
 """Refused examples that are printed; decode.json has all."""
@@ -67,8 +77,11 @@ class Tally:
     """Items that readable replies leave out."""
     missing_fields: int = 0
     """Single fields that readable replies leave out."""
-    replaced: bool = False
-    """There was a submission, and it was another one."""
+    unpaired: int = 0
+    """Items with a label that never stood together in training with any label of the other set."""
+    replaced: str = ""
+    """What there was before of another submission: who answered it, and what was made from it."""
+    by_field: Mapping[str, AnsweredBy]
     answered_by: str  # the line of `who_answered`
     fallback: str  # what answers where no reply does
     submission: Path
@@ -111,8 +124,10 @@ class Tally:
         if self.refusals:
             yield never_asked(self.refusals)
         yield from (f"  {count:5d} × {kind}" for kind, count in self.repairs.most_common(8))
+        if self.unpaired:
+            yield f"{self.unpaired} persons have a charge that never stood with their articles"
         if self.replaced:
-            yield f"{self.submission}: replaced, it had other answers"
+            yield f"{self.submission}: replaced: {self.replaced}"
         yield self.answered_by
 
     def _lines_on_replies(self) -> Iterator[str]:
@@ -137,57 +152,117 @@ class Tally:
         return numbers
 
 
-def decode_answers(path: Path) -> Tally:
+def decode_answers(path: Path, answer: AnswerSetting | None = None) -> Tally:
     """Write the submission and `decode.json` of a folder of answers from its `completions.jsonl`.
 
-    Every example of the test file is answered once, in order, by its reply. What the reply does not
-    have is answered by the text classifier if the training fitted one, else by the task's fallback;
-    both are counted. With a classifier, `confidence.jsonl` has the confidence in each answer. If
-    the record says so, the classifier answers everything, and there need not be any replies. Ranked
-    lists are voted on and filled up (`ranked`).
+    Every example of the test file is answered once, in order. `answer` says by whom: for `auto`
+    each field is answered by the model or the text classifier, as the choice on held-out answers
+    says, and by the model without a choice. By default it is what this folder was decoded with
+    before. What a reply does not have is answered by the text classifier if the training fitted
+    one, else by the task's fallback; both are counted. With a classifier, `confidence.jsonl` has
+    the confidence in each answer. Ranked lists are voted on and filled up (`ranked`).
+    A folder has one submission: what was made from another one that it had is deleted.
     """
-    answered = open_answers(path)
-    task = answered.task
-    submission = answered.folder / task.data.submission.name
-    confidences = answered.folder / "confidence.jsonl"
-    with exclusive_lock(answered.folder):
+    folder = open_answers(path).folder
+    with exclusive_lock(folder):
+        answered = open_answers(folder)
+        answered.refuse_changes()
+        task = answered.task
+        submission = folder / task.data.submission.name
+        confidences = folder / "confidence.jsonl"
+        before = sha256(submission) if submission.exists() else None
+        earlier = read_object(folder / "decode.json") if (folder / "decode.json").exists() else {}
+        answer = answer or earlier.get("answer", "auto")
+        held_out = held_out_answers(folder, answered.record)
+        choice = Choice.read(held_out) if held_out else None
         advisor = answered.advisor()
+        by_field = who_answers(answered, answer, advisor, choice)
+        if advisor:
+            of_classifier = [name for name, who in by_field.items() if who == "classifier"]
+            scaling = choice.calibration if choice else {}
+            advisor = replace(advisor, answers=of_classifier, scaling=scaling)
         tally = Tally(
-            answered_by=who_answered(answered.record),
+            by_field=by_field,
+            answered_by=(
+                who_answered(choice)
+                if choice and answer == "auto"
+                else answered_by_one(by_field, answer)
+            ),
             fallback=CLASSIFIER_NAME if advisor else task.score.fallback,
             submission=submission,
         )
-        before = sha256(submission) if submission.exists() else None
-        _write(_Decoder(answered, _replies(answered, advisor), advisor, tally), confidences)
+        is_of_model = not by_field or "model" in by_field.values()
+        rows = answered.rows() if is_of_model else None
+        calibrating = texts_of(held_out) if held_out else frozenset()
+        _write(_Decoder(answered, rows, advisor, calibrating, tally), confidences)
         if advisor is None:
             confidences.unlink()
         after = sha256(submission)
-        tally.replaced = before not in (None, after)
+        if before not in (None, after):
+            tally.replaced = _delete_derived(folder, earlier)
         tally.skipped_rows = len(answered.reader.skipped.rows)
         digests = {
+            "answer": answer,
             "submission_sha256": after,
             "confidence_sha256": sha256(confidences) if advisor else None,
         }
-        write_json(answered.folder / "decode.json", tally.to_json() | digests)
+        write_json(folder / "decode.json", tally.to_json() | digests)
     return tally
 
 
-def who_answered(record: AnswersRecord) -> str:
-    who = CLASSIFIER_NAME if record.answered_by == "classifier" else "model"
-    reason = f": {record.because}" if record.because else ""
-    return f"answered by the {who}{reason}"
+def _delete_derived(folder: Path, earlier: Mapping[str, Any]) -> str:
+    """Delete what was made from an earlier submission; return what that was, and what is gone."""
+    was = earlier.get("answered_by") or "other answers"
+    gone = [name for name in DERIVED if (folder / name).exists()]
+    for name in gone:
+        (folder / name).unlink()
+    return f"was {was}" + (f"; deleted {', '.join(gone)}, made from it" if gone else "")
 
 
-def _replies(answered: AnsweredFile, advisor: Advisor | None) -> Rows | None:
-    """Return the rows of replies; None if the classifier answers."""
-    if answered.record.answered_by != "classifier":
-        return answered.rows()
-    if advisor is None:
+def who_answers(
+    answered: AnsweredFile, answer: AnswerSetting, advisor: Advisor | None, choice: Choice | None
+) -> dict[str, AnsweredBy]:
+    """Return field -> who answers it; UserError: the one who should cannot."""
+    fields = answered.task.answer.fields
+    if answer == "classifier" and advisor is None:
+        raise UserError(f"answer=classifier: the training of {answered.folder} fitted none")
+    by_field: dict[str, AnsweredBy] = dict.fromkeys(fields, "model")
+    if answer == "classifier" or (answer == "auto" and advisor and not answered.record.asked):
+        by_field = dict.fromkeys(fields, "classifier")
+    if answer == "auto" and advisor and choice:
+        by_field = {name: choice.fields[name].answered_by for name in fields}
+    if not answered.record.asked and (not fields or "model" in by_field.values()):
         raise UserError(
-            f"{answered.folder}: the text classifier answered, but {answered.record.trained} has "
-            "none: restore it"
+            f"{answered.folder}: the model was never asked, which needs the engine: "
+            f"`panjue generate RUN {answered.record.test} answer={answer}`"
         )
-    return None
+    return by_field
+
+
+def who_answered(choice: Choice) -> str:
+    """Return who answers each field, with the scores on held-out cases that chose, in one line.
+
+    Such as `charges: model (.71, classifier .69); penalty: classifier (.31, model .24)`.
+    """
+    parts = []
+    for name, of_field in choice.fields.items():
+        if of_field.answered_by == "model":
+            scores = f"{short(of_field.model)}, classifier {short(of_field.classifier)}"
+        else:
+            scores = f"{short(of_field.classifier)}, model {short(of_field.model)}"
+        parts.append(f"{name}: {of_field.answered_by} ({scores})")
+    return "; ".join(parts)
+
+
+def answered_by_one(by_field: Mapping[str, AnsweredBy], answer: AnswerSetting) -> str:
+    """Return who answered all fields, where no choice did."""
+    who = CLASSIFIER_NAME if "classifier" in by_field.values() else "model"
+    return f"answered by the {who}" + (f", as answer={answer} says" if answer != "auto" else "")
+
+
+def short(score: float) -> str:
+    """Return a score with two digits, without the zero before the point."""
+    return f"{score:.2f}".removeprefix("0")
 
 
 @dataclass(frozen=True)
@@ -197,6 +272,9 @@ class _Decoder:
     answered: AnsweredFile
     rows: Rows | None  # the replies; None if the classifier answers
     advisor: Advisor | None
+    calibrating: frozenset[str]
+    """Hashes of the texts on which confidences were calibrated: on these they would look better
+    than they are."""
     tally: Tally
 
     def answer(self, example: Example) -> tuple[Answer, Sequence[Mapping[str, float]]]:
@@ -206,7 +284,10 @@ class _Decoder:
         if task.solve:
             return run_steps(task.solving(example), partial(self._call, example)), []
         row = self._row({"id": example.id})
-        read = read_answer(task, labels, self.advisor, example, row)
+        advisor = self.advisor
+        if advisor and text_hash(example) in self.calibrating:
+            advisor = replace(advisor, scaling={})
+        read = read_answer(task, labels, advisor, example, row)
         if self.rows is not None:
             self.tally.add(example, row, read.decoded, len(task.answer.fields))
         if task.ranking:
@@ -239,17 +320,30 @@ def _write(decoder: _Decoder, confidences: Path) -> None:
     total = sum(1 for _ in answered.examples()) if rows is None else len(rows)
     with (  # the submission is the first that is replaced
         atomic_write(confidences) as confidence_lines,
-        atomic_write(answered.folder / CASES) as cases,
+        atomic_write(answered.folder / CASES_FILE) as cases,
         task.data.submission.writing(tally.submission) as write,
     ):
         for example in counted(answered.examples(), total):
             cases.write(dump({"id": example.id, "text_sha256": text_hash(example)}) + "\n")
             answer, confidence = decoder.answer(example)
             write(task.data.write(example, answer))
+            tally.unpaired += unpaired(task, answer, answered.labels)
             if confidence:
                 row = {"id": example.id, "confidence": confidence}
                 confidence_lines.write(dump(row) + "\n")
             tally.examples += 1
+
+
+def unpaired(task: Task, answer: Answer, labels: Labels) -> int:
+    """Return how many items have a label that training never had with any of the other set."""
+    if len(task.answer.sets) < 2 or not labels.pairs:
+        return 0
+    first, second, *_ = task.answer.sets
+    count = 0
+    for item in task.answer.items_of(answer):
+        partners = [labels.pairs.get(label, {}) for label in item[first]]
+        count += any(partner.keys().isdisjoint(item[second]) for partner in partners)
+    return count
 
 
 def ranked(task: Task, example: Example, replies: Sequence[str], labels: Labels) -> Answer:

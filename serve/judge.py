@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,16 @@ from typing import Any
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from panjue.finetune.classifier.calibration import scaling_of_run
-from panjue.finetune.classifier.opinions import read_answer
+from panjue.finetune.classifier.opinions import by_choice, read_answer
 from panjue.prompts.example import Example
-from panjue.prompts.model import is_demo, model_sha256
+from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import load_task
+from panjue.serve.answers import choice_of
 from panjue.serve.ask import Asker, Budget, CompletionRow, OnText, Question, Refusal, ask
+from panjue.serve.decoding import who_answered
 from panjue.serve.engine import Engine, check_engine, running_engine
 from panjue.serve.merge import served_model
 from panjue.serve.settings import NAME, ServeConfig, serve_settings
@@ -75,12 +76,17 @@ class ServedRun:
         max_tokens = config.max_tokens or record.max_tokens
         budget = Budget(max_tokens, max_tokens)  # `generate` gives long cases more
         self.asker = Asker(self.task, run.trained, self.folders.model, budget)
-        advisor = self.asker.advisor
-        # The scaling was measured with the adapter; it says nothing of the base alone.
-        if advisor and config.adapter != "none":
-            scaling = scaling_of_run(run, model_sha256(run.trained))
-            self.asker.advisor = replace(advisor, scaling=scaling)
+        # The choice was made with the adapter; it says nothing of the base alone.
+        self.choice = choice_of(run) if config.adapter != "none" else None
+        if self.asker.advisor and self.choice:
+            self.asker.advisor = by_choice(self.asker.advisor, self.choice)
         self.demo = is_demo(self.folders.model)
+
+    def who_answers(self) -> str:
+        """Return in words who answers each field."""
+        if self.choice:
+            return who_answered(self.choice)
+        return "the model; `panjue generate` lets held-out cases choose for each field"
 
     def question(self, case: CaseRequest) -> tuple[Example, Question]:
         """Return a case and its question; raise BadCase if it cannot be asked.
@@ -114,6 +120,11 @@ class ServedRun:
         del submission["id"]
         body = {"defendants": list(example.names), **submission, "answer": read.answer}
         if self.asker.advisor:
+            of_classifier = self.asker.advisor.answers
+            body["answered_by"] = {
+                name: "classifier" if name in of_classifier else "model"
+                for name in self.task.answer.fields
+            }
             body["confidence"] = read.confidence
             body["classifier"] = [opinion.answer for opinion in read.opinions]
             body["probabilities"] = [

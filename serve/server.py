@@ -37,6 +37,8 @@ def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
     config = config.model_copy(update={"port": free_port(config.host, config.port)})
     print("preparing the model", flush=True)
     served = {name: ServedRun(run, config) for name, run in runs.items()}
+    for name, run in served.items():
+        print(f"who answers ({name}): {run.who_answers()}", flush=True)
     setup = Setup(config, served, key)
     with startup_errors():
         args = arguments(setup)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task, no_labels
+
+AnswerSetting = Literal["auto", "model", "classifier"]
 
 NAME = "panjue"  # model name for clients
 BASE = "base"  # vLLM's name for the base model under an adapter; clients cannot use it
@@ -139,9 +141,11 @@ class GenerateConfig(EngineConfig):
     samples: int = Field(0, ge=0)
     """Further replies per question, sampled at temperature 1, for tasks whose answers are ranked by
     the votes of all."""
-    answer: Literal["auto", "model", "classifier"] = "auto"
+    answer: AnswerSetting = "auto"
     """Who answers: the model's replies, or the training's text classifier, which needs no engine.
-    auto: the better one on the cases that training held out, which are asked first."""
+    auto: for each field the better one on cases that training held out, which are asked first."""
+    held_out_cases: int = Field(1000, ge=1)
+    """At most so many held-out cases are asked to choose who answers."""
     on_bad_row: OnBadRow = "stop"
     """What to do with an invalid row of TEST: `stop` the run, or `skip` and list it."""
     solve: dict[str, Any] = Field(default_factory=dict)
@@ -166,6 +170,16 @@ class ServeConfig(EngineConfig):
     """Address to listen on. If other machines reach it, PANJUE_API_KEY must be set."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 picks a free one."""
+
+
+def answer_setting(word: str | None) -> AnswerSetting | None:
+    """Return who answers, as a word like answer=model says; None if none was given."""
+    if word is None:
+        return None
+    key, _, value = word.partition("=")
+    if key != "answer" or value not in get_args(AnswerSetting):
+        raise UserError(f"{word!r}: say answer=auto, answer=model or answer=classifier")
+    return cast(AnswerSetting, value)
 
 
 def generate_settings(run: Run, test: Path, words: Sequence[str] = ()) -> GenerateConfig:

@@ -32,6 +32,7 @@ settings.register_profile("suite", untimed, derandomize=True)
 settings.register_profile("torture", untimed, derandomize=False)
 
 ASKING = (
+    "tests/test_version_0_4.py",
     "tests/serve/",
     "tests/test_pipeline.py",
     "tests/torture/test_generation.py",
@@ -188,7 +189,7 @@ def answering(llm: Any) -> Iterator[list[Path]]:
         yield llm
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("panjue.serve.generate.engine", running)
+        patch.setattr("panjue.serve.session.engine", running)
         yield wanted
 
 
@@ -202,9 +203,8 @@ def running_engine(llm: Any) -> Iterator[list[Path]]:
 @pytest.fixture(scope="session")
 def answered(trained: Path, workshop: Path, together: Path, request: pytest.FixtureRequest) -> Path:
     """Return the folder of a finished run, answered by the model, which nobody may change."""
+    from panjue.prompts.cli_generate import generate
     from panjue.prompts.plumbing.run import Run
-    from panjue.serve.decoding import decode_answers
-    from panjue.serve.generate import generate
     from panjue.serve.settings import generate_settings
 
     folder = together / "answered/run"
@@ -215,7 +215,7 @@ def answered(trained: Path, workshop: Path, together: Path, request: pytest.Fixt
             run = Run(folder)
             test = workshop / "demo/test.jsonl"
             with answering(request.getfixturevalue("llm")):
-                generate(run, test, generate_settings(run, test, ["answer=model"]), decode_answers)
+                generate(run, test, generate_settings(run, test, ["answer=model"]))
     return folder
 
 

@@ -32,7 +32,7 @@ class PanjueServe:
             if line.startswith("ready: "):
                 self.url = line.split()[1].rstrip("/")
                 return self.url
-            assert line.startswith(("preparing the model", "starting the engine"))
+            assert line.startswith(("preparing the model", "who answers", "starting the engine"))
         raise AssertionError("it ended")
 
     def client(self) -> httpx.Client:

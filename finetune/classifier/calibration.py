@@ -9,8 +9,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 
-from panjue.prompts.plumbing.run import ANSWERS, MANIFEST, AnswersRecord, Run
-
 MIN_SCALED = 50
 """Items or judgments that a scaling needs; with fewer the probabilities stay as they are."""
 
@@ -107,13 +105,3 @@ def scaled_chance(scaling: Scaling, judgment: Judgment) -> float:
 
 def log_odds(chance: ArrayLike) -> NDArray[Any]:
     return np.asarray(logit(np.clip(chance, TINY, 1 - TINY)))
-
-
-def scaling_of_run(run: Run, trained_sha256: str) -> Scaling:
-    """Return the scaling that the newest answers of this very training recorded, if any did."""
-    manifests = run.folder.glob(f"{ANSWERS}/*/{MANIFEST}")
-    for path in sorted(manifests, key=lambda path: path.stat().st_mtime, reverse=True):
-        record = AnswersRecord.read(path.parent)
-        if record.scaling and record.trained_sha256 == trained_sha256:
-            return record.scaling
-    return {}

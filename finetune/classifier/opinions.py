@@ -6,7 +6,7 @@ decides. After a change to what prompts show raise `render.RULES`.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from panjue.finetune.classifier.label_sets import (
 )
 from panjue.prompts.example import Answer, AnswerFields, Decoded, Example, first_reply, is_same
 from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.run import Choice
 from panjue.prompts.task import Task
 
 SHOWN_FROM = 0.08
@@ -68,6 +69,7 @@ class Advisor:
         known: `case_key` -> the opinions, as prompts show them, on cases that the classifier was
             fitted on. They come from parts of it that had not seen the case.
         in_prompts: Whether prompts show its opinions.
+        answers: Fields that it answers, whatever the reply has.
         scaling: Corrects its probabilities where the model answers; empty, they stay as they are.
     """
 
@@ -76,6 +78,7 @@ class Advisor:
     classifier: Classifier
     known: Mapping[str, str] = field(default_factory=dict)
     in_prompts: bool = True
+    answers: Collection[str] = ()
     scaling: Scaling = field(default_factory=dict)
 
     def opinions(self, example: Example, row: Mapping[str, Any] = EMPTY_REPLY) -> list[Opinion]:
@@ -161,6 +164,13 @@ class Advisor:
         return chance
 
 
+def by_choice(advisor: Advisor, choice: Choice) -> Advisor:
+    """Return the advisor of a choice: it answers its fields, and confidences are calibrated."""
+    fields = choice.fields.items()
+    own = [name for name, of_field in fields if of_field.answered_by == "classifier"]
+    return replace(advisor, answers=own, scaling=choice.calibration)
+
+
 def read_answer(
     task: Task, labels: Labels, advisor: Advisor | None, example: Example, row: Mapping[str, Any]
 ) -> Answered:
@@ -169,8 +179,9 @@ def read_answer(
     if advisor is None:
         return Answered(decoded, decoded.answer)
     opinions = advisor.opinions(example, row)
-    answer = advisor.complete(decoded, opinions)
-    return Answered(decoded, answer, opinions, advisor.confidence(decoded, answer, opinions))
+    of_model = decoded.without(advisor.answers, len(opinions))
+    answer = advisor.complete(of_model, opinions)
+    return Answered(decoded, answer, opinions, advisor.confidence(of_model, answer, opinions))
 
 
 def load_advisor(trained: Path, task: Task, labels: Labels) -> Advisor | None:

@@ -17,7 +17,7 @@ from panjue.prompts.plumbing.files import open_bytes
 
 SomeConfig = TypeVar("SomeConfig", bound="Config")
 
-DATA = ("train", "dev", "mix")
+DATA_FILES = ("train", "dev", "mix")
 """Settings of a training run that name data files."""
 
 

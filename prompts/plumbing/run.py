@@ -4,15 +4,16 @@
 - `RUN/manifest.json`: the RunRecord of the training that the folder belongs to.
 - `RUN/adapter/manifest.json`: the RunRecord of the finished training; `RUN/model/` if full.
 - `RUN/answers/NAME/manifest.json`: the AnswersRecord of the answers to one test file.
+- `RUN/answers/held-out/choice.json`: the Choice that the answers to the held-out cases led to.
 """
 
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from panjue.prompts.plumbing.config import first_complaint
 from panjue.prompts.plumbing.errors import UserError
@@ -22,12 +23,25 @@ MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
 ANSWERS = "answers"
 HELD_OUT = "held-out"
-"""The names of answers that are asked to compare model and text classifier begin so."""
+"""Name of the folder of the answers to held-out cases, which say who answers each field. For the
+answers in the folder X, made with answers=X, it is `held-out-X` if that exists."""
+
+CHOICE = "choice.json"
+
 RESULTS = ("adapter", "model")
 """Folders in a run folder that hold the result of a training: LoRA weights, or all weights."""
 
 
 AnsweredBy = Literal["model", "classifier"]
+
+# What an entry of a record shapes, as its annotation says. A test fails for an entry without.
+NAMES = "a name or path; the hash beside it counts"
+DATA = "the choice of the examples"
+ROWS = "the token rows"
+WEIGHTS = "the trained weights alone"
+RESULT = "nothing: it is known when all is done"
+CASES = "the cases, and all answers to them"
+REPLIES = "the model's replies alone"
 
 
 class Record(BaseModel):
@@ -35,10 +49,8 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    may_differ: ClassVar = {"versions"}
-    """Keys with which a run may resume that began with other values."""
-
-    versions: Mapping[str, str] = Field(default_factory=dict)  # library -> version
+    versions: Annotated[Mapping[str, str], RESULT] = Field(default_factory=dict)
+    """Library -> version. A run may resume with others."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -55,89 +67,138 @@ class Record(BaseModel):
         """Write the record into a folder, without the entries that are not set."""
         write_json(folder / MANIFEST, self.model_dump(mode="json", exclude_unset=True))
 
-    def difference(self, new: Self) -> str:
-        """Return what `new` has otherwise, in one line, but for `may_differ`."""
-        old_values = self.model_dump(exclude=self.may_differ)
-        return difference(old_values, new.model_dump(exclude=self.may_differ))
+    def part(self, *shaped: str) -> dict[str, Any]:
+        """Return the entries that shape one of these."""
+        names = set()
+        for name, info in type(self).model_fields.items():
+            if not set(shaped).isdisjoint(info.metadata):
+                names.add(name)
+        return self.model_dump(include=names, mode="json")
+
+    def difference(self, new: Self, *shaped: str) -> str:
+        """Return what of the entries that shape these `new` has otherwise, in one line."""
+        return difference(self.part(*shaped), new.part(*shaped))
 
 
 class RunRecord(Record):
     """What a training was made from; trainings with equal records give equal adapters."""
 
-    task: str
-    base: str
-    base_sha256: str
-    train: str
-    train_sha256: str
-    dev: str | None = None
-    dev_sha256: str | None = None
-    mix: str | None = None
-    mix_sha256: str | None = None
-    mix_ratio: float | None = None
-    on_bad_row: Literal["stop", "skip"] = "stop"
-    solve: dict[str, Any] = Field(default_factory=dict)
-    opinions: bool = False
+    task: Annotated[str, DATA]
+    base: Annotated[str, NAMES]
+    base_sha256: Annotated[str, ROWS]
+    train: Annotated[str, NAMES]
+    train_sha256: Annotated[str, DATA]
+    dev: Annotated[str | None, NAMES] = None
+    dev_sha256: Annotated[str | None, DATA] = None
+    mix: Annotated[str | None, NAMES] = None
+    mix_sha256: Annotated[str | None, DATA] = None
+    mix_ratio: Annotated[float | None, DATA] = None
+    on_bad_row: Annotated[Literal["stop", "skip"], DATA] = "stop"
+    solve: Annotated[dict[str, Any], ROWS] = Field(default_factory=dict)
+    opinions: Annotated[bool, WEIGHTS] = False
     """Whether the prompts show what the text classifier thinks."""
-    prompt_sha256: str
-    task_sha256: str | None = None
+    prompt_sha256: Annotated[str, ROWS]
+    task_sha256: Annotated[str | None, DATA] = None
     """Of the code and prompt in the task's folder, which make the token rows."""
-    batch: int = 16
-    processes: int = 1
+    batch: Annotated[int, WEIGHTS] = 16
+    processes: Annotated[int, WEIGHTS] = 1
     """Each has its own random state and its share of every step."""
-    max_tokens: int
-    method: str
-    dtype: str
-    seed: int
-    patience: int
-    attn_implementation: str = "sdpa"
-    trainer: dict[str, Any]
-    lora: dict[str, Any]
-    quantization: dict[str, Any]
+    max_tokens: Annotated[int, ROWS]
+    method: Annotated[str, WEIGHTS]
+    dtype: Annotated[str, WEIGHTS]
+    seed: Annotated[int, WEIGHTS]
+    patience: Annotated[int, WEIGHTS]
+    attn_implementation: Annotated[str, WEIGHTS] = "sdpa"
+    trainer: Annotated[dict[str, Any], WEIGHTS]
+    lora: Annotated[dict[str, Any], WEIGHTS]
+    quantization: Annotated[dict[str, Any], WEIGHTS]
 
-    examples: int | None = None
+    examples: Annotated[int | None, RESULT] = None
     """Training examples; like the hashes below, not known when the training is set up."""
-    labels_sha256: str | None = None
-    classifier_sha256: str | None = None
-    adapter_sha256: str | None = None
+    labels_sha256: Annotated[str | None, RESULT] = None
+    classifier_sha256: Annotated[str | None, RESULT] = None
+    adapter_sha256: Annotated[str | None, RESULT] = None
     """In the folder of a merged model: the adapter that was merged into the base."""
 
 
 class AnswersRecord(Record):
     """What answers were made from; a generation resumes only with an equal record."""
 
-    may_differ: ClassVar = {"versions", "answered_by", "because", "scaling"}  # not of the replies
-
-    task: str
-    test: str
-    test_sha256: str
-    trained: str | None = None
+    task: Annotated[str, CASES]
+    test: Annotated[str, NAMES]
+    test_sha256: Annotated[str, CASES]
+    trained: Annotated[str | None, NAMES] = None
     """Adapter or model folder; None for an endpoint without a training."""
-    trained_sha256: str | None = None
-    labels_sha256: str | None = None
-    prompt_sha256: str
-    adapter: str
-    constrained: bool
-    max_tokens: int
-    seed: int
-    engine: dict[str, Any]
-    sampling: dict[str, Any]
-    samples: int
-    answered_by: AnsweredBy = "model"
-    because: str = ""
-    """Why it was the one or the other, in words."""
-    scaling: dict[str, dict[str, tuple[float, float]]] = Field(default_factory=dict)
-    """Of the confidences in the model's answers, from held-out cases; see `eval.scaling`."""
-    held_out: bool = False
-    for_choice: bool = False
-    """Asked only to compare the model with the text classifier: meant where it is named."""
-    endpoint: str | None = None
-    solve: dict[str, Any] = Field(default_factory=dict)
-    on_bad_row: Literal["stop", "skip"] = "stop"
+    trained_sha256: Annotated[str | None, CASES] = None
+    labels_sha256: Annotated[str | None, CASES] = None
+    prompt_sha256: Annotated[str, REPLIES]
+    adapter: Annotated[str, REPLIES]
+    constrained: Annotated[bool, REPLIES]
+    max_tokens: Annotated[int, REPLIES]
+    seed: Annotated[int, REPLIES]
+    engine: Annotated[dict[str, Any], REPLIES]
+    sampling: Annotated[dict[str, Any], REPLIES]
+    samples: Annotated[int, REPLIES]
+    asked: Annotated[bool, RESULT] = True
+    """Whether the model was asked, or the text classifier answers everything."""
+    held_out: Annotated[bool, CASES] = False
+    highest_hash: Annotated[str, CASES] = ""
+    """Of the texts of held-out cases that are asked, if not all are; see `reader.text_hash`."""
+    endpoint: Annotated[str | None, REPLIES] = None
+    solve: Annotated[dict[str, Any], CASES] = Field(default_factory=dict)
+    on_bad_row: Annotated[Literal["stop", "skip"], CASES] = "stop"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_entries_of_0_4(cls, found: dict[str, Any]) -> dict[str, Any]:
+        if "answered_by" in found:
+            found = {"asked": found["answered_by"] == "model", **found}
+        gone = ("answered_by", "because", "scaling", "for_choice")
+        return {name: value for name, value in found.items() if name not in gone}
 
     @property
     def is_of_adapter(self) -> bool:
         """Say whether the fine-tuned model answered, not its base or an endpoint."""
         return bool(self.trained) and not self.endpoint and self.adapter != "none"
+
+
+class FieldChoice(BaseModel):
+    """How the model and the text classifier answered one field of the held-out cases."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    answered_by: AnsweredBy
+    """Who is better there; the model if both are equal."""
+    metric: str
+    model: float
+    classifier: float
+    low: float
+    """The ends of the 95% interval of model less classifier, by a paired bootstrap over cases."""
+    high: float
+
+
+class Choice(BaseModel):
+    """Who answers each field, as the answers to the held-out cases say; `choice.json`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cases: int
+    counted: int
+    """The cases with a weight in the metric."""
+    fields: dict[str, FieldChoice]
+    calibration: dict[str, dict[str, tuple[float, float]]]
+    """Of the confidences in the model's answers; see `classifier.calibration.Scaling`."""
+
+    @classmethod
+    def read(cls, folder: Path) -> "Choice | None":
+        """Return the choice that lies beside answers to held-out cases, if there is one."""
+        path = folder / CHOICE
+        if not path.exists():
+            return None
+        try:
+            return cls.model_validate(read_object(path))
+        except ValidationError as error:
+            raise UserError(f"{path}: {first_complaint(error)}; delete it") from None
 
 
 @dataclass(frozen=True)
@@ -217,29 +278,33 @@ class Answers:
 def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
     """Return the answers of a run folder, a folder of answers, or a submission in it; else None.
 
-    Of several answers in a run those to the file `gold` are meant; without it, or if it is another
-    file (with the gold answers, say), those named as it is.
+    Of several answers in a run those to the file `gold` are meant; if there are none, `gold` may be
+    that file with its gold answers, and those named as it is are meant. Answers to held-out cases
+    are meant only where they are named.
     """
     start = path if path.is_dir() else path.parent
     for place in (start, start.parent):  # a submission may be a folder itself
         if _has_answers(place):
             return Answers(place)
-    gold_sha256 = sha256(gold) if gold and gold.is_file() else None
-    ranks: dict[Path, tuple[bool, ...]] = {}
+    folders = []
     for manifest in sorted(path.glob(f"{ANSWERS}/*/{MANIFEST}")):
-        folder = manifest.parent
-        record = AnswersRecord.read(folder)
-        is_to_gold = record.test_sha256 == gold_sha256
-        has_its_name = gold is not None and folder.name == gold.stem
-        if is_to_gold or not record.for_choice:
-            # The first of these counts most.
-            ranks[folder] = (is_to_gold, not record.for_choice, has_its_name, _has_replies(folder))
-    best_rank = max(ranks.values(), default=None)
-    best = [folder for folder, rank in ranks.items() if rank == best_rank]
-    if len(best) > 1:
-        names = ", ".join(map(str, best))
-        raise UserError(f"{path}: has answers to several test files; say which: {names}")
-    return Answers(best[0]) if best else None
+        if not is_held_out_folder(manifest.parent):
+            folders.append(manifest.parent)
+    if gold and gold.is_file():
+        digest = sha256(gold)
+        same_file = [one for one in folders if AnswersRecord.read(one).test_sha256 == digest]
+        same_name = [one for one in folders if one.name == gold.stem]
+        folders = same_file or same_name or folders
+    folders = list(filter(_has_replies, folders)) or folders
+    if len(folders) > 1:
+        names = ", ".join(map(str, folders))
+        raise UserError(f"{path}: has several answers; say which: {names}")
+    return Answers(folders[0]) if folders else None
+
+
+def is_held_out_folder(folder: Path) -> bool:
+    """Say whether a folder of answers has those to held-out cases, by its name."""
+    return folder.name == HELD_OUT or folder.name.startswith(f"{HELD_OUT}-")
 
 
 def _has_replies(folder: Path) -> bool:

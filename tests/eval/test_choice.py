@@ -1,17 +1,19 @@
-"""Who answers: the model or the text classifier, as their held-out answers say."""
+"""Who answers each field: the model or the text classifier, as their held-out answers say."""
 
-from dataclasses import replace
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from panjue.eval.choice import CHOICE, Choice, choose, read_choice
+from panjue.eval.choice import choice_lines, choose, row_of_reply
 from panjue.eval.report import page_data
 from panjue.finetune.classifier.classifier import Classifier
 from panjue.prompts.labels import collect
 from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump, read_json, read_lines, write_json
+from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
+from panjue.prompts.plumbing.run import AnsweredBy, Choice
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
@@ -52,48 +54,76 @@ def chosen(held_out: Path, article: str = "264", penalty: int = 13, **training: 
     write_training(adapter, believing(TASK, one), **training)
     record = read_json(held_out / "manifest.json")
     write_json(held_out / "manifest.json", {**record, "trained_sha256": model_sha256(adapter)})
-    decode_answers(held_out)
-    return choose(held_out, held_out)
+    decode_answers(held_out, "model")
+    return choose(held_out)
+
+
+def who_answers(choice: Choice) -> dict[str, AnsweredBy]:
+    return {name: of_field.answered_by for name, of_field in choice.fields.items()}
 
 
 @pytest.mark.parametrize(
-    ("article", "penalty", "score", "better"),
-    [("264", 13, 1, "classifier"), ("266", 13, 0.7, "model"), ("264", 8, 0.6, "model")],
+    ("article", "penalty", "articles", "better"),
+    [
+        ("264", 13, (0.5, 1.0), {"charges": "model", "articles": "classifier", "penalty": "model"}),
+        ("266", 8, (0.5, 0.0), dict.fromkeys(("charges", "articles", "penalty"), "model")),
+    ],
 )
-def test_the_better_one_answers(
-    held_out: Path, article: str, penalty: int, score: float, better: str
+def test_the_better_one_answers_each_field(
+    held_out: Path,
+    article: str,
+    penalty: int,
+    articles: tuple[float, float],
+    better: dict[str, AnsweredBy],
 ) -> None:
     choice = chosen(held_out, article, penalty)
-    assert choice.answered_by == better
-    # 0.3 + 0.3 + 0.4, or 0.3 + 0 + 0.4 with a wrong article.
-    assert (choice.metric, choice.cases) == ("final", 10)
-    assert (choice.model, choice.classifier) == pytest.approx((0.85, score))
-    assert choice.difference == pytest.approx(0.85 - score)
+    assert who_answers(choice) == better, "of two that are equal the model answers"
+    assert (choice.cases, choice.counted) == (10, 10)
+    found = choice.fields["articles"]
+    assert (found.metric, found.model, found.classifier) == ("article_f1", *articles)
+    assert choice.fields["penalty"].classifier == float(penalty == 13)
 
 
-def test_a_choice_is_kept_with_an_interval_worked_by_hand(held_out: Path) -> None:
-    assert read_choice(held_out) is None
+def test_the_choice_lies_beside_the_answers_with_intervals_worked_by_hand(held_out: Path) -> None:
     choice = chosen(held_out)
-    assert read_choice(held_out) == choice
-    # The model loses 0.3 on five of ten: a mean of 0.15 with a standard error of 0.15 / √10.
-    error = 1.96 * 0.15 / 10**0.5
-    assert (choice.low, choice.high) == pytest.approx((-0.15 - error, -0.15 + error), abs=0.02)
-    assert str(choice) == (
-        "final on 10 held-out cases: model 0.8500, text classifier 1.0000 "
-        f"(difference -0.1500, 95% interval {choice.low:+.4f} to {choice.high:+.4f})"
+    assert Choice.read(held_out) == choice
+    # The model loses 1 on five of ten: a mean of 0.5 with a standard error of 0.5 / √10.
+    error = 1.96 * 0.5 / 10**0.5
+    articles = choice.fields["articles"]
+    assert (articles.low, articles.high) == pytest.approx((-0.5 - error, -0.5 + error), abs=0.06)
+    first, _, said, _, warning = choice_lines(choice)
+    assert first == "10 held-out cases compare model and text classifier; all count"
+    assert said.startswith(
+        "  articles: article_f1 model 0.5000, text classifier 1.0000 (difference -0.5000, 95% "
     )
+    assert said.endswith(f"interval {articles.low:+.4f} to {articles.high:+.4f}): classifier")
+    assert warning == "  under 30 cases count: who is better there may be luck"
 
 
-def test_of_two_that_are_equal_the_model_answers(
-    held_out: Path, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("panjue.finetune.classifier.calibration.MIN_SCALED", 20)
+def test_a_reply_that_cannot_be_read_counts_as_empty(held_out: Path, write: Write) -> None:
+    """The classifier fills it in, but that is not what the model can."""
     write(COMPLETIONS, REFUSED)
-    choice = chosen(held_out, "266")
-    assert (choice.model, choice.difference, choice.answered_by) == (choice.classifier, 0, "model")
-    assert choice.scaling == {}, "the model itself has answered nothing"
-    assert replace(choice, difference=-1e-12).answered_by == "model", "a difference by rounding"
-    assert replace(choice, difference=-1e-6).answered_by == "classifier"
+    choice = chosen(held_out)
+    assert [of_field.model for of_field in choice.fields.values()] == [0, 0, 0]
+    assert set(who_answers(choice).values()) == {"classifier"}
+    assert choice.calibration == {}, "the model itself has answered nothing"
+
+
+def test_what_a_reply_leaves_out_is_empty(held_out: Path) -> None:
+    answered = open_answers(held_out)
+    example = next(answered.examples())
+    reply = dump({"judgments": [{"name": "甲", "charges": ["盗窃罪"]}]})
+    row = row_of_reply(TASK, example, TASK.ask.decode(reply, example, answered.labels))
+    nothing: dict[str, Any] = {"articles": [], "penalty": None}
+    assert row == {
+        "id": 0,
+        "judgments": [
+            {"name": "甲", "charges": ["盗窃罪"], **nothing},
+            {"name": "乙", "charges": [], **nothing},
+        ],
+    }
+    unread = TASK.ask.decode("我无法判断。", example, answered.labels)
+    assert row_of_reply(TASK, example, unread) is None
 
 
 def test_opinions_that_rows_keep_are_not_computed_again(
@@ -109,36 +139,127 @@ def test_opinions_that_rows_keep_are_not_computed_again(
         rows.append({**row, "opinions": list(map(vars, advisor.opinions(example)))})
     write(COMPLETIONS, rows)
     monkeypatch.setattr(Classifier, "probabilities", None)  # whoever calls it fails
-    assert choose(held_out, held_out) == choice
+    assert choose(held_out) == choice
     report = page_data(open_answers(held_out))
     assert report.agreements["articles"] == {"agree, right": 10, "differ, classifier right": 10}
     assert report.scores
     assert report.scores.baselines["text classifier"]
 
 
-def penalties_of(folder: Path) -> list[float]:
+def submission_of(folder: Path) -> list[dict[str, Any]]:
+    rows = [row for _, row in read_lines(folder / "submission.jsonl")]
+    return [judgment for row in rows for judgment in row["judgments"]]
+
+
+def confidences_of(folder: Path, field: str) -> list[float]:
     rows = [row for _, row in read_lines(folder / "confidence.jsonl")]
-    return [of_item["penalty"] for row in rows for of_item in row["confidence"]]
+    return [of_item[field] for row in rows for of_item in row["confidence"]]
 
 
-def test_the_confidence_in_the_model_is_scaled_by_held_out_cases(
-    held_out: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def answered(held_out: Path, case: Row, write: Write) -> Path:
+    """Return answers to other cases of the same text, made as those to the held-out cases."""
+    cases = [{**case(i, *GOLD), "fact": f"第{i}次作案。"} for i in range(10)]
+    folder = shutil.copytree(held_out, held_out.with_name("test"))
+    test = write("test.jsonl", cases)
+    record = read_json(folder / "manifest.json")
+    write_json(folder / "manifest.json", {**record, "test": str(test), "test_sha256": sha256(test)})
+    return folder
+
+
+def made_alike(folder: Path, held_out: Path) -> Path:
+    """Give answers the training of the held-out ones."""
+    of_held_out = read_json(held_out / "manifest.json")
+    record = read_json(folder / "manifest.json")
+    changed = {"trained_sha256": of_held_out["trained_sha256"]}
+    write_json(folder / "manifest.json", {**record, **changed})
+    return folder
+
+
+def test_each_field_is_answered_by_whom_the_choice_names(held_out: Path, answered: Path) -> None:
+    """The model has every other article wrong, the classifier all penalties."""
+    chosen(held_out, penalty=8)
+    made_alike(answered, held_out)
+    tally = decode_answers(answered)
+    right = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": 13}
+    assert [{**one, "name": ""} for one in submission_of(answered)] == [{**right, "name": ""}] * 20
+    assert [*tally.lines()][-1] == (
+        "charges: model (1.00, classifier 1.00); articles: classifier (1.00, model .50); "
+        "penalty: model (1.00, classifier .00)"
+    )
+    decode_answers(answered, "model")
+    assert [one["articles"] for one in submission_of(answered)][2:4] == [["266"], ["266"]]
+    decode_answers(answered, "classifier")
+    assert {one["penalty"] for one in submission_of(answered)} == {8}
+
+
+def test_answers_made_in_another_way_have_no_choice(held_out: Path, answered: Path) -> None:
+    chosen(held_out, penalty=8)
+    made_alike(answered, held_out)
+    record = read_json(answered / "manifest.json")
+    write_json(answered / "manifest.json", {**record, "sampling": {"temperature": 0.5}})
+    assert [*decode_answers(answered).lines()][-1] == "answered by the model"
+    (answered / "decode.json").unlink()
+    own = shutil.copytree(held_out, held_out.with_name("held-out-test"))
+    write_json(own / "manifest.json", {**record, "test": str(held_out.parents[2] / "cases.jsonl")})
+    write_json(answered / "manifest.json", record)
+    assert "articles: classifier" in [*decode_answers(answered).lines()][-1], "that of its name"
+
+
+def test_another_answer_replaces_the_submission_and_what_was_made_from_it(
+    held_out: Path, answered: Path
+) -> None:
+    chosen(held_out, penalty=8)
+    made_alike(answered, held_out)
+    decode_answers(answered)
+    for name in ("scores.json", "report.html"):
+        (answered / name).write_text("{}", "utf-8")
+    assert not decode_answers(answered).replaced
+    assert (answered / "scores.json").exists(), "they are of the same answers"
+    replaced = decode_answers(answered, "classifier").replaced
+    assert replaced.startswith("was charges: model (1.00, ")
+    assert replaced.endswith("; deleted scores.json, report.html, made from it")
+    assert not (answered / "scores.json").exists()
+    again = decode_answers(answered)
+    assert [*again.lines()][-1] == "answered by the text classifier, as answer=classifier says"
+
+
+def test_where_the_model_was_not_asked_it_cannot_answer(held_out: Path, answered: Path) -> None:
+    chosen(held_out)
+    made_alike(answered, held_out)
+    (answered / "completions.jsonl").unlink()
+    record = read_json(answered / "manifest.json")
+    write_json(answered / "manifest.json", {**record, "asked": False})
+    with pytest.raises(UserError, match=r"the model was never asked, .* answer=model`$"):
+        decode_answers(answered, "model")
+    decode_answers(answered, "classifier")
+    write_json(answered / "manifest.json", {**record, "asked": True})
+    with pytest.raises(UserError, match=r"completions\.jsonl: No such file"):
+        decode_answers(answered, "model")
+
+
+def test_the_confidence_in_the_model_is_calibrated_by_held_out_cases(
+    held_out: Path, answered: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("panjue.finetune.classifier.calibration.MIN_SCALED", 20)
-    choice = chosen(held_out, penalty=8)  # the model is right throughout, the classifier nowhere
-    assert penalties_of(held_out) == [0] * 20
-    record = read_json(held_out / "manifest.json")
-    write_json(held_out / "manifest.json", {**record, "scaling": choice.scaling})
-    chosen(held_out, penalty=8, dev_sha256=record["test_sha256"])
-    assert penalties_of(held_out) == [0] * 20, "it was made of these very cases"
-    chosen(held_out, penalty=8)
-    assert penalties_of(held_out) == [pytest.approx(21 / 22, abs=1e-3)] * 20
-    write(COMPLETIONS, REFUSED)
-    decode_answers(held_out)  # now it is the classifier that answers
-    assert penalties_of(held_out) == [1] * 20
+    chosen(held_out, penalty=8)  # the model is right throughout, the classifier nowhere
+    made_alike(answered, held_out)
+    assert confidences_of(held_out, "penalty") == pytest.approx([0] * 20, abs=1e-5)
+    decode_answers(held_out, "model")
+    assert confidences_of(held_out, "penalty") == pytest.approx([0] * 20, abs=1e-5), "its own"
+    decode_answers(answered)
+    assert confidences_of(answered, "penalty") == [pytest.approx(21 / 22, abs=1e-3)] * 20
+    same = read_json(held_out / "manifest.json")
+    record = {**same, "test": str(held_out.parents[2] / "cases.jsonl")}
+    write_json(answered / "manifest.json", record)
+    decode_answers(answered)
+    assert confidences_of(answered, "penalty") == pytest.approx([0] * 20, abs=1e-5), (
+        "the calibration was made of these very cases"
+    )
 
 
-def test_a_choice_of_another_version_is_one_line(held_out: Path) -> None:
-    write_json(held_out / CHOICE, {"cases": "many"})
-    with pytest.raises(UserError, match=r"choice\.json: is of another version; delete it"):
-        read_choice(held_out)
+def test_persons_whose_charge_never_stood_with_their_articles_are_counted(held_out: Path) -> None:
+    chosen(held_out)
+    tally = decode_answers(held_out)
+    assert tally.unpaired == 10, "every other case has two persons with the article of fraud"
+    assert "10 persons have a charge that never stood with their articles" in tally.lines()

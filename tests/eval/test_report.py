@@ -189,7 +189,8 @@ def test_what_the_classifier_answered_is_shown_once(
     advised(think)
     said = "The text classifier answered, not the model."
     assert said not in page(page_data(open_answers(hostile)))
-    change_json(hostile / "manifest.json", answered_by="classifier")
+    change_json(hostile / "manifest.json", asked=False)
+    change_json(hostile / "decode.json", calls=0)
     (hostile / "completions.jsonl").unlink()
     found = page_data(open_answers(hostile))
     assert [(case.opinions, case.reply) for case in found.cases] == [([], [])] * 2

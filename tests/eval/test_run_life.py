@@ -194,8 +194,8 @@ class Life(RuleBasedStateMachine):
         meant = folder / "answers" / name if is_named else folder
         gold = self.tests[name]
         try:
-            submission, reader = submission_of(meant, gold, None)
-            found = score(reader, gold, submission)
+            submission, reader, answered = submission_of(meant, gold, None)
+            found = score(reader, gold, submission, answered)
         except UserError:
             return
         training = self.runs[place]

@@ -41,7 +41,7 @@ def test_generate_names_a_file_of_another_format_before_it_imports_vllm(
     path = tmp_path / "other.jsonl"
     path.write_text('{"fact": "张某盗窃。"}', "utf-8")
     monkeypatch.setattr("panjue.serve.settings.task_name", lambda *_: "judgment")
-    monkeypatch.setitem(sys.modules, "panjue.serve.generate", None)
+    monkeypatch.setitem(sys.modules, "panjue.prompts.cli_generate", None)
     done = panjue("generate", tmp_path, path)
     told = f"panjue: {path}:1: 'id' must be a whole number or a string\n"
     assert (done.returncode, done.stderr) == (2, told)

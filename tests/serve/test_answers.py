@@ -7,7 +7,7 @@ import pytest
 
 from panjue.eval.agreement import NO_REPLY
 from panjue.eval.report import page_data
-from panjue.eval.score import remarks, score
+from panjue.eval.score import ScoreResult, remarks, score
 from panjue.prompts.labels import collect
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.errors import UserError
@@ -56,6 +56,11 @@ def run(case: Row, write: Write, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def scored(run: Path, gold: Path) -> ScoreResult:
+    """Return the score of answers, with what is known of how they were made."""
+    return score(Reader(TASK), gold, run, open_answers(run, gold))
+
+
 def judged(guess: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the submission where `guess` answers what no reply has."""
     first, second = GOOD
@@ -89,7 +94,7 @@ def test_a_case_that_was_never_asked_is_named_everywhere(
         f"never asked: 1, their answers are not the model's: id {reason}; "
         "a model with a longer context can be asked"
     )
-    scores = score(Reader(TASK), gold, run / "submission.jsonl")
+    scores = scored(run, gold)
     assert {said, "unreadable replies: 16.67%"} <= set(remarks(scores))
     assert scores.to_json()["never_asked"] == [reason]
     checked = panjue("check", run, "--cases", run.parent / "test.jsonl")
@@ -176,7 +181,7 @@ def test_the_classifier_answers_what_no_reply_has(run: Path, adapter: Path, gold
     assert (round(sure, 1), round(unsure, 1)) == (1, 0), "the classifier's, in the model's answer"
     (run / "confidence.jsonl").write_text("", "utf-8")
     with pytest.raises(UserError, match=r"confidence\.jsonl: was changed; run `panjue decode "):
-        score(Reader(TASK), gold, run)
+        scored(run, gold)
     (adapter / "manifest.json").unlink()
     decode_answers(run)
     assert not (run / "confidence.jsonl").exists()
@@ -186,19 +191,19 @@ def test_where_the_classifier_answers_no_reply_is_needed(
     run: Path, adapter: Path, gold: Path, panjue: Callable[..., CompletedProcess[str]]
 ) -> None:
     (run / "completions.jsonl").unlink()
-    change(run, answered_by="classifier", because="it was better")
-    told = "answered by the text classifier: it was better"
+    change(run, asked=False)
+    told = "answered by the text classifier"
     assert list(decode_answers(run).lines()) == ["6 examples", told]
     both = [{"name": name, **BELIEVED} for name in ("甲", "乙")]
     assert [row["judgments"] for row in submission_of(run)] == [both] * 6
     assert len(list(read_lines(run / "confidence.jsonl"))) == 6
-    lines = list(remarks(score(Reader(TASK), gold, run / "submission.jsonl")))
+    lines = list(remarks(scored(run, gold)))
     assert told in lines
     assert not any("unreadable" in line for line in lines)
     done = panjue("report", run, "--gold", gold)
     assert done.returncode == 0, done.stderr
     (adapter / "manifest.json").unlink()
-    with pytest.raises(UserError, match=r"the text classifier answered, but .*adapter has none"):
+    with pytest.raises(UserError, match=r"the model was never asked, which needs the engine"):
         decode_answers(run)
 
 
@@ -206,10 +211,10 @@ def test_a_classifier_that_is_broken_is_no_baseline(run: Path, adapter: Path, go
     change(run, test=str(gold), test_sha256=sha256(gold))
     decode_answers(run)
     (run / "completions.jsonl").write_text('{"id": 7, "tex', "utf-8")
-    scores = score(Reader(TASK), gold, run)
+    scores = scored(run, gold)
     assert ("text classifier" in scores.baselines, bool(scores.classifier_fault)) == (False, True)
     (adapter / CLASSIFIER).unlink()
-    scores = score(Reader(TASK), gold, run)
+    scores = scored(run, gold)
     assert "text classifier" not in scores.baselines
     missing = "is missing, or is not what the training wrote; restore it, or train again"
     told = f"{adapter}/classifier.npz: {missing}"
@@ -228,7 +233,7 @@ def test_kept_opinions_are_of_the_answered_file_alone(
     gold = write("gold.jsonl", [{**case(key, *people), "note": "other bytes"} for key in KEYS])
     change(run, test=str(test), test_sha256=sha256(test))
     decode_answers(run)
-    assert score(Reader(TASK), test, run).baselines["text classifier"]["charge_f1"] == 1
+    assert scored(run, test).baselines["text classifier"]["charge_f1"] == 1
     found = page_data(open_answers(run, gold))
     assert found.scores
     assert found.scores.baselines["text classifier"]["charge_f1"] == 0, "it believes in fraud"
@@ -251,12 +256,12 @@ def test_cases_that_training_has_seen_are_told(
     change(run, test=str(gold), test_sha256=sha256(gold))
     decode_answers(run)
     write_training(adapter, FRAUD, **{seen_as: sha256(gold)})
-    scores = score(Reader(TASK), gold, run)
+    scores = scored(run, gold)
     assert scores.in_sample == told
     assert f"{told}; expect lower scores on other cases" in remarks(scores)
     assert ("text classifier" in scores.baselines) == (told == LOOKED)
     change(run, held_out=True)  # a tenth of the file, which was not trained on
-    held_out = score(Reader(TASK), gold, run)
+    held_out = scored(run, gold)
     assert held_out.in_sample == LOOKED
     assert "text classifier" in held_out.baselines
 
@@ -302,7 +307,7 @@ def test_missing_or_broken_completions_are_told_with_the_way_on(run: Path, write
 
 
 def test_a_submission_of_other_answers_is_not_replaced_without_a_word(run: Path) -> None:
-    told = f"{run}/submission.jsonl: replaced, it had other answers"
+    told = f"{run}/submission.jsonl: replaced: was answered by the model"
     decode_answers(run)
     assert told not in decode_answers(run).lines()
     (run / "submission.jsonl").write_text("{}\n", "utf-8")

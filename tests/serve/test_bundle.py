@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
+from panjue.prompts.cli_generate import generate
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import AnswersRecord, Run
 from panjue.serve.bundle import bundle, requirements, verify
-from panjue.serve.decoding import decode_answers
-from panjue.serve.generate import generate
 from panjue.serve.settings import GenerateConfig, generate_settings
 
 
@@ -49,7 +48,7 @@ def test_a_bundle_is_a_run_folder_with_the_settings_of_the_answers(
     record = AnswersRecord.read(answered / "answers/test")
     assert (settings.engine, settings.sampling) == (record.engine, record.sampling)
     assert settings.on_bad_row == record.on_bad_row == "skip"
-    assert settings.answer == record.answered_by == "model"
+    assert settings.answer == "model"
 
 
 def test_what_the_classifier_answered_it_answers_without_an_engine(
@@ -58,7 +57,7 @@ def test_what_the_classifier_answered_it_answers_without_an_engine(
     """`make torture` does it with the model; no folder is left beside the ZIP."""
     cases = workshop / "demo/test.jsonl"
     words = ["answer=classifier", "answers=a", "engine.download_dir=/own/models"]
-    generate(Run(run), cases, generate_settings(Run(run), cases, words), decode_answers)
+    generate(Run(run), cases, generate_settings(Run(run), cases, words))
     bundle(run / "answers/a", tmp_path / "bundle.zip")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle.zip", "run"]
     with zipfile.ZipFile(tmp_path / "bundle.zip") as archive:
@@ -131,7 +130,7 @@ def test_what_is_no_bundle_of_the_cases_is_refused(
     [
         ({"endpoint": "http://x/v1#m"}, "no fine-tuned model answered"),
         ({"adapter": "none"}, "no fine-tuned model answered"),
-        ({"trained_sha256": "0"}, "is not what .* was answered with"),
+        ({"trained_sha256": "0"}, "is not the training that gave these answers"),
         ({"prompt_sha256": "0"}, "was asked with another prompt"),
     ],
 )

@@ -12,18 +12,18 @@ from typing import Any
 import jsonschema
 import pytest
 
-from panjue.eval.choice import Choice, read_choice
+from panjue.eval.choice import choice_lines
 from panjue.finetune.classifier.opinions import load_advisor
+from panjue.prompts.cli_generate import generate
 from panjue.prompts.example import Example
 from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
-from panjue.prompts.plumbing.run import Answers, AnswersRecord, Run
+from panjue.prompts.plumbing.run import Answers, Choice, Run
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.serve.ask import answer_all
 from panjue.serve.decoding import decode_answers
-from panjue.serve.generate import generate
 from panjue.serve.settings import generate_settings
 
 Panjue = Callable[..., CompletedProcess[str]]
@@ -56,7 +56,7 @@ def change_record(run: Path, **changes: Any) -> None:
 
 def answer(run: Path, test: Path, *words: str) -> None:
     settings = generate_settings(Run(run), test, ["answer=model", *words])
-    generate(Run(run), test, settings, decode_answers)
+    generate(Run(run), test, settings)
 
 
 @pytest.fixture
@@ -77,8 +77,14 @@ def submission(run: Path) -> bytes:
 
 def held_out_of(run: Path) -> Path:
     """Return the folder of the answers to the held-out cases, which there must be once."""
-    [folder] = run.glob("answers/held-out-*")
+    [folder] = run.glob("answers/held-out*")
     return folder
+
+
+def choice_of(run: Path) -> Choice:
+    choice = Choice.read(held_out_of(run))
+    assert choice
+    return choice
 
 
 def test_generate_writes_completions_and_a_clean_submission(
@@ -102,39 +108,47 @@ def test_generate_writes_completions_and_a_clean_submission(
     assert (record.task, record.max_tokens, record.is_of_adapter) == ("judgment", 1024, True)
 
 
-def test_the_first_generate_asks_who_is_better_and_the_classifier_answers(
+def test_the_first_generate_asks_held_out_cases_and_each_field_has_who_is_better_there(
     fresh: Path, cases: Path, lines_of: Lines, running_engine: list[Path]
 ) -> None:
     lines = lines_of(fresh)
-    choice = read_choice(held_out_of(fresh))
-    assert choice
-    assert choice.classifier > choice.model, "a model of two layers has learnt little"
-    assert str(choice) in lines
-    assert lines[-2:] == [
-        f"answered by the text classifier: {choice}",
-        f"written: {fresh}/answers/test/submission.jsonl",
+    choice = choice_of(fresh)
+    assert set(choice_lines(choice)) <= set(lines)
+    *_, said, written = lines
+    assert written == f"written: {fresh}/answers/test/submission.jsonl"
+    who = {name: of_field.answered_by for name, of_field in choice.fields.items()}
+    assert [part.partition(" (")[0] for part in said.split("; ")] == [
+        f"{name}: {one}" for name, one in who.items()
     ]
-    held_out = Answers(held_out_of(fresh)).record
-    assert (held_out.held_out, held_out.answered_by) == (True, "model")
+    assert Answers(held_out_of(fresh)).record.held_out
     asked = list(read_lines(held_out_of(fresh) / "completions.jsonl"))
     assert len(asked) == choice.cases > 0
-    assert running_engine == [fresh / "merged"]
+    assert running_engine == [fresh / "merged"], "once for both files"
 
-    assert Answers(fresh / "answers/test").record.answered_by == "classifier"
-    assert not (fresh / "answers/test/completions.jsonl").exists(), "no test case was asked"
+    record = Answers(fresh / "answers/test").record
+    assert record.asked == ("model" in who.values()), "no more is asked than is needed"
+    assert (fresh / "answers/test/completions.jsonl").exists() == record.asked
     task = load_task("judgment")
-    advisor = load_advisor(fresh / "adapter", task, load_labels(fresh / "adapter/labels.json"))
+    labels = load_labels(fresh / "adapter/labels.json")
+    advisor = load_advisor(fresh / "adapter", task, labels)
     assert advisor
-    own = []
+    rows = dict(read_submission(fresh))
     for case in Reader(task).read(cases):
-        own.append(task.data.write(case, advisor.alone(case, advisor.opinions(case))))
-    assert [row for _, row in read_lines(fresh / "answers/test/submission.jsonl")] == own
+        alone = task.data.write(case, advisor.alone(case, advisor.opinions(case)))
+        for ours, own in zip(rows[case.id], alone["judgments"], strict=True):
+            for name, one in who.items():
+                assert one == "model" or ours[name] == own[name]
+
+
+def read_submission(run: Path) -> Iterator[tuple[int | str, list[dict[str, Any]]]]:
+    for _, row in read_lines(run / "answers/test/submission.jsonl"):
+        yield row["id"], row["judgments"]
 
 
 def test_the_choice_is_resumed_and_made_once_for_each_way_to_reply(
     fresh: Path, lines_of: Lines, running_engine: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = lines_of(fresh)
+    lines = lines_of(fresh, "answer=auto")
     torn = held_out_of(fresh) / "completions.jsonl"
     kept, _, last = torn.read_bytes().rstrip().rpartition(b"\n")
     torn.write_bytes(kept + b"\n" + last[:-10])
@@ -146,28 +160,30 @@ def test_the_choice_is_resumed_and_made_once_for_each_way_to_reply(
     assert len(running_engine) == 2
     for words in (["answers=free", "constrained=false"], ["answers=seeded", "seed=1"]):
         lines_of(fresh, *words)
+        assert Choice.read(fresh / "answers" / f"held-out-{words[0][8:]}")
     assert len(running_engine) == 4, "other replies are compared anew"
-    monkeypatch.setattr("panjue.serve.generate.held_out_cases", None)  # needs no training file
+    with pytest.raises(AssertionError, match="has answers made with other settings"):
+        lines_of(fresh, "seed=2")
+    assert len(running_engine) == 4, "refused before the engine starts"
+    monkeypatch.setattr("panjue.prompts.cli_generate.held_out_cases", None)  # nobody looks for them
+    before = held_out_of_all(fresh)
     assert lines_of(fresh, "answers=later")[-2] == lines[-2]
-    assert len(running_engine) == 4
+    assert held_out_of_all(fresh) == before, "these answers are made as those of the first choice"
 
 
-def test_where_the_model_is_better_one_engine_answers_both_files(
-    fresh: Path, lines_of: Lines, running_engine: list[Path], monkeypatch: pytest.MonkeyPatch
+def held_out_of_all(run: Path) -> dict[Path, str]:
+    return {folder: sha256(folder) for folder in run.glob("answers/held-out*")}
+
+
+def test_at_most_so_many_held_out_cases_are_asked(
+    fresh: Path, lines_of: Lines, running_engine: list[Path]
 ) -> None:
-    monkeypatch.setattr(Choice, "answered_by", "model")
-    monkeypatch.setattr("panjue.finetune.classifier.calibration.MIN_SCALED", 1)
-    lines = lines_of(fresh)
-    assert running_engine == [fresh / "merged"]
-    choice = read_choice(held_out_of(fresh))
-    assert choice
-    assert AnswersRecord.read(fresh / "answers/test").scaling == choice.scaling != {}
-    assert AnswersRecord.read(held_out_of(fresh)).scaling == {}, "they are what it was fitted on"
-    assert len(list(read_lines(fresh / "answers/test/completions.jsonl"))) == 24
-    assert lines[-2] == f"answered by the model: {choice}"
-    for who in ("classifier", "model"):
-        lines_of(fresh, f"answer={who}")
-        assert AnswersRecord.read(fresh / "answers/test").scaling == choice.scaling
+    lines_of(fresh, "held_out_cases=4")
+    choice = choice_of(fresh)
+    assert choice.cases == 4
+    rows = list(read_lines(held_out_of(fresh) / "completions.jsonl"))
+    assert len(rows) == 4
+    assert lines_of(fresh)[-2] == lines_of(fresh, "held_out_cases=4")[-2], "a choice is kept"
 
 
 def test_a_dev_file_of_the_training_is_asked_once(
@@ -175,23 +191,32 @@ def test_a_dev_file_of_the_training_is_asked_once(
 ) -> None:
     change_record(fresh, dev=str(cases), dev_sha256=sha256(cases))
     lines = lines_of(fresh)
-    assert "on 24 held-out cases" in lines[-2]
-    assert [path.parent.name for path in fresh.glob("answers/*/completions.jsonl")] == ["test"]
+    assert choice_of(fresh).cases == 24
+    assert len(running_engine) == 1
+    asked = Answers(fresh / "answers/test").record.asked
+    if asked:
+        rows = fresh / "answers/test/completions.jsonl"
+        assert rows.read_bytes() == (held_out_of(fresh) / "completions.jsonl").read_bytes()
     assert lines_of(fresh)[-2] == lines[-2]
     assert len(running_engine) == 1
 
 
 def test_who_answers_can_be_said_and_said_again(
-    run: Path, answered: Path, lines_of: Lines, running_engine: list[Path]
+    run: Path, answered: Path, lines_of: Lines, running_engine: list[Path], panjue: Panjue
 ) -> None:
     completions = run / "answers/test/completions.jsonl"
     before = completions.read_bytes()
-    lines = lines_of(run, "answer=classifier")
-    assert lines[-2] == "answered by the text classifier: as answer=classifier says"
-    assert submission(run) != submission(answered)
-    lines = lines_of(run, "answer=model")
-    assert lines[-2] == "answered by the model: as answer=model says"
+    said = "answered by the text classifier, as answer=classifier says"
+    assert lines_of(run, "answer=classifier")[-2] == said
+    own = submission(run)
+    assert lines_of(run, "answer=model")[-2] == "answered by the model, as answer=model says"
     assert submission(run) == submission(answered)
+    done = panjue("decode", run / "answers/test", "answer=classifier")
+    assert (done.returncode, submission(run)) == (0, own)
+    assert said in done.stdout
+    wrong = panjue("decode", run / "answers/test", "answer=me")
+    assert (wrong.returncode, submission(run)) == (2, own)
+    assert "'answer=me': say answer=auto, answer=model or answer=classifier" in wrong.stderr
     assert completions.read_bytes() == before
     assert not running_engine, "nothing is asked again"
     assert not list(run.glob("answers/held-out*"))
@@ -201,29 +226,36 @@ def test_without_the_file_of_the_training_the_model_answers(
     fresh: Path, lines_of: Lines, running_engine: list[Path]
 ) -> None:
     change_record(fresh, train="gone.jsonl")
-    why = "no held-out cases to compare it on: gone.jsonl is missing, or was changed"
-    assert lines_of(fresh)[-2] == f"answered by the model: {why}"
+    lines = lines_of(fresh)
+    why = "no held-out cases to choose by, so the model answers: gone.jsonl is missing, or was"
+    assert any(line.startswith(why) for line in lines)
+    assert lines[-2] == "answered by the model"
     assert len(running_engine) == 1
 
 
 def test_a_classifier_that_was_not_fitted_cannot_answer(fresh: Path, cases: Path) -> None:
     change_record(fresh, classifier_sha256=None)
-    with pytest.raises(UserError, match=f"^answer=classifier: the training of {fresh} fitted none"):
+    with pytest.raises(UserError, match=r"^answer=classifier: the training of .* fitted none"):
         answer(fresh, cases, "answer=classifier")
     assert not (fresh / "answers/test").exists()
 
 
-def test_answers_of_the_classifier_are_not_replaced_by_those_to_another_file(
-    fresh: Path, cases: Path, tmp_path: Path
+def test_answers_are_not_replaced_by_those_to_another_file(
+    fresh: Path, answered: Path, cases: Path, tmp_path: Path
 ) -> None:
+    """Neither the classifier's, nor the model's whose replies lie elsewhere."""
     words = ("answer=classifier", "answers=a")
     answer(fresh, cases, *words)
-    before = sha256(fresh / "answers/a")
+    run = shutil.copytree(answered, tmp_path / "finished")
     other = tmp_path / "test.jsonl"
     other.write_text(cases.read_text("utf-8").partition("\n")[0], "utf-8")
-    with pytest.raises(UserError, match=f"has answers to another file, {cases}; they are kept"):
-        answer(fresh, other, *words)
-    assert sha256(fresh / "answers/a") == before
+    moved = run / "answers/test/completions.jsonl"
+    moved.rename(tmp_path / "completions.jsonl")
+    for folder, more in ((fresh / "answers/a", words), (run / "answers/test", ())):
+        before = sha256(folder)
+        with pytest.raises(UserError, match="has answers made with other settings"):
+            answer(folder.parents[1], other, *more)
+        assert sha256(folder) == before
     scores = fresh / "answers/a/scores.json"
     scores.write_text("{}", "utf-8")
     answer(fresh, cases, *words)
@@ -245,19 +277,6 @@ def test_a_run_resumes_with_other_versions_and_settings_of_memory_and_speed(
     assert read_json(path)["versions"] == record["versions"], "those of the old rows"
 
 
-def test_files_made_from_completions_are_deleted_with_them(
-    run: Path, cases: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = run / "answers/test"
-    for name in ("scores.json", "report.html"):
-        (folder / name).write_text("{}", "utf-8")
-    (folder / "completions.jsonl").unlink()
-    with pytest.raises(UserError, match="engine"):  # so it never answers
-        answer(run, cases, "sampling.temperature=0.5", "engine.dtype=float23")
-    assert "deleted submission.jsonl, cases.jsonl, decode.json" in capsys.readouterr().out
-    assert {path.name for path in folder.glob("[!.]*")} == {"manifest.json", "labels.json"}
-
-
 def test_answers_of_other_settings_are_kept_and_another_name_is_offered(
     run: Path, cases: Path
 ) -> None:
@@ -272,14 +291,17 @@ def test_answers_of_other_settings_are_kept_and_another_name_is_offered(
     assert sha256(run / "answers/test/completions.jsonl") == before
 
 
-def test_nobody_else_writes_the_answers_until_they_are_decoded(run: Path, cases: Path) -> None:
-    def while_held(folder: Path) -> None:
+def test_nobody_else_writes_the_answers_until_they_are_decoded(
+    run: Path, cases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def while_held(folder: Path, _: str) -> None:
         with ThreadPoolExecutor(1) as another:
             another.submit(decode_answers, folder).result()
 
     settings = generate_settings(Run(run), cases, ["answer=model"])
+    monkeypatch.setattr("panjue.prompts.cli_generate.decode_answers", while_held)
     with pytest.raises(UserError, match="answers/test: another process is at work there"):
-        generate(Run(run), cases, settings, while_held)
+        generate(Run(run), cases, settings)
     decode_answers(run / "answers/test")
 
 

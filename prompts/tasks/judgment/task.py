@@ -151,6 +151,11 @@ TASK = Task(
         order={"penalty": BY_SEVERITY},
         readable={"articles": article_name},
         titles=TITLES,
+        fields={
+            "charges": "charge_f1",
+            "articles": "article_f1",
+            "penalty": "penalty_accuracy",
+        },
         parts=FINAL_PARTS,
     ),
     answer=AnswerFields(

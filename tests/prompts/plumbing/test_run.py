@@ -7,7 +7,25 @@ from typing import Any
 import pytest
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.run import Answers, AnswersRecord, Run, RunRecord, find_answers
+from panjue.prompts.plumbing.files import write_json
+from panjue.prompts.plumbing.run import (
+    CASES,
+    CHOICE,
+    DATA,
+    HELD_OUT,
+    NAMES,
+    REPLIES,
+    RESULT,
+    ROWS,
+    WEIGHTS,
+    Answers,
+    AnswersRecord,
+    Choice,
+    FieldChoice,
+    Run,
+    RunRecord,
+    find_answers,
+)
 
 TRAINED: dict[str, Any] = {
     **{"task": "judgment", "base": "b", "base_sha256": "1", "train": "t", "train_sha256": "2"},
@@ -42,14 +60,36 @@ def test_records_differ_by_all_but_versions_and_moved_files() -> None:
         {**TRAINED, "train": "moved", "versions": {}, "trainer": {"max_steps": 2, "x": "a" * 64}}
     )
     told = f"trainer.max_steps: 1 -> 2; trainer.x: null -> {'a' * 12}…{'a' * 12}"
-    assert old.difference(new) == told
+    assert old.difference(new, NAMES, DATA, ROWS, WEIGHTS) == told
+    assert old.difference(new, DATA, ROWS) == ""
 
 
-def test_who_answered_is_no_other_setting_of_the_replies() -> None:
-    model = AnswersRecord.model_validate(ANSWERED)
-    who = {"answered_by": "classifier", "because": "better", "scaling": {"f": {"reply": (1, 0)}}}
-    assert model.difference(model.model_copy(update=who)) == ""
-    assert model.difference(model.model_copy(update={**who, "seed": 1})) == "seed: 0 -> 1"
+@pytest.mark.parametrize("kind", [RunRecord, AnswersRecord])
+def test_every_entry_says_what_it_shapes(kind: type[RunRecord | AnswersRecord]) -> None:
+    known = {NAMES, DATA, ROWS, WEIGHTS, RESULT, CASES, REPLIES}
+    for name, info in kind.model_fields.items():
+        assert len(known.intersection(info.metadata)) == 1, name
+
+
+@pytest.mark.parametrize("who", ["model", "classifier"])
+def test_a_record_of_version_0_4_is_read_without_what_went(who: str) -> None:
+    went = {"answered_by": who, "because": "better", "for_choice": True}
+    old = {**ANSWERED, **went, "scaling": {"penalty": {"agree": (1.0, 0.0)}}}
+    record = AnswersRecord.model_validate(old)
+    assert record == AnswersRecord.model_validate({**ANSWERED, "asked": who == "model"})
+
+
+def test_a_choice_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    field = FieldChoice(
+        answered_by="model", metric="final", model=0.5, classifier=0.4, low=0.0, high=0.2
+    )
+    choice = Choice(cases=3, counted=2, fields={"a": field}, calibration={"a": {"agree": (1, 0)}})
+    assert Choice.read(tmp_path) is None
+    write_json(tmp_path / CHOICE, choice.model_dump(mode="json"))
+    assert Choice.read(tmp_path) == choice
+    write_json(tmp_path / CHOICE, {"metric": "final", "cases": 10})
+    with pytest.raises(UserError, match=r"choice\.json: .*; delete it$"):
+        Choice.read(tmp_path)
 
 
 def test_what_is_missing_or_of_an_older_version_is_one_line(tmp_path: Path) -> None:
@@ -77,15 +117,19 @@ def test_a_path_means_the_answers_to_the_gold_file(tmp_path: Path) -> None:
     assert find_answers(run / "answers/a", gold) == Answers(run / "answers/a")
     assert find_answers(run / "answers/a/submission.jsonl") == Answers(run / "answers/a")
     assert find_answers(tmp_path / "other.jsonl") is None
-    with pytest.raises(UserError, match="answers to several test files; say which: "):
+    with pytest.raises(UserError, match="has several answers; say which: "):
         find_answers(run)
     shutil.copytree(run / "answers/b", run / "answers/gold")
-    assert find_answers(run, gold) == Answers(run / "answers/gold"), "that of the default name"
+    with pytest.raises(UserError) as error:
+        find_answers(run, gold)
+    assert str(error.value).endswith(f"which: {run}/answers/b, {run}/answers/gold")
     shutil.rmtree(run / "answers/gold")
-    folder = (run / "answers/b").rename(run / "answers/held-out")
-    AnswersRecord.read(folder).model_copy(update={"for_choice": True}).write(folder)
-    assert find_answers(run) == Answers(run / "answers/a")
-    assert find_answers(run, gold) == Answers(folder), "its test file is named"
+    for name in (HELD_OUT, f"{HELD_OUT}-b"):
+        folder = (run / "answers/b").rename(run / "answers" / name)
+        assert find_answers(run) == Answers(run / "answers/a")
+        assert find_answers(run, gold) == Answers(run / "answers/a")
+        assert find_answers(folder, gold) == Answers(folder), "where they are named"
+        folder.rename(run / "answers/b")
 
 
 def test_of_several_answers_the_empty_ones_do_not_count(tmp_path: Path) -> None:

@@ -1,0 +1,158 @@
+"""`panjue generate`: the way of a test file to its submission, from the top down."""
+
+import shutil
+from dataclasses import replace
+from heapq import nsmallest
+from pathlib import Path
+
+from rich.console import Console
+
+from panjue.eval.choice import choice_lines, choose
+from panjue.prompts.model import has_classifier
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import exclusive_lock, sha256
+from panjue.prompts.plumbing.run import ANSWERS, HELD_OUT, MANIFEST, AnswersRecord, Choice, Run
+from panjue.prompts.reader import Reader, text_hash
+from panjue.serve.answers import held_out_answers
+from panjue.serve.decoding import Tally, decode_answers
+from panjue.serve.job import Job, make_job
+from panjue.serve.session import (
+    COMPLETIONS,
+    Cases,
+    Session,
+    check_resumes,
+    claim,
+    read_cases,
+    record_of,
+    session,
+)
+from panjue.serve.settings import GenerateConfig
+
+
+def generate(run: Run, test: Path, config: GenerateConfig) -> None:
+    """Answer `test` into RUN/answers/NAME, and print what happened.
+
+    With `answer=auto` the cases that training held out are asked first. On these `eval` compares
+    the model with the text classifier; `test` is asked if the model answers any field.
+    """
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    job = make_job(run, config)
+    if config.answer == "classifier" and not (run.result and has_classifier(run.result)):
+        raise UserError(f"answer=classifier: the training of {run.folder} fitted none")
+    console.print("1/3 reading the cases")
+    cases = test_cases(job, test)
+    with exclusive_lock(cases.folder, other="answers=NAME"):
+        with session(job, console) as asking:
+            choice = chosen(asking, cases) if can_choose(job) else None
+            if is_model_needed(config, choice):
+                asking.ask(cases)
+            else:
+                claim(job, cases, console, asked=False)
+        console.print("3/3 decoding")
+        tally = decode_answers(cases.folder, config.answer)
+    print_tally(tally)
+
+
+def print_tally(tally: Tally) -> None:
+    """Print what decoding met, who answered, and where the submission is."""
+    for line in tally.lines():
+        print(line)
+    print(f"written: {tally.submission}")
+
+
+def test_cases(job: Job, test: Path) -> Cases:
+    """Return the cases of TEST; UserError if it has none, or other answers are in their folder."""
+    reader = Reader(job.task, on_bad_row=job.config.on_bad_row)
+    name = job.config.answers or test.stem
+    if name == HELD_OUT or name.startswith(f"{HELD_OUT}-"):
+        raise UserError(f"{test}: answers named {name!r} are those to held-out cases; say answers=")
+    cases = read_cases(test, reader, job.run.folder / ANSWERS / name)
+    if not cases.count:
+        skipped = f"; {reader.skipped}" if reader.skipped.rows else ""
+        raise UserError(f"{test}: has no cases{skipped}")
+    refuse_others(job, cases)
+    return cases
+
+
+def refuse_others(job: Job, cases: Cases) -> None:
+    """Refuse a folder that has answers to other cases, or made in another way."""
+    if (cases.folder / MANIFEST).exists():
+        old = AnswersRecord.read(cases.folder)
+        check_resumes(old, record_of(job, cases, asked=True), cases.folder)
+
+
+def can_choose(job: Job) -> bool:
+    """Say whether it is open who answers: the fine-tuned model, or a text classifier beside it."""
+    trained = job.run.result
+    if job.config.answer != "auto" or trained is None:
+        return False
+    if job.config.endpoint or job.config.adapter == "none":
+        return False
+    return bool(job.task.answer.fields) and has_classifier(trained)
+
+
+def is_model_needed(config: GenerateConfig, choice: Choice | None) -> bool:
+    """Say whether the model answers any field of the test cases."""
+    if config.answer == "auto" and choice:
+        return any(of_field.answered_by == "model" for of_field in choice.fields.values())
+    return config.answer != "classifier"
+
+
+def chosen(asking: Session, test: Cases) -> Choice | None:
+    """Return who answers each field, as answers to held-out cases made in the same way say.
+
+    Without any the held-out cases are asked now. None if there are no such cases any more.
+    """
+    job = asking.job
+    record = record_of(job, test, asked=True)
+    if held_out_answers(test.folder, record) is None:
+        held_out = held_out_cases(job, test, asking.console)
+        if held_out is None:
+            return None
+        with exclusive_lock(held_out.folder, wait=True):
+            if Choice.read(held_out.folder) is None:  # another process may have made it meanwhile
+                asking.console.print(f"{held_out.count} held-out cases say who answers each field")
+                asking.ask(held_out)
+                decode_answers(held_out.folder, "model")
+                choose(held_out.folder)
+    folder = held_out_answers(test.folder, record)
+    assert folder, "the choice was made just now"
+    take_over(folder, test)
+    choice = Choice.read(folder)
+    assert choice
+    for line in choice_lines(choice):
+        asking.console.print(line)
+    return choice
+
+
+def held_out_cases(job: Job, test: Cases, console: Console) -> Cases | None:
+    """Return the cases that the training held out: its dev file, or some of its training file.
+
+    At most the setting `held_out_cases` of them, those of the lowest hashes, which is a random
+    choice. None if there are none any more: then the model answers, which is printed.
+    """
+    record = job.run.record
+    file = Path(record.dev or record.train)
+    no_choice = "no held-out cases to choose by, so the model answers"
+    if not file.is_file() or sha256(file) != (record.dev_sha256 or record.train_sha256):
+        console.print(f"{no_choice}: {file} is missing, or was changed")
+        return None
+    reader = Reader(job.task, held_out=record.dev is None, on_bad_row=record.on_bad_row)
+    most = job.config.held_out_cases
+    lowest = nsmallest(most + 1, (text_hash(example) for example in reader.read(file)))
+    if not lowest:
+        console.print(f"{no_choice}: training held out none")
+        return None
+    if len(lowest) > most:
+        reader = replace(reader, highest_hash=lowest[most - 1])
+    name = f"{HELD_OUT}-{job.config.answers}" if job.config.answers else HELD_OUT
+    cases = read_cases(file, reader, test.folder.with_name(name))
+    refuse_others(job, cases)
+    return cases
+
+
+def take_over(held_out: Path, test: Cases) -> None:
+    """Start with the rows of the held-out cases if they are of TEST: none is asked twice."""
+    rows = test.folder / COMPLETIONS
+    if not rows.exists() and AnswersRecord.read(held_out).test_sha256 == sha256(test.file):
+        shutil.copy(held_out / COMPLETIONS, rows)

@@ -1,0 +1,184 @@
+"""Ask files of cases, all with one engine: rows to `completions.jsonl`, and nothing else.
+
+Who answers what, and what becomes of the rows, is decided elsewhere: `prompts.cli_generate`.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from panjue.prompts.example import Example
+from panjue.prompts.model import model_sha256, prompt_sha256
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import difference, sha256, stream
+from panjue.prompts.plumbing.progress import meter
+from panjue.prompts.plumbing.run import CASES, MANIFEST, REPLIES, AnswersRecord
+from panjue.prompts.reader import Reader
+from panjue.prompts.render import RULES
+from panjue.serve.answers import without_resources
+from panjue.serve.ask import Answerer, answer_all
+from panjue.serve.endpoint import Endpoint
+from panjue.serve.engine import Engine, engine
+from panjue.serve.job import Job
+from panjue.serve.output import EarlierRows, Output, StopSignals, starting
+
+if TYPE_CHECKING:
+    from panjue.serve.ray import Fleet  # Ray may be missing
+
+COMPLETIONS = "completions.jsonl"
+
+
+@dataclass(frozen=True)
+class Cases:
+    """A file of cases to answer, and the folder of the answers."""
+
+    file: Path
+    reader: Reader
+    folder: Path
+    count: int
+
+
+def read_cases(file: Path, reader: Reader, folder: Path) -> Cases:
+    return Cases(file, reader, folder, count=sum(1 for _ in reader.read(file)))
+
+
+@contextmanager
+def session(job: Job, console: Console) -> "Iterator[Session]":
+    """Open a session for the block; its engine, if a question has started one, ends with it."""
+    with StopSignals() as signals, ExitStack() as stack:
+        yield Session(job, console, signals, stack)
+
+
+@dataclass
+class Session:
+    """Asks the model of a job; the first question starts the engine.
+
+    Attributes:
+        stack: The engine ends with it.
+        answerer: The running engine and what asks it; None if no case has needed it.
+    """
+
+    job: Job
+    console: Console
+    signals: StopSignals
+    stack: ExitStack
+    answerer: "Answerer | Fleet | None" = None
+
+    def ask(self, cases: Cases) -> None:
+        """Write one row per example to `completions.jsonl`; rows that are there are kept.
+
+        A row has the raw replies (`texts`: the first one uses `sampling`, then come the `samples`),
+        why each ended (`finish`), token counts and how many sentences were left out. An example
+        that cannot be asked has `refused`, the reason, instead. If an example takes several calls,
+        each call has a row.
+        """
+        claim(self.job, cases, self.console, asked=True)
+        path = cases.folder / COMPLETIONS
+        earlier = EarlierRows(path) if path.exists() else None
+        done = earlier.answered(cases.reader, cases.file, self.job.labels) if earlier else set()
+        if len(done) >= cases.count:
+            self.console.print(f"{path}: all {cases.count} are answered already")
+            return
+        if earlier:
+            self.console.print(f"continuing: {len(done)} of {cases.count} are answered already")
+        self.console.print(f"2/3 answering {cases.count - len(done)} cases")
+        self.signals.folder = cases.folder
+        answerer = self.answerer or self.start()
+        todo = (example for example in cases.reader.read(cases.file) if str(example.id) not in done)
+        with stream(path) as file, meter(self.console, cases.count, len(done)) as progress:
+            out = Output(file, progress, answerer.status)
+
+            async def answer(example: Example) -> None:
+                old_rows = earlier.of(example) if earlier else {}
+                await answerer.answer(example, out.write, old_rows)
+                out.solved()
+
+            work = answer_all(todo, answer, answerer.slots)
+            answerer.runner.run(self.signals.until_stopped(work))
+
+    def start(self) -> "Answerer | Fleet":
+        """Start what the settings name: an engine, replicas in a cluster, or an endpoint."""
+        config = self.job.config
+        if config.ray:
+            from panjue.serve.ray import running_fleet
+
+            fleet = running_fleet(self.job, self.signals, self.console)
+            self.answerer = self.stack.enter_context(fleet)
+            return self.answerer
+        job = self.job.with_model()
+        if config.endpoint:
+            asker = job.asker()
+            source: Engine | Endpoint = self.stack.enter_context(closing(Endpoint(config.endpoint)))
+        else:
+            assert job.served, "without an endpoint, `make_job` has found a training"
+            with starting(self.console, "the engine"):
+                asker = job.asker()
+                running = engine(job.served, config.engine, job.budget, config.seed)
+                source = self.stack.enter_context(running)
+        self.answerer = Answerer(source, asker, asyncio.Semaphore(config.slots), job.passes)
+        return self.answerer
+
+
+def claim(job: Job, cases: Cases, console: Console, *, asked: bool) -> None:
+    """Write the record, the labels and the skipped rows of the answers to their folder.
+
+    `asked` says whether the model is asked about them. Answers that are there are resumed; if they
+    are to other cases or were made in another way, this is refused.
+    """
+    folder = cases.folder
+    record = record_of(job, cases, asked=asked)
+    if (folder / MANIFEST).exists():
+        old = AnswersRecord.read(folder)
+        check_resumes(old, record, folder)
+        if old.asked:  # the versions are those of the replies that are kept
+            if changed := difference(old.versions, record.versions):
+                console.print(f"resuming with other versions: {changed}")
+            record = record.model_copy(update={"versions": old.versions, "asked": True})
+    job.labels.save(folder)
+    record.write(folder)
+    skipped = cases.reader.skipped
+    skipped.write(folder / "skipped-test.jsonl")
+    skipped.show()
+
+
+def check_resumes(old: AnswersRecord, record: AnswersRecord, folder: Path) -> None:
+    """Refuse answers that are to other cases, or whose replies were made in another way."""
+    shaped = (CASES, REPLIES) if old.asked else (CASES,)
+    changed = without_resources(old).difference(without_resources(record), *shaped)
+    if changed:
+        raise UserError(
+            f"{folder}: has answers made with other settings ({changed}); they are kept: "
+            "name another folder for these with answers=NAME"
+        )
+
+
+def record_of(job: Job, cases: Cases, *, asked: bool) -> AnswersRecord:
+    """Return what the answers are made from; a run resumes if this shapes the same replies."""
+    trained = job.run.result
+    # Of the settings the record has those that shape replies: adapter, seed, sampling and so on.
+    known = job.config.model_dump(include=set(AnswersRecord.model_fields))
+    known |= {
+        "task": job.task_name,
+        "test": str(cases.file),
+        "test_sha256": sha256(cases.file),
+        "prompt_sha256": prompt_sha256(job.task_name),
+        "max_tokens": job.budget.usual,
+        "asked": asked,
+        "held_out": cases.reader.held_out,
+        "highest_hash": cases.reader.highest_hash,
+        "on_bad_row": cases.reader.on_bad_row,
+        "solve": job.task.solve.settings.model_dump() if job.task.solve else {},
+        "versions": {name: version(name) for name in ("llguidance", "transformers")},
+    }
+    known["versions"]["prompt rules"] = RULES
+    if trained:
+        known["trained"] = str(trained)
+        known["trained_sha256"] = model_sha256(trained)
+        known["labels_sha256"] = sha256(trained / "labels.json")
+    return AnswersRecord(**known)
