@@ -224,7 +224,9 @@ def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
     for place in (start, start.parent):  # a submission may be a folder itself
         if _has_answers(place):
             return Answers(place)
-    gold_sha256 = sha256(gold) if gold and gold.is_file() else None
+    gold_sha256 = None
+    if gold and (gold.is_file() or gold.is_dir()):  # a pipe can be read only once
+        gold_sha256 = sha256(gold)
     ranks: dict[Path, tuple[bool, ...]] = {}
     for manifest in sorted(path.glob(f"{ANSWERS}/*/{MANIFEST}")):
         folder = manifest.parent
