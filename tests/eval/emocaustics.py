@@ -241,7 +241,7 @@ CASES = {
         _sources_as_texts,
         (0.5, 1),
         own=(1, 1),
-        faults=("3 of the source ids are texts such as '1'; the scripts count numbers only",),
+        faults=("3 source ids are texts such as '2'; the scripts count numbers",),
     ),
     "no event": Case(lambda answer: answer.chat[0].pop("event"), (1, 1)),
     "event is null": Case(lambda answer: answer.chat[0].update(event=None), (1, 1)),

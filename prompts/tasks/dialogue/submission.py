@@ -37,28 +37,28 @@ def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
             yield f"the organisers' scripts do not read {name}; `panjue decode` gives other names"
     if row["chat"] is None:
         yield f"chat/output_chat_{example.id}.json is missing"
+    else:
+        yield from _chat_faults(example, row["chat"])
     if row["emo"] is None:
         yield f"emo/output_emotions_{example.id}.json is missing"
-    if row["chat"] is None or row["emo"] is None:
-        return
-    faults = list(form_faults(SUBMISSION_ROW, row))
+    else:
+        yield from _emo_faults(example, row["emo"])
+
+
+def _chat_faults(example: Example, chat: Any) -> Iterator[str]:
+    faults = list(form_faults(CHAT_FILE, chat))
     if faults:
-        yield from faults
+        yield from (f"chat.{fault}" for fault in faults)
         return
-    chat = row["chat"]
     if len(chat) != len(example.turns):
         yield f"the chat must list {len(example.turns)} sentences"
         return
     for turn, sentence in zip(example.turns, chat, strict=True):
         yield from _sentence_faults(turn, sentence)
-    for holder in speakers(example.turns):
-        if holder not in row["emo"]:
-            yield f"holder {holder!r} is not answered"
-    yield from _source_faults(row["emo"])
     sextuples = []
-    for turn, sentence in zip(example.turns, sentences_of(chat), strict=True):
-        sextuples += [{"id": turn.number, **sextuple} for sextuple in sentence.sextuples]
-    yield from unknown_labels(sextuples, events_by_holder(row["emo"]), SENTIMENTS)
+    for turn, read in zip(example.turns, sentences_of(chat), strict=True):
+        sextuples += [{"id": turn.number, **sextuple} for sextuple in read.sextuples]
+    yield from unknown_sentiments(sextuples)
 
 
 def _sentence_faults(turn: Turn, sentence: Row) -> Iterator[str]:
@@ -74,31 +74,34 @@ def _sentence_faults(turn: Turn, sentence: Row) -> Iterator[str]:
             yield f"{place}: the sextuple has no {', '.join(missing)}"
 
 
-def _source_faults(emo: Mapping[str, Row]) -> Iterator[str]:
-    """Yield how many emotions have a source that may be right and never counts in the scripts.
-
-    They look for its value among the numbers that gold has.
-    """
-    texts = 0
+def _emo_faults(example: Example, emo: Any) -> Iterator[str]:
+    faults = list(form_faults(EMO_FILE, emo))
+    if faults:
+        yield from (f"emo.{fault}" for fault in faults)
+        return
+    for holder in speakers(example.turns):
+        if holder not in emo:
+            yield f"holder {holder!r} is not answered"
+    sources = []
     for holder in emo.values():
         for event in holder["events"]:
-            for emotion in objects(event["emotions"]):
-                source = emotion["source_id"]
-                texts += isinstance(source, str) and source_number(source) is not None
+            sources += [emotion["source_id"] for emotion in objects(event["emotions"])]
+    texts = [one for one in sources if isinstance(one, str) and source_number(one) is not None]
     if texts:
-        yield f"{texts} of the source ids are texts such as '1'; the scripts count numbers only"
+        # They look for the value among the numbers of gold.
+        yield f"{len(texts)} source ids are texts such as {texts[0]!r}; the scripts count numbers"
+    yield from unknown_states(events_by_holder(emo), SENTIMENTS)
 
 
-def unknown_labels(
-    sextuples: Iterable[Row], events: Mapping[str, Sequence[Row]], states: Sequence[str]
-) -> Iterator[str]:
-    """Yield the sentiments and states outside the five.
-
-    `events` are those of each holder; `states` are the five, and in gold an empty one.
-    """
+def unknown_sentiments(sextuples: Iterable[Row]) -> Iterator[str]:
+    """Yield the sentiments outside the five; an empty one is none."""
     for row in sextuples:
         if row["sentiment"] not in (*SENTIMENTS, ""):
             yield f"sentence {row['id']}: the sentiment {row['sentiment']!r} is none of the five"
+
+
+def unknown_states(events: Mapping[str, Sequence[Row]], states: Sequence[str]) -> Iterator[str]:
+    """Yield the states that are not in `states`: the five, and in gold an empty one."""
     for holder, own in events.items():
         for event in own:
             for emotion in event["emotions"]:
@@ -236,16 +239,9 @@ class SentenceForm(Form):
     final_model_response: Annotated[list[SextupleForm] | None, BeforeValidator(_as_list)]
 
 
-class DialogueForm(Form):
-    """A submission row."""
-
-    chat: list[SentenceForm]
-    emo: dict[str, HolderForm]
-
-
-SUBMISSION_ROW = TypeAdapter(DialogueForm)
+CHAT_FILE = TypeAdapter(list[SentenceForm])
 EMO_FILE = TypeAdapter(dict[str, HolderForm])
-"""The form of a file of emotions: holder -> events."""
+"""The forms of a submission's files; gold has such emotions too: holder -> events."""
 
 
 def form_faults(form: TypeAdapter[Any], value: Any) -> Iterator[str]:

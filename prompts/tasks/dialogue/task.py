@@ -29,7 +29,8 @@ from panjue.prompts.tasks.dialogue.submission import (
     events_by_holder,
     form_faults,
     source_number,
-    unknown_labels,
+    unknown_sentiments,
+    unknown_states,
 )
 from panjue.prompts.tasks.metrics import Row
 
@@ -51,7 +52,8 @@ def read(row: Mapping[str, Any]) -> Example:
         events = None if problem else events_by_holder(row["emo"])
         answer = {"sentences": sextuples, "holders": _holders(events)}
         # Gold with unknown labels is scored, but training refuses it. Its states may be empty.
-        notes += unknown_labels(sextuples, events or {}, (*SENTIMENTS, ""))
+        notes += unknown_sentiments(sextuples)
+        notes += unknown_states(events or {}, (*SENTIMENTS, ""))
     return Example(
         id=str(id_of(row)),
         text=transcript(turns),
