@@ -14,7 +14,7 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.tasks.dialogue.sextuples import SENTIMENTS, speakers
 from panjue.prompts.tasks.metrics import Row
 
-KEYS = {
+SEXTUPLE_KEYS = {
     "target": ("target", "Target"),
     "aspect": ("aspect", "Aspect"),
     "opinion": ("opinion", "opinions"),
@@ -69,7 +69,7 @@ def _sentence_faults(turn: Turn, sentence: Row) -> Iterator[str]:
     if sentence["final_model_response"] is None:
         yield f"{place}: the answer is null, which counts as no sextuple"
     for given in objects(sentence["final_model_response"]):
-        missing = [field for field, keys in KEYS.items() if given.keys().isdisjoint(keys)]
+        missing = [field for field, keys in SEXTUPLE_KEYS.items() if given.keys().isdisjoint(keys)]
         if missing:
             yield f"{place}: the sextuple has no {', '.join(missing)}"
 
@@ -136,7 +136,7 @@ def sentences_of(chat: Any) -> list[Sentence]:
 
 def _sextuple(given: Row) -> dict[str, str]:
     sextuple = {}
-    for field, keys in KEYS.items():
+    for field, keys in SEXTUPLE_KEYS.items():
         key = next((key for key in keys if key in given), field)
         sextuple[field] = _text(given.get(key))
     return sextuple
