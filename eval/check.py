@@ -59,7 +59,7 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
     for key in case_ids:
         if key not in seen:
             yield f"{submission}: id {key} is not answered"
-    decoding = decoding_of(submission) if submission.is_file() else None
+    decoding = decoding_of(submission)
     for refusal in decoding.get("refusals", ()) if decoding else ():
         yield f"{submission}: {never_asked([refusal])}"
 

@@ -181,7 +181,14 @@ def call_key(row: Mapping[str, Any]) -> str:
 
 def first_reply(row: Mapping[str, Any]) -> str:
     """Return the first reply of a row of `completions.jsonl`; empty if it was refused."""
-    return str(row["texts"][0]) if row.get("refused") is None else ""
+    if row.get("refused") is not None:
+        return ""
+    texts = row.get("texts")
+    if not (isinstance(texts, list) and texts and isinstance(texts[0], str)):
+        raise UserError(
+            f"id {row['id']}: 'texts' has no reply; delete the line: `panjue generate` asks again"
+        )
+    return texts[0]
 
 
 UNKNOWN = "-"

@@ -16,7 +16,7 @@ from rich.console import Console
 from panjue.prompts.example import Decoded, Example, call_key, first_reply, run_steps
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import Stopped
-from panjue.prompts.plumbing.files import dump, stream
+from panjue.prompts.plumbing.files import dump, located, stream
 from panjue.prompts.plumbing.progress import Meter
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.reader import Reader
@@ -69,7 +69,8 @@ class EarlierRows:
             return task.ask.decode(first_reply(row), question, labels)
 
         try:
-            run_steps(task.solving(example), reply)
+            with located(str(self._rows.path)):
+                run_steps(task.solving(example), reply)
         except MissingRow:
             return False
         return True

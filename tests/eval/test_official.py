@@ -1,10 +1,15 @@
-"""The official scorers, written anew from their definitions, agree on random submissions."""
+"""The official scorers agree: written anew from their definitions, and where they are present.
+
+`PANJUE_OFFICIAL` names a folder with clones of the organisers' repositories.
+"""
 
 import math
+import os
 import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -17,6 +22,7 @@ from panjue.eval.values import MetricValues, metric_values, summarize
 from panjue.prompts.example import Example
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.reading.task import leave_one_out
+from tests.eval import emocaustics
 
 Row = dict[str, Any]
 Case = tuple[Example, Row, Row]
@@ -24,6 +30,14 @@ Case = tuple[Example, Row, Row]
 
 CLASSES = {"severity": (6, False), "scotus": (14, False), "fscs": (2, False), "ecthr": (10, True)}
 """Task of FairLex -> the number of its classes, and whether an answer is a set of them."""
+
+
+def official(repository: str) -> Path:
+    """Return the organisers' repository of this name; skip where it is absent."""
+    folder = Path(os.environ.get("PANJUE_OFFICIAL", "/nowhere"), repository)
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}: PANJUE_OFFICIAL names no folder with it")
+    return folder
 
 
 def judgments(draw: random.Random) -> list[Case]:
@@ -185,3 +199,29 @@ def test_the_official_scorer_gives_the_same(name: str, request: pytest.FixtureRe
         assert found.keys() == expected.keys()
         largest = max(largest, *(abs(found[key] - expected[key]) for key in found))
     assert largest <= 1e-9
+
+
+def test_the_scripts_of_emocaustics_give_the_figures_of_their_cases(tmp_path: Path) -> None:
+    scripts = official("EmoCaustics")
+    gold, answers = tmp_path / "gold", tmp_path / "answers"
+    for number, case in enumerate(emocaustics.CASES.values(), start=1):
+        answer = emocaustics.Answer()
+        case.damage(answer)
+        answer.write(gold, answers, str(number))
+    found = emocaustics.script_scores(scripts, gold, answers, tmp_path)
+    for number, (name, case) in enumerate(emocaustics.CASES.items(), start=1):
+        assert found[str(number)] == pytest.approx(case.official, abs=1e-4), name
+
+
+def test_the_scripts_of_emocaustics_give_the_same_where_they_mean_the_same(tmp_path: Path) -> None:
+    """As in a baseline's files or in ours; `CASES` has what they count otherwise."""
+    scripts = official("EmoCaustics")
+    gold, answers = tmp_path / "gold", tmp_path / "answers"
+    for seed in range(200):
+        emocaustics.random_answer(random.Random(seed)).write(gold, answers, str(seed))
+    expected = emocaustics.script_scores(scripts, gold, answers, tmp_path)
+    found = emocaustics.own_scores(gold, answers)
+    assert found.keys() == expected.keys()
+    largest = np.abs(np.array([*found.values()]) - [expected[key] for key in found]).max()
+    print(f"the largest difference: {largest:.1e}")
+    assert largest <= 1e-6

@@ -1,5 +1,6 @@
 """Dialogues through the real engine: many calls for one answer, at once, and resumed."""
 
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ import pytest
 from panjue.prompts.example import Answer, Decoded, Example, call_key, run_steps
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, configured, load_task, task_folders
 from panjue.serve.ask import Asker, Budget
 from panjue.serve.endpoint import ENDPOINT_KEY, Endpoint
 from panjue.serve.engine import Engine
+from panjue.serve.output import EarlierRows
 
 TASK = load_task("dialogue")
 SAMPLE = task_folders()["dialogue"] / "sample.folder"
@@ -65,6 +68,15 @@ def test_a_dialogue_is_resumed_where_it_stopped(llm: Engine, merged: Path, rows_
     changed = {key: {**row, "question": "another"} for key, row in kept.items()}
     with pytest.raises(UserError, match="call 0 was 'another', now it is '1/1'"):
         rows_of(llm, asker, both, old_rows=changed, passes=SHORT)
+
+
+@pytest.mark.parametrize("replies", [{"texts": []}, {"texts": None}, {"texts": [3]}, {}])
+def test_an_old_row_without_a_reply_is_named(replies: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "completions.jsonl"
+    path.write_text(dump({"id": "1", "call": 0, "question": "1/1", **replies}) + "\n", "utf-8")
+    problem = f"{path}: id 1: 'texts' has no reply; delete the line: `panjue generate` asks again"
+    with pytest.raises(UserError, match=re.escape(problem)):
+        EarlierRows(path).answered(Reader(TASK), SAMPLE, Labels())
 
 
 def test_any_openai_endpoint_does_as_well(

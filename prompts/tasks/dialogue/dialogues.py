@@ -1,8 +1,14 @@
-"""Folders of dialogues with `chat/chat_<id>.json` and `emo/emo_<id>.json` (EmoCaustics)."""
+"""Folders of dialogues (EmoCaustics).
+
+Cases are `chat/chat_<id>.json` and `emo/emo_<id>.json`. A submission has the names that the
+organisers' scripts read; `panjue` 0.4 gave it those of cases.
+"""
 
 import json
+import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,10 +20,15 @@ from panjue.prompts.plumbing.files import (
     BOM,
     FileRow,
     check_text,
+    located,
     parse_json,
     replace_folder,
 )
 from panjue.prompts.plumbing.submissions import SubmissionFormat, WriteRow
+
+CHAT_NAME = re.compile(r"(?s)(?:output_)?chat_(.+)\.json")
+EMO_NAME = re.compile(r"(?s)(?:output_emotions|emo)_(?!\d+_steps\.)(.+?)(?:(?<=\d)_events)?\.json")
+"""A baseline of the organisers writes `_events`, and beside it `_steps`, which no script reads."""
 
 
 def dialogues(folder: Path) -> Iterator[FileRow]:
@@ -26,15 +37,11 @@ def dialogues(folder: Path) -> Iterator[FileRow]:
     An unreadable chat is a bad row. Unreadable emotions are reported in `emo_problem`: the chat is
     still valid.
     """
-    if not is_folder_of_dialogues(folder):
-        raise UserError(f"{folder}: has no dialogues, chat/chat_<id>.json")
     keys = [path.stem.removeprefix("chat_") for path in (folder / "chat").glob("chat_*.json")]
+    if not keys:
+        raise UserError(f"{folder}: has no dialogues, chat/chat_<id>.json")
     for key in sorted(keys, key=_number_first):
         yield f"chat/chat_{key}.json", partial(_dialogue, folder, key)
-
-
-def is_folder_of_dialogues(folder: Path) -> bool:
-    return any((folder / "chat").glob("chat_*.json"))
 
 
 def _number_first(key: str) -> tuple[int, str]:
@@ -71,17 +78,45 @@ def _document(path: Path, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
 
 
 def _read_submission(folder: Path) -> Iterator[FileRow]:
-    for place, load in dialogues(folder):
-        yield place, partial(_with_emotions, load)
+    """Yield the answers by number, each as `id`, `chat`, `emo`, and the `names` of its files.
+
+    Of `chat` and `emo` one may have no file, and is None.
+    """
+    chats = _files_by_id(folder / "chat", CHAT_NAME)
+    emos = _files_by_id(folder / "emo", EMO_NAME)
+    for key in sorted({**chats, **emos}, key=_number_first):
+        own_chats = chats.get(key, [])
+        own_emos = emos.get(key, [])
+        place = [*own_chats, *own_emos][0].relative_to(folder)
+        yield str(place), partial(_answer, key, own_chats, own_emos)
 
 
-def _with_emotions(load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return a dialogue whose emotions are readable, as those of a submission must be."""
-    row = load()
-    problem = row.pop("emo_problem")
-    if problem:
-        raise UserError(problem)
-    return row
+def is_folder_of_answers(folder: Path) -> bool:
+    chats = _files_by_id(folder / "chat", CHAT_NAME)
+    return bool(chats or _files_by_id(folder / "emo", EMO_NAME))
+
+
+def _files_by_id(folder: Path, name: re.Pattern[str]) -> dict[str, list[Path]]:
+    """Return id of a dialogue -> its files in a folder; in a submission it has one."""
+    files: dict[str, list[Path]] = defaultdict(list)
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if found := name.fullmatch(path.name):
+            files[found[1]].append(path)
+    return files
+
+
+def _answer(key: str, chats: Sequence[Path], emos: Sequence[Path]) -> dict[str, Any]:
+    check_text(key)  # a name that is not UTF-8 cannot be an id
+    for paths in (chats, emos):
+        if len(paths) > 1:
+            names = " and ".join(path.name for path in paths)
+            raise UserError(f"{names} answer the same dialogue; delete all but one")
+    chat = _document(chats[0], list) if chats else None
+    emo = None
+    if emos:
+        with located(f"emo/{emos[0].name}"):
+            emo = _document(emos[0], dict)
+    return {"id": key, "chat": chat, "emo": emo, "names": [path.name for path in (*chats, *emos)]}
 
 
 @contextmanager
@@ -92,10 +127,14 @@ def _writing(path: Path) -> Iterator[WriteRow]:
         (temporary / name).mkdir(parents=True)
 
     def write(row: Mapping[str, Any]) -> None:
-        for name in ("chat", "emo"):
-            text = json.dumps(row[name], ensure_ascii=False, indent=2)
-            place = temporary / name / f"{name}_{row['id']}.json"
-            place.write_text(text + "\n", "utf-8")
+        files = {
+            f"chat/output_chat_{row['id']}.json": row["chat"],
+            f"emo/output_emotions_{row['id']}.json": row["emo"],
+        }
+        for name, value in files.items():
+            if value is not None:  # gold may have no emotions that can be read
+                text = json.dumps(value, ensure_ascii=False, indent=2)
+                (temporary / name).write_text(text + "\n", "utf-8")
 
     try:
         yield write
@@ -104,4 +143,4 @@ def _writing(path: Path) -> Iterator[WriteRow]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-DIALOGUES = SubmissionFormat("submission", _read_submission, _writing, is_folder_of_dialogues)
+DIALOGUES = SubmissionFormat("submission", _read_submission, _writing, is_folder_of_answers)

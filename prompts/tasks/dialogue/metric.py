@@ -2,11 +2,17 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
+from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from panjue.prompts.tasks.dialogue.similarity import cosine
+from panjue.prompts.tasks.dialogue.submission import (
+    Sentence,
+    events_by_holder,
+    sentences_of,
+)
 from panjue.prompts.tasks.metrics import CorpusMetric, Field, Item, Numbers, Row, texts
 
 TEXT_FIELDS = ("opinion", "rationale", "aspect")
@@ -26,22 +32,19 @@ def sextuple(gold: Row, row: Row | None) -> float:
     aspect that mean the same. Where gold has none for a sentence, only an empty answer gives
     points, all four. Sentences are matched by position; of several sextuples the best counts.
     """
+    golds = sentences_of(gold["chat"])
     points = 0
-    for right, given in zip(_sextuples(gold), _sextuples(row), strict=False):
-        if right:
-            points += max((_sextuple_points(right[0], one) for one in given), default=0)
-        elif not given:
+    for right, given in zip(golds, _sentences(row), strict=False):
+        if right.sextuples:
+            best = [_sextuple_points(right.sextuples[0], one) for one in given.sextuples]
+            points += max(best, default=0)
+        elif not given.sextuples:
             points += 4
-    return points / (4 * len(gold["chat"]))
+    return points / max(1, 4 * len(golds))  # an answer as its own gold may have no sentence
 
 
-def _sextuples(row: Row | None) -> list[list[Row]]:
-    """Return the sextuples of each sentence that are not empty."""
-    sentences = []
-    for sentence in row["chat"] if row else ():
-        sextuples = sentence["final_model_response"]
-        sentences.append([sextuple for sextuple in sextuples if any(sextuple.values())])
-    return sentences
+def _sentences(row: Row | None) -> list[Sentence]:
+    return sentences_of(row["chat"]) if row else []
 
 
 def _sextuple_points(right: Row, given: Row) -> int:
@@ -58,14 +61,19 @@ def means_the_same(text: str, other: str) -> bool:
 
 def shown(gold: Row, row: Row | None) -> Iterator[Item]:
     """Yield every sentence with its sextuple, then every holder with its emotion chains."""
-    answers = chain(_sextuples(row), repeat([]))
-    for sentence, right, given in zip(gold["chat"], _sextuples(gold), answers, strict=False):
-        yield f"{sentence['holder']}：{sentence['input_sentence']}", _shown_fields(right, given)
-    for name, holder in (gold["emo"] or {}).items():
-        golds = holder["events"]
-        events = _events_of(row, name)
+    unanswered = Sentence("", "", [])
+    answers = chain(_sentences(row), repeat(unanswered))
+    for right, given in zip(sentences_of(gold["chat"]), answers, strict=False):
+        yield f"{right.holder}：{right.text}", _shown_fields(right.sextuples, given.sextuples)
+    predicted = _events(row)
+    for name, golds in _events(gold).items():
+        events = predicted.get(name, [])
         is_right = holder_points(golds, events) == 1
         yield name, [Field("emotions", _emotion_lines(golds), _emotion_lines(events), is_right)]
+
+
+def _events(row: Row | None) -> dict[str, list[dict[str, Any]]]:
+    return events_by_holder(row["emo"]) if row else {}
 
 
 def _shown_fields(right: list[Row], given: list[Row]) -> list[Field]:
@@ -89,27 +97,22 @@ def _emotion_lines(events: Sequence[Row]) -> list[str]:
     """Return a line for each emotion: its event, state, source and reason."""
     lines = []
     for event in events:
-        for one in event["emotions"] or ():
+        for one in event["emotions"]:
             lines.append(f"{event['event']}: {one['state']} ← {one['source_id']}: {one['reason']}")
     return lines
 
 
-def _events_of(row: Row | None, holder: str) -> Sequence[Row]:
-    """Return the events of a holder; none if the row does not have the holder."""
-    emo: Row = (row["emo"] if row else None) or {}
-    return (emo[holder]["events"] if holder in emo else None) or ()
-
-
 def _event_counts(gold: Row, row: Row | None) -> list[float]:
     """Return [points of a dialogue, 1], or zeros if gold has no readable emotions."""
-    if not gold["emo"]:
+    golds = _events(gold)
+    if not golds:
         return [0.0, 0.0]
-    if not row:
-        return [0.0, 1.0]
+    predicted = _events(row)
     points = 0.0
-    for name, holder in gold["emo"].items():
-        points += holder_points(holder["events"], _events_of(row, name))
-    return [points / len(gold["emo"]), 1.0]
+    if row:
+        for name, events in golds.items():
+            points += holder_points(events, predicted.get(name, []))
+    return [points / len(golds), 1.0]
 
 
 def holder_points(gold: Sequence[Row], predicted: Sequence[Row]) -> float:

@@ -16,17 +16,22 @@ from panjue.prompts.tasks.dialogue.dialogues import DIALOGUES, dialogues
 from panjue.prompts.tasks.dialogue.gold import gold_oracle
 from panjue.prompts.tasks.dialogue.metric import DIALOGUE_METRICS, shown
 from panjue.prompts.tasks.dialogue.sextuples import (
-    EMO_FILE,
     SENTIMENTS,
     SEXTUPLE,
-    check,
     decode,
-    form_faults,
     reserve,
     schema,
-    unknown_labels,
 )
 from panjue.prompts.tasks.dialogue.solve import SolveConfig, head, inputs, solve, transcript
+from panjue.prompts.tasks.dialogue.submission import (
+    EMO_FILE,
+    check,
+    events_by_holder,
+    form_faults,
+    source_number,
+    unknown_sentiments,
+    unknown_states,
+)
 from panjue.prompts.tasks.metrics import Row
 
 
@@ -42,12 +47,13 @@ def read(row: Mapping[str, Any]) -> Example:
     is_labelled = _is_labelled(chat)
     problem = _emotion_problem(row, is_labelled)
     notes = [problem] if problem else []
-    emo = None if problem else row.get("emo")
     answer = None
     if is_labelled:
-        answer = {"sentences": sextuples, "holders": _holders(emo)}
+        events = None if problem else events_by_holder(row["emo"])
+        answer = {"sentences": sextuples, "holders": _holders(events)}
         # Gold with unknown labels is scored, but training refuses it. Its states may be empty.
-        notes += unknown_labels(sextuples, emo or {}, (*SENTIMENTS, ""))
+        notes += unknown_sentiments(sextuples)
+        notes += unknown_states(events or {}, (*SENTIMENTS, ""))
     return Example(
         id=str(id_of(row)),
         text=transcript(turns),
@@ -70,19 +76,24 @@ def _turn(number: int, sentence: Mapping[str, Any]) -> Turn:
 
 
 def _is_labelled(chat: Sequence[Mapping[str, Any]]) -> bool:
-    """Say whether the sentences have gold sextuples: all fields of all sentences, or none."""
-    pairs = product(chat, SEXTUPLE)
-    is_given = {field.title() in sentence for sentence, field in pairs}
-    if len(is_given) > 1:
+    """Say whether the sentences have gold sextuples: all fields of all sentences, or none.
+
+    Of a field that is null the text is empty; if all of a dialogue are, it has no gold.
+    """
+    keys = [field.title() for field in SEXTUPLE]
+    pairs = list(product(chat, keys))
+    if len({key in sentence for sentence, key in pairs}) > 1:
         raise UserError("some sentences have Target, Aspect, … and others do not")
-    return is_given.pop()
+    return any(sentence.get(key) is not None for sentence, key in pairs)
 
 
 def _gold_sextuple(number: int, sentence: Mapping[str, Any]) -> dict[str, Any]:
-    values = {field: sentence.get(field.title(), "") for field in SEXTUPLE}
-    for field, value in values.items():
-        if not isinstance(value, str):
+    values = {}
+    for field in SEXTUPLE:
+        value = sentence.get(field.title())
+        if not isinstance(value, str | None):
             raise UserError(f"sentence {number}: {field.title()!r} must be a text")
+        values[field] = value or ""
     return {"id": number, **values}
 
 
@@ -97,11 +108,11 @@ def _emotion_problem(row: Mapping[str, Any], is_labelled: bool) -> str:
     return ""
 
 
-def _holders(emo: Mapping[str, Row] | None) -> list[dict[str, Any]] | None:
+def _holders(events: Mapping[str, Sequence[Row]] | None) -> list[dict[str, Any]] | None:
     """Return the holders of an answer; None if there are no emotions that can be used."""
-    if emo is None:
+    if events is None:
         return None
-    return [{"holder": name, "events": value["events"]} for name, value in emo.items()]
+    return [{"holder": name, "events": own} for name, own in events.items()]
 
 
 def _length_group(turns: int) -> str:
@@ -113,7 +124,7 @@ def _length_group(turns: int) -> str:
 
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
-    """Return the row that becomes `chat_<id>.json` and `emo_<id>.json`."""
+    """Return the row that becomes the two files of a dialogue."""
     chat = []
     for turn, sentence in zip(example.turns, answer["sentences"], strict=True):
         sextuple = {field: sentence[field] for field in SEXTUPLE}
@@ -127,8 +138,21 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
         )
     emo = None
     if answer["holders"] is not None:
-        emo = {holder["holder"]: {"events": holder["events"]} for holder in answer["holders"]}
+        emo = {}
+        for holder in answer["holders"]:
+            emo[holder["holder"]] = {"events": list(map(_written_event, holder["events"]))}
     return {"id": example.id, "chat": chat, "emo": emo}
+
+
+def _written_event(event: Row) -> dict[str, Any]:
+    """Return an event whose sources are numbers where they can: the scripts count no other."""
+    emotions = []
+    for emotion in event["emotions"]:
+        number = source_number(emotion["source_id"])
+        emotions.append(
+            {**emotion, "source_id": emotion["source_id"] if number is None else number}
+        )
+    return {**event, "emotions": emotions}
 
 
 TASK = Task(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import write_json
+from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.plumbing.run import (
     CASES,
     CHOICE,
@@ -130,6 +130,18 @@ def test_a_path_means_the_answers_to_the_gold_file(tmp_path: Path) -> None:
         assert find_answers(run, gold) == Answers(run / "answers/a")
         assert find_answers(folder, gold) == Answers(folder), "where they are named"
         folder.rename(run / "answers/b")
+
+
+def test_a_folder_of_cases_is_recognised_by_its_content(tmp_path: Path) -> None:
+    gold = tmp_path / "gold"
+    (gold / "chat").mkdir(parents=True)
+    (gold / "chat/chat_1.json").write_text("[]", "utf-8")
+    for name, digest in {"a": sha256(gold), "b": "1"}.items():
+        folder = tmp_path / "run/answers" / name
+        record = AnswersRecord.model_validate({**ANSWERED, "test_sha256": digest})
+        folder.mkdir(parents=True)
+        record.write(folder)
+    assert find_answers(tmp_path / "run", gold) == Answers(tmp_path / "run/answers/a")
 
 
 def test_of_several_answers_the_empty_ones_do_not_count(tmp_path: Path) -> None:

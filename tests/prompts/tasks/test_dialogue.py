@@ -201,7 +201,7 @@ def test_gold_emotions_that_cannot_be_used_are_noted(emotions: dict[str, Any], n
 @pytest.mark.parametrize(
     ("old", "new", "faults"),
     [
-        ('"aspect"', '"aspects"', ["chat.0.final_model_response.0.aspect: F", "chat.0.final_"]),
+        ('"aspect"', '"aspects"', ["sentence 1: the sextuple has no aspect"]),
         ('"emotions"', '"emotion"', ["emo.甲.events.0.emotions: Field required"]),
         ('"state": "negative"', '"state": ""', ["holder 甲: the state '' is none of the five"]),
         ('"holder"', '"who"', ["chat.0.holder: Field required"]),

@@ -1,0 +1,257 @@
+"""What a submission has of a dialogue, and its faults.
+
+All is read as the organisers' scripts read it: their baselines leave out fields, give an object for
+a list of one, and numbers for texts. What the scripts cannot read counts as not given.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError
+
+from panjue.prompts.example import Example, Turn
+from panjue.prompts.labels import Labels
+from panjue.prompts.tasks.dialogue.sextuples import SENTIMENTS, speakers
+from panjue.prompts.tasks.metrics import Row
+
+SEXTUPLE_KEYS = {
+    "target": ("target", "Target"),
+    "aspect": ("aspect", "Aspect"),
+    "opinion": ("opinion", "opinions"),
+    "sentiment": ("sentiment", "Sentiment"),
+    "rationale": ("rationale", "Rationale"),
+}
+"""Field of a sextuple -> the keys that the scripts know for it; the first that is there counts."""
+
+MAX_DIGITS = 20
+"""Of a source id that is a number; Python refuses to make a number of thousands of digits."""
+
+OLD_NAMES = ("chat_", "emo_")
+"""How the names of a submission of panjue 0.4 begin."""
+
+
+def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
+    """Yield the faults of a submission row: of its files, its form, its texts and its labels."""
+    for name in row.get("names", ()):
+        if name.startswith(OLD_NAMES):
+            yield f"the organisers' scripts do not read {name}; `panjue decode` gives other names"
+    if row["chat"] is None:
+        yield f"chat/output_chat_{example.id}.json is missing"
+    else:
+        yield from _chat_faults(example, row["chat"])
+    if row["emo"] is None:
+        yield f"emo/output_emotions_{example.id}.json is missing"
+    else:
+        yield from _emo_faults(example, row["emo"])
+
+
+def _chat_faults(example: Example, chat: Any) -> Iterator[str]:
+    faults = list(form_faults(CHAT_FILE, chat))
+    if faults:
+        yield from (f"chat.{fault}" for fault in faults)
+        return
+    if len(chat) != len(example.turns):
+        yield f"the chat must list {len(example.turns)} sentences"
+        return
+    for turn, sentence in zip(example.turns, chat, strict=True):
+        yield from _sentence_faults(turn, sentence)
+    sextuples = []
+    for turn, read in zip(example.turns, sentences_of(chat), strict=True):
+        sextuples += [{"id": turn.number, **sextuple} for sextuple in read.sextuples]
+    yield from unknown_sentiments(sextuples)
+
+
+def _sentence_faults(turn: Turn, sentence: Row) -> Iterator[str]:
+    place = f"sentence {turn.number}"
+    is_same_text = sentence["input_sentence"].strip() == turn.sentence.strip()
+    if not is_same_text or sentence["holder"].strip() != turn.holder.strip():
+        yield f"{place}: the text or the holder differs from the dialogue"
+    if sentence["final_model_response"] is None:
+        yield f"{place}: the answer is null, which counts as no sextuple"
+    for given in objects(sentence["final_model_response"]):
+        missing = [field for field, keys in SEXTUPLE_KEYS.items() if given.keys().isdisjoint(keys)]
+        if missing:
+            yield f"{place}: the sextuple has no {', '.join(missing)}"
+
+
+def _emo_faults(example: Example, emo: Any) -> Iterator[str]:
+    faults = list(form_faults(EMO_FILE, emo))
+    if faults:
+        yield from (f"emo.{fault}" for fault in faults)
+        return
+    for holder in speakers(example.turns):
+        if holder not in emo:
+            yield f"holder {holder!r} is not answered"
+    sources = []
+    for holder in emo.values():
+        for event in holder["events"]:
+            sources += [emotion["source_id"] for emotion in objects(event["emotions"])]
+    texts = [one for one in sources if isinstance(one, str) and source_number(one) is not None]
+    if texts:
+        # They look for the value among the numbers of gold.
+        yield f"{len(texts)} source ids are texts such as {texts[0]!r}; the scripts count numbers"
+    yield from unknown_states(events_by_holder(emo), SENTIMENTS)
+
+
+def unknown_sentiments(sextuples: Iterable[Row]) -> Iterator[str]:
+    """Yield the sentiments outside the five; an empty one is none."""
+    for row in sextuples:
+        if row["sentiment"] not in (*SENTIMENTS, ""):
+            yield f"sentence {row['id']}: the sentiment {row['sentiment']!r} is none of the five"
+
+
+def unknown_states(events: Mapping[str, Sequence[Row]], states: Sequence[str]) -> Iterator[str]:
+    """Yield the states that are not in `states`: the five, and in gold an empty one."""
+    for holder, own in events.items():
+        for event in own:
+            for emotion in event["emotions"]:
+                state = emotion["state"]
+                if state not in states:
+                    yield f"holder {holder}: the state {state!r} is none of the five"
+
+
+class Sentence(NamedTuple):
+    """What a submission has of a sentence."""
+
+    holder: str
+    text: str
+    sextuples: list[dict[str, str]]
+    """Each has all fields, and not all of them are empty."""
+
+
+def sentences_of(chat: Any) -> list[Sentence]:
+    """Return what the list of a `chat` file has of each sentence."""
+    sentences = []
+    for value in chat or ():
+        given = value if isinstance(value, dict) else {}
+        sextuples = [_sextuple(one) for one in objects(given.get("final_model_response"))]
+        sentence = Sentence(
+            holder=_text(given.get("holder")),
+            text=_text(given.get("input_sentence")),
+            sextuples=[sextuple for sextuple in sextuples if any(sextuple.values())],
+        )
+        sentences.append(sentence)
+    return sentences
+
+
+def _sextuple(given: Row) -> dict[str, str]:
+    sextuple = {}
+    for field, keys in SEXTUPLE_KEYS.items():
+        key = next((key for key in keys if key in given), field)
+        sextuple[field] = _text(given.get(key))
+    return sextuple
+
+
+def events_by_holder(emo: Any) -> dict[str, list[dict[str, Any]]]:
+    """Return holder -> events of an `emo` file, each with all fields."""
+    return {holder: _events(value) for holder, value in (emo or {}).items()}
+
+
+def _events(holder: Any) -> list[dict[str, Any]]:
+    events = []
+    for value in objects(holder.get("events")) if isinstance(holder, dict) else ():
+        emotions = []
+        for given in objects(value.get("emotions")):
+            emotion = {
+                "state": _text(given.get("state")),
+                "reason": _text(given.get("reason")),
+                "source_id": source_text(given.get("source_id")),
+            }
+            emotions.append(emotion)
+        events.append({"event": _text(value.get("event")), "emotions": emotions})
+    return events
+
+
+def objects(value: Any) -> list[dict[str, Any]]:
+    """Return the objects of a list that are not empty; an object is a list of it."""
+    items = _as_list(value)
+    if not isinstance(items, list):
+        return []
+    return [item for item in items if isinstance(item, dict) and item]
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, dict) else value
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def source_text(value: Any) -> str:
+    """Return a source id as a text: of 3, `"3"` and `"03"` the same."""
+    number = source_number(value)
+    return _text(value) if number is None else str(number)
+
+
+def source_number(value: Any) -> int | None:
+    """Return the number that a source id is, if it is one."""
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) <= MAX_DIGITS:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _number_as_text(value: Any) -> Any:
+    return value if source_number(value) is None else source_text(value)
+
+
+class Form(BaseModel, strict=True):
+    """A part of the files of a submission or of gold: the keys that are read."""
+
+
+class EmotionForm(Form):
+    """What a holder feels in an event."""
+
+    state: str
+    reason: str
+    source_id: Annotated[str, BeforeValidator(_number_as_text)]
+
+
+class EventForm(Form):
+    """An event of a holder."""
+
+    event: str
+    emotions: Annotated[list[EmotionForm], BeforeValidator(_as_list)]
+
+
+class HolderForm(Form):
+    """What `emo` has of a holder."""
+
+    events: list[EventForm]
+
+
+class SextupleForm(Form):
+    """The texts of a sextuple, under any of their keys."""
+
+    target: str | None = None
+    aspect: str | None = None
+    opinion: str | None = None
+    opinions: str | None = None
+    sentiment: str | None = None
+    rationale: str | None = None
+
+
+class SentenceForm(Form):
+    """A sentence of `chat` with its answers."""
+
+    input_sentence: str
+    holder: str
+    final_model_response: Annotated[list[SextupleForm] | None, BeforeValidator(_as_list)]
+
+
+CHAT_FILE = TypeAdapter(list[SentenceForm])
+EMO_FILE = TypeAdapter(dict[str, HolderForm])
+"""The forms of a submission's files; gold has such emotions too: holder -> events."""
+
+
+def form_faults(form: TypeAdapter[Any], value: Any) -> Iterator[str]:
+    """Yield what is wrong in the form of a value, with its place.
+
+    With jsonschema this took half of the time that scoring 700 dialogues takes.
+    """
+    try:
+        form.validate_python(value)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            place = ".".join(map(str, detail["loc"]))
+            yield f"{place}: {detail['msg']:.200}"
