@@ -10,7 +10,7 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
 from panjue.prompts.example import Example
@@ -127,12 +127,29 @@ def facts(
     return rows
 
 
+def how_known(shares: ArrayLike, usual_share: float) -> Array:
+    """Return from 0 to 1 how far texts are known, by the shares of their n-grams that count.
+
+    A text of the usual share, or of a higher one, is known: 1. So is every text if no n-gram counts
+    in usual texts: then nothing was learnt from words.
+    """
+    if usual_share == 0:
+        return np.ones(np.shape(shares))
+    return np.minimum(1, np.asarray(shares) / usual_share)
+
+
 @dataclass(frozen=True)
 class View:
     """The n-grams of one view that count."""
 
     kept: Hashes  # their hashes, ascending, [columns]
     idf: NDArray[np.float32]  # inverse document frequencies, [columns]
+
+    def share_known(self, text: Hashes) -> float:
+        """Return the share of a text's distinct n-grams that count; 0 of an empty text."""
+        distinct = np.unique(text)
+        known = np.isin(distinct, self.kept, assume_unique=True)
+        return float(known.sum() / max(1, len(distinct)))
 
     def rows(self, texts: Sequence[Hashes]) -> csr_array:
         """Return the vectors of texts, [texts, columns]: sublinear TF-IDF, each of length 1."""
