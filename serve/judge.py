@@ -17,9 +17,11 @@ from panjue.finetune.classifier.calibration import scaling_of_run
 from panjue.finetune.classifier.opinions import read_answer
 from panjue.prompts.example import Example
 from panjue.prompts.model import is_demo, model_sha256
+from panjue.prompts.names import name_places
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.run import Run
+from panjue.prompts.shorten import split_sentences
 from panjue.prompts.task import load_task
 from panjue.serve.ask import Asker, Budget, CompletionRow, OnText, Question, Refusal, ask
 from panjue.serve.engine import Engine, check_engine, running_engine
@@ -123,7 +125,14 @@ class ServedRun:
         body["repairs"] = list(read.decoded.repairs)
         body["finish"] = row["finish"][0]
         body["dropped_sentences"] = row["dropped_sentences"]
-        unnamed = [name for name in example.names if name not in example.text]
+        named = set()
+        sentences = []
+        for sentence in split_sentences(example.text, None, example.names):
+            numbers = {place.number for place in name_places(sentence, example.names)}
+            sentences.append({"text": sentence, "defendants": sorted(numbers)})
+            named |= numbers
+        body["sentences"] = sentences  # and the positions of the defendants that each names
+        unnamed = [name for number, name in enumerate(example.names) if number not in named]
         body["notes"] = [f"the facts do not name {name}" for name in unnamed]
         usage = {name: row[name] for name in ("prompt_tokens", "completion_tokens")}
         body["usage"] = {**usage, "total_tokens": sum(usage.values())}

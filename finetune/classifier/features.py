@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
 from panjue.prompts.example import Example
+from panjue.prompts.names import split_at_names
 
 Hashes = NDArray[np.uint32]
 
@@ -65,21 +66,21 @@ def grams(text: str, marks: Sequence[str] = ()) -> Hashes:
     return np.fromiter(chain(single, pairs, of_marks), np.uint32)
 
 
-def name_marks(example: Example) -> dict[str, str]:
-    """Return mark -> name: the characters that replace the names of a case."""
-    return {chr(FIRST_NAME + number): name for number, name in enumerate(example.names)}
+def everybody(example: Example) -> range:
+    """Return the code points that replace the names of a case."""
+    return range(FIRST_NAME, FIRST_NAME + len(example.names))
 
 
 def own_clauses(example: Example, items: int) -> tuple[str, list[str]]:
     """Return the text with a mark in place of each name, and the clauses that name each item."""
-    marks = name_marks(example)
-    text = example.text
-    longest_first = sorted(marks.items(), key=lambda pair: -len(pair[1]))
-    for mark, name in longest_first:  # 张某甲 does not name 张某
-        text = text.replace(name, mark)
+    pieces = []
+    for piece, number in split_at_names(example.text, example.names):
+        pieces.append(piece if number is None else chr(FIRST_NAME + number))
+    text = "".join(pieces)
+    marks = set(map(chr, everybody(example)))
     clauses: dict[str, list[str]] = defaultdict(list)
     for clause in CLAUSE.split(text):
-        for mark in marks.keys() & set(clause):
+        for mark in marks.intersection(clause):
             clauses[mark].append(clause)
     return text, ["".join(clauses[chr(FIRST_NAME + number)]) for number in range(items)]
 
@@ -91,11 +92,11 @@ def views(example: Example, items: int) -> tuple[Hashes, list[Hashes]]:
     items is a mark there.
     """
     text, clauses = own_clauses(example, items)
-    everybody = dict.fromkeys(map(ord, name_marks(example)), OTHER)
-    whole = grams(text.translate(everybody))
+    others = dict.fromkeys(everybody(example), OTHER)
+    whole = grams(text.translate(others))
     of_items = []
     for number, own in enumerate(clauses):
-        masked = own.translate({**everybody, FIRST_NAME + number: PERSON})
+        masked = own.translate({**others, FIRST_NAME + number: PERSON})
         place = f"place {min(number, 6)}"
         of = f"of {min(items, 7)}"
         last = f"last {number == items - 1}"
