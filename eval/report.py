@@ -13,11 +13,12 @@ from panjue.eval.agreement import AGREEMENTS, NO_REPLY, WITHOUT_GOLD, compared_o
 from panjue.eval.baselines import row_of_classifier
 from panjue.eval.reliability import mean_confidence
 from panjue.eval.score import ScoreResult, remarks, score
-from panjue.eval.shown import class_fields, items_of, own_gold, split_at_names
+from panjue.eval.shown import class_fields, items_of, own_gold
 from panjue.eval.values import item_names, metric_values, submission_rows
 from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
 from panjue.prompts.example import Decoded, Example, first_reply
 from panjue.prompts.model import is_demo
+from panjue.prompts.names import split_at_names
 from panjue.prompts.plumbing.files import atomic_write, sha256
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task

@@ -1,6 +1,5 @@
 """How a text and its answers are shown: pieces of the text, and items with their fields."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -60,14 +59,3 @@ def _readable(task: Task, field: str, item: Mapping[str, Any]) -> list[str]:
 def own_gold(row: Row) -> Row:
     """Return an answer as its own gold, where there is no gold to show or to check it with."""
     return {**row, "references": [[""]]}
-
-
-def split_at_names(text: str, names: Sequence[str]) -> list[tuple[str, int | None]]:
-    """Split a text into (piece, index of the name that it is, or None). 张某甲 is not 张某."""
-    indices = {name: index for index, name in enumerate(names) if name}
-    if not indices:
-        return [(text, None)] if text else []
-    longest_first = sorted(indices, key=len, reverse=True)
-    pattern = "|".join(map(re.escape, longest_first))
-    pieces = filter(None, re.split(f"({pattern})", text))
-    return [(piece, indices.get(piece)) for piece in pieces]

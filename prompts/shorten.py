@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
+from panjue.prompts.names import name_places, split_at_names
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.render import neutralize_messages, prompt_ids, reply_ids
 from panjue.prompts.task import Messages, Task
@@ -123,9 +124,9 @@ def split_sentences(text: str, max_length: int | None, names: Sequence[str]) -> 
 
     Names such as John F. Kennedy are never cut. The parts, joined again, give the text.
     """
-    masked = text  # names without their full stops, which end no sentence
-    for name in sorted(names, key=len, reverse=True):
-        masked = masked.replace(name, "甲" * len(name))
+    masked = ""  # names without their full stops, which end no sentence
+    for piece, number in split_at_names(text, names):
+        masked += piece if number is None else "甲" * len(piece)
     parts: list[str] = []
     for sentence in SENTENCE.findall(masked):
         if max_length and len(sentence) > max_length:
@@ -141,9 +142,9 @@ def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str) -
     """Return the indices of the sentences that may be dropped, in the order of dropping."""
     nameless = []
     naming = []  # only names that an earlier sentence has introduced
-    introduced: set[str] = set()
+    introduced: set[int] = set()
     for i, sentence in enumerate(sentences):
-        names_here = names_in(sentence, names)
+        names_here = {place.number for place in name_places(sentence, names)}
         if not names_here:
             nameless.append(i)
         elif names_here <= introduced:
@@ -161,16 +162,6 @@ def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str) -
     candidates = reversed(order) if anchor else range(len(sentences))
     kept = next((i for i in candidates if sentences[i].strip()), 0)
     return [i for i in order if i != kept]
-
-
-def names_in(sentence: str, names: Sequence[str]) -> set[str]:
-    """Return those of `names` that occur in `sentence`; 张某甲 does not name 张某."""
-    found = set()
-    for name in sorted(names, key=len, reverse=True):
-        if name in sentence:
-            found.add(name)
-            sentence = sentence.replace(name, "\n")
-    return found
 
 
 def without(example: Example, sentences: Sequence[str], dropped: Sequence[int]) -> Example:

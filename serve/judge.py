@@ -16,9 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from panjue.finetune.classifier.opinions import by_choice, read_answer
 from panjue.prompts.example import Example
 from panjue.prompts.model import is_demo
+from panjue.prompts.names import name_places
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.run import Run
+from panjue.prompts.shorten import split_sentences
 from panjue.prompts.task import load_task
 from panjue.serve.answers import choice_of
 from panjue.serve.ask import Asker, Budget, CompletionRow, OnText, Question, Refusal, ask
@@ -134,7 +136,14 @@ class ServedRun:
         body["repairs"] = list(read.decoded.repairs)
         body["finish"] = row["finish"][0]
         body["dropped_sentences"] = row["dropped_sentences"]
-        unnamed = [name for name in example.names if name not in example.text]
+        named = set()
+        sentences = []
+        for sentence in split_sentences(example.text, None, example.names):
+            numbers = {place.number for place in name_places(sentence, example.names)}
+            sentences.append({"text": sentence, "defendants": sorted(numbers)})
+            named |= numbers
+        body["sentences"] = sentences  # and the positions of the defendants that each names
+        unnamed = [name for number, name in enumerate(example.names) if number not in named]
         body["notes"] = [f"the facts do not name {name}" for name in unnamed]
         usage = {name: row[name] for name in ("prompt_tokens", "completion_tokens")}
         body["usage"] = {**usage, "total_tokens": sum(usage.values())}

@@ -15,28 +15,61 @@ MIN_SCALED = 50
 TINY = 1e-9
 """No probability counts as less, and none as closer to 1."""
 
+UNSURE = 1e-6
+"""No confidence in an answer counts as less, and none as closer to 1."""
+
+UNSCALED = (1.0, 0.0)
+"""The scale and shift that change nothing."""
+
 FOLDS = 4
 
 
 def platt(
-    logits: NDArray[Any], gold: NDArray[Any], weights: NDArray[Any] | None = None
+    logits: NDArray[Any], is_right: NDArray[np.bool_], weights: NDArray[Any] | None = None
 ) -> tuple[float, float]:
     """Return the scale, which is positive, and shift of logits with the lowest log loss.
 
-    `gold` has the probability that each is right: 0 and 1, or what is known of it. `weights` are
-    those of the items if all logits are not alike.
+    The targets are Platt's, in place of 0 and 1: logits that tell right from wrong without an error
+    would be scaled without end ("Probabilistic outputs for support vector machines", 1999).
+
+    Args:
+        logits: Scores, of any shape.
+        is_right: Of the same shape.
+        weights: Of the same shape, if the logits do not count alike.
     """
-    right = gold.astype(float)
+    if not logits.size:
+        return UNSCALED
+    if weights is None:
+        weights = np.ones(logits.shape)
+    right = weights[is_right].sum()
+    wrong = weights[~is_right].sum()
+    targets = np.where(is_right, (right + 1) / (right + 2), 1 / (wrong + 2))
 
     def loss(parameters: NDArray[Any]) -> float:
         log_scale, shift = parameters
         scaled_logits = logits * np.exp(log_scale) + shift
         if_right = np.logaddexp(0, -scaled_logits)
         if_wrong = np.logaddexp(0, scaled_logits)
-        return float(np.average(right * if_right + (1 - right) * if_wrong, weights=weights))
+        return float(np.average(targets * if_right + (1 - targets) * if_wrong, weights=weights))
 
     log_scale, shift = minimize(loss, np.zeros(2), method="Nelder-Mead").x
     return float(np.exp(log_scale)), float(shift)
+
+
+def temperature(scores: NDArray[Any], gold: NDArray[np.bool_]) -> float:
+    """Return the scale of the scores of classes, [items, classes], with the lowest log loss.
+
+    As in `platt` no item is certain: every class has one item more than it has.
+    """
+    items, classes = scores.shape
+    targets = (items * gold + 1) / (items + classes)
+
+    def loss(log_scale: NDArray[Any]) -> float:
+        logits = scores * np.exp(log_scale)
+        return float(np.mean(np.logaddexp.reduce(logits, axis=1) - (targets * logits).sum(axis=1)))
+
+    [log_scale] = minimize(loss, np.zeros(1), method="Nelder-Mead").x
+    return float(np.exp(log_scale))
 
 
 def fit_calibration(
@@ -44,16 +77,17 @@ def fit_calibration(
 ) -> tuple[float, float]:
     """Return the scale, which is positive, and shift of the scores with the lowest log loss."""
     if len(scores) < MIN_SCALED:
-        return 1.0, 0.0
+        return UNSCALED
     if is_set:
         return platt(scores, gold)
+    return temperature(scores, gold), 0.0
 
-    def loss(log_scale: NDArray[Any]) -> float:
-        logits = scores * np.exp(log_scale)
-        return float(np.mean(np.logaddexp.reduce(logits, axis=1) - logits[gold]))
 
-    [log_scale] = minimize(loss, np.zeros(1), method="Nelder-Mead").x
-    return float(np.exp(log_scale)), 0.0
+def calibrated(logits: ArrayLike, scale: float, shift: float) -> NDArray[np.float64]:
+    """Return the probabilities of logits after scaling; none is 0, and none is 1."""
+    scaled_logits = np.asarray(logits, np.float64) * scale + shift
+    result: NDArray[np.float64] = np.clip(expit(scaled_logits), TINY, 1 - TINY)
+    return result
 
 
 Scaling = Mapping[str, Mapping[str, tuple[float, float]]]
@@ -73,11 +107,7 @@ class Judgment(NamedTuple):
 def scaling_of(
     judgments: Iterable[tuple[Judgment, bool]],
 ) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return the scaling that fits judgments of the model best; each has whether it is right.
-
-    Platt's targets in place of 0 and 1 keep a group without an error from being certain (Platt,
-    "Probabilistic outputs for support vector machines", 1999).
-    """
+    """Return the scaling that fits judgments of the model; each has whether it is right."""
     groups: dict[tuple[str, str], list[tuple[float, bool]]] = defaultdict(list)
     for judgment, is_right in judgments:
         groups[judgment.field, judgment.agreement].append((judgment.chance, is_right))
@@ -85,22 +115,19 @@ def scaling_of(
     for (name, agreement), group in groups.items():
         if len(group) < MIN_SCALED:
             continue
-        chances = np.array([chance for chance, _ in group])
+        believed = np.array([chance for chance, _ in group])
         correct = np.array([is_right for _, is_right in group])
-        right = correct.sum()
-        wrong = len(group) - right
-        targets = np.where(correct, (right + 1) / (right + 2), 1 / (wrong + 2))
-        scaling[name][agreement] = platt(log_odds(chances), targets)
+        scaling[name][agreement] = platt(log_odds(believed), correct)
     return dict(scaling)
 
 
 def scaled_chance(scaling: Scaling, judgment: Judgment) -> float:
-    """Return the chance of a judgment after scaling; unchanged where there is no scaling for it."""
+    """Return the confidence in a judgment: its chance after scaling, if there is one for it."""
+    chance = judgment.chance
     of_field = scaling.get(judgment.field, {})
-    if judgment.agreement not in of_field:
-        return judgment.chance
-    scale, shift = of_field[judgment.agreement]
-    return float(expit(scale * log_odds(judgment.chance) + shift))
+    if judgment.agreement in of_field:
+        chance = float(calibrated(log_odds(chance), *of_field[judgment.agreement]))
+    return min(max(chance, UNSURE), 1 - UNSURE)
 
 
 def log_odds(chance: ArrayLike) -> NDArray[Any]:

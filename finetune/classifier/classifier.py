@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from panjue.finetune.classifier.features import View, facts, views
+from panjue.finetune.classifier.features import Hashes, View, facts, how_known, views
 from panjue.finetune.classifier.label_sets import (
     LabelField,
     Probabilities,
@@ -51,11 +51,14 @@ class Classifier:
     fields: Mapping[str, LabelField]
     second: Mapping[str, FieldTrees] = field(default_factory=dict)
     """The second stage of the fields that have one, label sets first."""
+    usual_share: float = 0.0
+    """The share of the n-grams of a usual text that count; 0 in files of version 0.4."""
 
     def probabilities(self, example: Example) -> list[dict[str, Probabilities]]:
         """Return, for every item of the answer, field -> label -> probability."""
         count = len(example.names) if self.decides.items else 1
-        scores = self.scores(example, count)
+        whole, own = views(example, count)
+        scores = self.scores(whole, own)
         of_items: dict[str, NDArray[Any]] = {}
         for name, of_field in self.fields.items():
             of_items[name] = of_field.probabilities(scores[name].sum(0))
@@ -64,6 +67,10 @@ class Classifier:
             about = np.array(facts(example, count, self.decides.evidence), float)
             items = Items(np.array([count]), scores, about)
             of_items |= corrected_probabilities(self.second, items)
+        share = self.views[0].share_known(whole)
+        known = how_known(np.full(count, share), self.usual_share)
+        for name, of_field in self.fields.items():
+            of_items[name] = of_field.as_far_as_known(of_items[name], known)
         return [self.item_probabilities(of_items, i) for i in range(count)]
 
     def item_probabilities(
@@ -73,9 +80,8 @@ class Classifier:
         fields = self.fields.items()
         return {name: of_field.by_label(of_items[name][number]) for name, of_field in fields}
 
-    def scores(self, example: Example, items: int) -> dict[str, NDArray[np.float32]]:
+    def scores(self, whole: Hashes, own: Sequence[Hashes]) -> dict[str, NDArray[np.float32]]:
         """Return field -> scores of the items of a case by each view, [views, items, labels]."""
-        whole, own = views(example, items)
         rows = (self.views[0].rows([whole]), self.views[1].rows(own))
         of_all_fields = view_scores(rows, self.weights, self.bias)
         # The columns of the fields stand side by side.
@@ -89,6 +95,7 @@ class Classifier:
             "version": FILE_VERSION,
             "fields": {name: asdict(of_field) for name, of_field in self.fields.items()},
             "second": {name: trees.dump() for name, trees in self.second.items()},
+            "usual_share": self.usual_share,
         }
         arrays: dict[str, Any] = {
             "about": np.frombuffer(dump(about).encode(), np.uint8),
@@ -131,4 +138,5 @@ def read_classifier(path: Path, decides: AnswerFields) -> Classifier:
         weights.append(csr_array(parts, shape=(len(view.kept), len(bias))))
     fields = {name: LabelField(**known) for name, known in about["fields"].items()}
     second = {name: load_trees(known) for name, known in about["second"].items()}
-    return Classifier(decides, read_views, weights, bias, fields, second)
+    usual_share = about.get("usual_share", 0.0)
+    return Classifier(decides, read_views, weights, bias, fields, second, usual_share)

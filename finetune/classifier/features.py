@@ -10,10 +10,11 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
 from panjue.prompts.example import Example
+from panjue.prompts.names import split_at_names
 
 Hashes = NDArray[np.uint32]
 
@@ -65,21 +66,21 @@ def grams(text: str, marks: Sequence[str] = ()) -> Hashes:
     return np.fromiter(chain(single, pairs, of_marks), np.uint32)
 
 
-def name_marks(example: Example) -> dict[str, str]:
-    """Return mark -> name: the characters that replace the names of a case."""
-    return {chr(FIRST_NAME + number): name for number, name in enumerate(example.names)}
+def everybody(example: Example) -> range:
+    """Return the code points that replace the names of a case."""
+    return range(FIRST_NAME, FIRST_NAME + len(example.names))
 
 
 def own_clauses(example: Example, items: int) -> tuple[str, list[str]]:
     """Return the text with a mark in place of each name, and the clauses that name each item."""
-    marks = name_marks(example)
-    text = example.text
-    longest_first = sorted(marks.items(), key=lambda pair: -len(pair[1]))
-    for mark, name in longest_first:  # 张某甲 does not name 张某
-        text = text.replace(name, mark)
+    pieces = []
+    for piece, number in split_at_names(example.text, example.names):
+        pieces.append(piece if number is None else chr(FIRST_NAME + number))
+    text = "".join(pieces)
+    marks = set(map(chr, everybody(example)))
     clauses: dict[str, list[str]] = defaultdict(list)
     for clause in CLAUSE.split(text):
-        for mark in marks.keys() & set(clause):
+        for mark in marks.intersection(clause):
             clauses[mark].append(clause)
     return text, ["".join(clauses[chr(FIRST_NAME + number)]) for number in range(items)]
 
@@ -91,11 +92,11 @@ def views(example: Example, items: int) -> tuple[Hashes, list[Hashes]]:
     items is a mark there.
     """
     text, clauses = own_clauses(example, items)
-    everybody = dict.fromkeys(map(ord, name_marks(example)), OTHER)
-    whole = grams(text.translate(everybody))
+    others = dict.fromkeys(everybody(example), OTHER)
+    whole = grams(text.translate(others))
     of_items = []
     for number, own in enumerate(clauses):
-        masked = own.translate({**everybody, FIRST_NAME + number: PERSON})
+        masked = own.translate({**others, FIRST_NAME + number: PERSON})
         place = f"place {min(number, 6)}"
         of = f"of {min(items, 7)}"
         last = f"last {number == items - 1}"
@@ -127,12 +128,29 @@ def facts(
     return rows
 
 
+def how_known(shares: ArrayLike, usual_share: float) -> Array:
+    """Return from 0 to 1 how far texts are known, by the shares of their n-grams that count.
+
+    A text of the usual share, or of a higher one, is known: 1. So is every text if no n-gram counts
+    in usual texts: then nothing was learnt from words.
+    """
+    if usual_share == 0:
+        return np.ones(np.shape(shares))
+    return np.minimum(1, np.asarray(shares) / usual_share)
+
+
 @dataclass(frozen=True)
 class View:
     """The n-grams of one view that count."""
 
     kept: Hashes  # their hashes, ascending, [columns]
     idf: NDArray[np.float32]  # inverse document frequencies, [columns]
+
+    def share_known(self, text: Hashes) -> float:
+        """Return the share of a text's distinct n-grams that count; 0 of an empty text."""
+        distinct = np.unique(text)
+        known = np.isin(distinct, self.kept, assume_unique=True)
+        return float(known.sum() / max(1, len(distinct)))
 
     def rows(self, texts: Sequence[Hashes]) -> csr_array:
         """Return the vectors of texts, [texts, columns]: sublinear TF-IDF, each of length 1."""

@@ -14,11 +14,13 @@ from scipy.sparse import csr_array, hstack
 
 from panjue.finetune.classifier.calibration import FOLDS
 from panjue.finetune.classifier.classifier import Classifier, read_classifier
-from panjue.finetune.classifier.features import Array, facts
+from panjue.finetune.classifier.features import Array, facts, how_known
 from panjue.finetune.classifier.label_sets import LabelField, Probabilities, size_weights
 from panjue.finetune.classifier.linear import (
+    UNUSUAL,
     FirstStage,
     TrainingItems,
+    as_far_as_known_apart,
     calibrated_apart,
     fit_first_stage,
     fit_views,
@@ -73,26 +75,30 @@ def fit(
     """
     decides = task.answer
     items = training_items(task, train, mix, known)
-    views_of_items, rows = fit_views(items)
+    fitted_views = fit_views(items)
+    rows = fitted_views.rows
     stages: dict[str, FirstStage] = {}
     for name in decides.fields:
         stages[name] = fit_first_stage(name, task, items, rows, known, seed)
     second, crossed = fit_corrections(decides, items, stages)
+    usual_share = float(np.quantile(fitted_views.shares_known, UNUSUAL))
+    how_far = how_known(fitted_views.shares_known, usual_share)
     fields: dict[str, LabelField] = {}
     for name, stage in stages.items():
         if name not in crossed:
             crossed[name] = calibrated_apart(stage, items.fold)
+        crossed[name] = as_far_as_known_apart(stage, crossed[name], how_far, items.fold)
         fields[name] = stage.field
         if stage.field.is_set:
             values = [item[name] for item in items.answers]
             sizes = size_weights(stage.field.labels, values, crossed[name])
             fields[name] = replace(stage.field, sizes=sizes)
     weights = []
-    for view in range(len(views_of_items)):
+    for view in range(len(fitted_views.views)):
         of_fields = [stage.weights[view] for stage in stages.values()]
         weights.append(csr_array(hstack(of_fields, format="csr")))
     bias = np.concatenate([stage.bias for stage in stages.values()])
-    classifier = Classifier(decides, views_of_items, weights, bias, fields, second)
+    classifier = Classifier(decides, fitted_views.views, weights, bias, fields, second, usual_share)
     return Fitted(classifier, items, crossed)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, softmax
+from scipy.special import softmax
 
-from panjue.finetune.classifier.calibration import TINY
+from panjue.finetune.classifier.calibration import TINY, calibrated
 from panjue.finetune.classifier.features import Array
 
 Probabilities = dict[str, float]
@@ -33,17 +33,48 @@ class LabelField:
     sizes: Sequence[float] = (0.0, 1.0, 1.0, 1.0)
     """Weights of sets of 0, 1, 2 and more labels: how often training had such sets, divided by
     their mean probability if labels were independent."""
+    frequencies: Sequence[float] = ()
+    """The probability of each label if a text says nothing; none in files of version 0.4."""
 
     def probabilities(self, scores: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the probabilities of scores, [rows, labels]."""
+        """Return the probabilities of scores, [rows, labels]; none is 0."""
+        if self.is_set:
+            return calibrated(scores, self.scale, self.shift)
         logits = scores.astype(np.float64) * self.scale + self.shift
-        result: NDArray[np.float64] = expit(logits) if self.is_set else softmax(logits, axis=1)
+        result: NDArray[np.float64] = np.maximum(softmax(logits, axis=1), TINY)
+        return result
+
+    def as_far_as_known(self, probabilities: Array, known: Array) -> Array:
+        """Return probabilities of items, [items, labels], drawn to the labels' frequencies.
+
+        `known` says how far the text of each item is known, from 0 to 1, [items]: words that
+        training does not have say nothing.
+        """
+        if not self.frequencies:
+            return probabilities
+        share = known[:, None]
+        result: Array = share * probabilities + (1 - share) * np.array(self.frequencies)
         return result
 
     def by_label(self, probabilities: NDArray[Any]) -> Probabilities:
         """Return label -> probability, of [labels]; labels of probability 0 are left out."""
         possible = np.flatnonzero(probabilities)
         return {self.labels[number]: float(probabilities[number]) for number in possible}
+
+
+def label_frequencies(gold: NDArray[np.bool_], is_set: bool) -> tuple[float, ...]:
+    """Return the probability of each label if the text says nothing; gold is [items, labels].
+
+    Of a class it is how often items have it. Of a label set that is the odds: so are sets of one
+    label as likely as they are frequent, see `set_chances`. As in `platt` there is one item more of
+    each kind, with a label and without it: no frequency is 0.
+    """
+    items, labels = gold.shape
+    if not is_set:
+        frequencies = (gold.sum(axis=0) + 1) / (items + labels)
+        return tuple(frequencies.tolist())
+    odds = (gold.sum(axis=0) + 1) / (items + 2)
+    return tuple((odds / (1 + odds)).tolist())
 
 
 def size_chances(probabilities: Iterable[float]) -> list[float]:

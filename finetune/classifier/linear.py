@@ -5,15 +5,15 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, hstack
 
 from panjue.finetune.classifier.calibration import FOLDS, fit_calibration
-from panjue.finetune.classifier.features import Hashes, View, views
-from panjue.finetune.classifier.label_sets import LabelField
+from panjue.finetune.classifier.features import Array, Hashes, View, views
+from panjue.finetune.classifier.label_sets import LabelField, label_frequencies
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.task import Task
@@ -36,6 +36,9 @@ MIN_UPDATES = 60_000
 
 MIN_PASSES = 6
 """Rows seen by each regression, and passes over the rows, at least."""
+
+UNUSUAL = 0.05
+"""Share of the training's cases whose texts have so few known n-grams that they are unusual."""
 
 MIN_WEIGHT = 0.1
 """Smaller weights are left out of the file."""
@@ -68,8 +71,16 @@ class TrainingItems:
     is_own: NDArray[np.bool_]  # whether it is of `train`, not mixed in, [items]
 
 
-def fit_views(items: TrainingItems) -> tuple[list[View], list[csr_array]]:
-    """Return the two views of the items, of the whole case and of each alone, and their rows."""
+class FittedViews(NamedTuple):
+    """The two views of the training's items: of the whole case, and of each item alone."""
+
+    views: list[View]
+    rows: list[csr_array]  # of each view, [items, columns]
+    shares_known: Array
+    """Share of the n-grams of each item's case that count without this case, [items]."""
+
+
+def fit_views(items: TrainingItems) -> FittedViews:
     whole: list[Hashes] = []
     own: list[Hashes] = []
     for example, size in zip(items.cases, items.sizes.tolist(), strict=True):
@@ -77,7 +88,22 @@ def fit_views(items: TrainingItems) -> tuple[list[View], list[csr_array]]:
         whole += [of_case] * size
         own += of_items
     both = [fit_view(whole), fit_view(own)]
-    return both, [both[0].rows(whole), both[1].rows(own)]
+    rows = [both[0].rows(whole), both[1].rows(own)]
+    return FittedViews(both, rows, shares_known_apart(whole, rows[0], items))
+
+
+def shares_known_apart(
+    texts: Sequence[Hashes], rows: csr_array, items: TrainingItems
+) -> NDArray[np.float64]:
+    """Return `View.share_known` of each item's case, of n-grams that count without this case."""
+    texts_with = np.bincount(rows.indices, minlength=rows.shape[1])  # [columns]
+    row_of = np.repeat(np.arange(len(texts)), np.diff(rows.indptr))
+    of_same_case = np.repeat(items.sizes, items.sizes)[row_of]
+    counts_apart = texts_with[rows.indices] - of_same_case >= MIN_TEXTS
+    known = np.bincount(row_of, counts_apart, minlength=len(texts))
+    distinct = [max(1, len(np.unique(text))) for text in texts]
+    result: NDArray[np.float64] = known / distinct
+    return result
 
 
 def fit_view(texts: Sequence[Hashes]) -> View:
@@ -125,7 +151,13 @@ def fit_first_stage(
     score = scores.sum(0)
     scale, shift = fit_calibration(score[calibrates], gold[calibrates], is_set)
     return FirstStage(
-        field=LabelField(labels, is_set, scale, shift),
+        field=LabelField(
+            labels,
+            is_set,
+            scale,
+            shift,
+            frequencies=label_frequencies(gold[calibrates], is_set),
+        ),
         gold=gold,
         calibrates=calibrates,
         scores=scores,
@@ -148,6 +180,20 @@ def calibrated_apart(stage: FirstStage, fold: NDArray[np.int64]) -> NDArray[np.f
         scale, shift = fit_calibration(scores[used], stage.gold[used], stage.field.is_set)
         calibrated = replace(stage.field, scale=scale, shift=shift)
         result[in_fold] = calibrated.probabilities(scores[in_fold])
+    return result
+
+
+def as_far_as_known_apart(
+    stage: FirstStage, probabilities: Array, known: Array, fold: NDArray[np.int64]
+) -> Array:
+    """Return cross-fitted probabilities, each drawn to the frequencies without its own fold."""
+    result = np.zeros(probabilities.shape)
+    for k in range(FOLDS):
+        in_fold = fold == k
+        gold = stage.gold[stage.calibrates & ~in_fold]
+        frequencies = label_frequencies(gold, stage.field.is_set)
+        apart = replace(stage.field, frequencies=frequencies)
+        result[in_fold] = apart.as_far_as_known(probabilities[in_fold], known[in_fold])
     return result
 
 

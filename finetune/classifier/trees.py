@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from scipy.special import expit
 
-from panjue.finetune.classifier.calibration import FOLDS, platt
+from panjue.finetune.classifier.calibration import FOLDS, TINY, calibrated, platt
 from panjue.finetune.classifier.features import PLACES, Array
 
 if TYPE_CHECKING:
@@ -133,18 +133,20 @@ def load_trees(known: Mapping[str, Any]) -> FieldTrees:
 
 
 def corrected_probabilities(stage: Mapping[str, FieldTrees], items: Items) -> dict[str, Array]:
-    """Return field -> probabilities of the fields that have a second stage, [items, labels]."""
+    """Return field -> probabilities of the fields that have a second stage, [items, labels].
+
+    Those of candidates are not 0; those of other labels are.
+    """
     result: dict[str, Array] = {}
     for name, of_field in stage.items():
         if of_field.is_set:
             found = candidates(items, name)
             logits = corrected(of_field.trees, found.rows, found.logits(of_field.start))
-            scale, shift = of_field.finish
             result[name] = np.zeros(items.scores[name].shape[1:])
-            result[name][found.item, found.label] = expit(logits * scale + shift)
+            result[name][found.item, found.label] = calibrated(logits, *of_field.finish)
         else:
             rows = class_rows(items, name, result, of_field.classes)
-            result[name] = np.asarray(of_field.trees.predict(rows, num_threads=1))
+            result[name] = np.maximum(of_field.trees.predict(rows, num_threads=1), TINY)
     return result
 
 
@@ -269,8 +271,8 @@ def _fit_set(items: Items, name: str, truth: Array, fold: Array) -> tuple[FieldT
     chances = np.zeros(len(rows))
     for number in range(FOLDS):
         aside = fold_of_row == number
-        scale, shift = platt(logits[~aside], gold[~aside], of_metric[~aside])
-        chances[aside] = expit(logits[aside] * scale + shift)
+        fitted = platt(logits[~aside], gold[~aside], of_metric[~aside])
+        chances[aside] = calibrated(logits[aside], *fitted)
     believed = np.zeros(truth.shape)
     believed[found.item, found.label] = chances
     return FieldTrees(trees, start, platt(logits, gold, of_metric)), believed
@@ -310,7 +312,7 @@ def _fit_class(
     chances = np.zeros(classes.shape)
     for number, part in enumerate(parts):
         aside = fold == number
-        chances[aside] = part.predict(rows[aside], num_threads=1)
+        chances[aside] = np.maximum(part.predict(rows[aside], num_threads=1), TINY)
     of_all = {other: table.tolist() for other, table in tables(fold >= 0).items()}
     return FieldTrees(trees, classes=of_all), chances
 

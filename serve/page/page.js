@@ -195,7 +195,7 @@ async function ask(event) {
     for await (const [kind, data] of events(response)) {
       if (kind === "delta") $("raw").textContent += data.text;
       if (kind === "error") throw new Error(data.error.message);
-      if (kind === "result") show({ ...data, fact, seconds: (performance.now() - start) / 1000 });
+      if (kind === "result") show({ ...data, seconds: (performance.now() - start) / 1000 });
     }
   } catch (error) {
     const isStopped = error.name === "AbortError";
@@ -225,7 +225,8 @@ function show(result) {
   if (result.confidence) notes.push(texts.confidence);
   if (result.repairs.length) notes.push(texts.repaired(result.repairs.length));
   if (result.dropped_sentences) notes.push(texts.dropped(result.dropped_sentences));
-  const unnamed = result.defendants.filter((name) => !result.fact.includes(name));
+  const named = new Set(result.sentences.flatMap((sentence) => sentence.defendants));
+  const unnamed = result.defendants.filter((name, i) => !named.has(i));
   if (unnamed.length) notes.push(texts.unnamed(unnamed.join("、")));
   $("state").textContent = notes.join(" ");
   $("cards").replaceChildren(...result.answer.judgments.map((judgment, i) => card(judgment, i, result)));
@@ -286,9 +287,7 @@ function bars(shares) {
 }
 
 function mark(result) {
-  const sentences = result.fact.match(/[^。！？；\n]*[。！？；\n]*/gu).filter(Boolean);
-  $("marked").replaceChildren(...sentences.map((sentence) => {
-    const indices = defendantsIn(sentence, result.defendants);
+  $("marked").replaceChildren(...result.sentences.map(({ text: sentence, defendants: indices }) => {
     if (!indices.length) return document.createTextNode(sentence);
     const node = element("mark", { "data-defendants": indices.join(" ") }, sentence);
     const width = 100 / indices.length;
@@ -296,17 +295,6 @@ function mark(result) {
     node.style.setProperty("--stripes", stripes.join(", "));
     return node;
   }));
-}
-
-// Indices of the defendants that a sentence names; 张某甲 does not name 张某.
-function defendantsIn(sentence, defendants) {
-  const indices = [];
-  for (const name of [...defendants].sort((a, b) => b.length - a.length)) {
-    if (!sentence.includes(name)) continue;
-    indices.push(defendants.indexOf(name));
-    sentence = sentence.replaceAll(name, "\n");
-  }
-  return indices.sort((a, b) => a - b);
 }
 
 function pick(i) {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from panjue.eval.agreement import AGREEMENTS, NO_REPLY, agreement
 from panjue.eval.report import page, page_data
-from panjue.eval.shown import items_of, split_at_names
+from panjue.eval.shown import items_of
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -220,22 +220,6 @@ def test_a_run_of_the_held_out_tenth_is_reported_on_that_alone(
     assert 0 < len(found.cases) < 60
     assert found.scores
     assert (found.scores.total.examples, found.scores.missing) == (len(found.cases), 0)
-
-
-def test_of_two_names_at_one_place_the_longer_one_counts() -> None:
-    pieces = [("张某", 0), ("与", None), ("张某甲", 1), ("打架。", None)]
-    assert split_at_names("张某与张某甲打架。", ["张某", "张某甲"]) == pieces
-
-
-@given(st.text("甲乙a*.(", max_size=20), st.lists(st.text("甲乙a*.(", max_size=3), max_size=4))
-def test_the_pieces_are_the_text_and_no_name_is_left(text: str, names: list[str]) -> None:
-    pieces = split_at_names(text, names)
-    assert "".join(piece for piece, _ in pieces) == text
-    for piece, index in pieces:
-        if index is None:
-            assert not any(name and name in piece for name in names)
-        else:
-            assert piece == names[index]
 
 
 @pytest.mark.parametrize(("told", "correct"), [("30000元", True), ("两万元", False), (None, False)])

@@ -72,6 +72,14 @@ def test_a_judgment_with_everything_that_comes_with_it(http: httpx.Client) -> No
     assert other["notes"] == ["the facts do not name 王五"]
 
 
+def test_what_each_sentence_names_comes_with_an_answer(http: httpx.Client) -> None:
+    texts = ["被告人乙贩卖甲基苯丙胺。", "乙醚一桶被扣押；", "丙未到案。"]
+    told = judge(http, {"fact": "".join(texts), "defendants": ["甲", "乙", "丙"]})
+    assert [sentence["text"] for sentence in told["sentences"]] == texts
+    assert [sentence["defendants"] for sentence in told["sentences"]] == [[1], [], [2]]
+    assert told["notes"] == ["the facts do not name 甲"]
+
+
 def test_a_stream_grows_into_the_same_answer(http: httpx.Client) -> None:
     response = http.post(JUDGMENTS, json={**CASE, "stream": True})
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"

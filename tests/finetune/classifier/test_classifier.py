@@ -1,5 +1,6 @@
 """The text classifier: its n-grams, its file, and its probabilities."""
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -18,7 +19,7 @@ from panjue.finetune.classifier.label_sets import LabelField
 from panjue.prompts.example import AnswerFields, Example
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import write_json
+from panjue.prompts.plumbing.files import dump, write_json
 from panjue.prompts.task import load_task
 from tests.records import write_training
 
@@ -131,6 +132,22 @@ def test_what_is_written_is_read_again(path: Path) -> None:
     first = path.read_bytes()
     read.save(path)
     assert path.read_bytes() == first
+
+
+def test_a_file_of_version_0_4_is_read(path: Path) -> None:
+    """It does not say how often training has labels, nor how many n-grams a usual text has."""
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    about = json.loads(arrays["about"].tobytes())
+    del about["usual_share"]
+    for of_field in about["fields"].values():
+        del of_field["frequencies"]
+    arrays["about"] = np.frombuffer(dump(about).encode(), np.uint8)
+    np.savez_compressed(path, allow_pickle=False, **arrays)
+    for text in ("甲乙", "unseen"):
+        example = Example(id=1, text=text)
+        read = read_classifier(path, DECIDES)
+        assert read.probabilities(example) == small(is_set=False).probabilities(example)
 
 
 def test_a_training_without_a_classifier_has_none(tmp_path: Path) -> None:

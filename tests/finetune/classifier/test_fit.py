@@ -240,7 +240,8 @@ def test_no_cross_fitted_opinion_knows_the_answer_of_its_own_case(count: int) ->
     assert (whole > 0.7).all()
     assert (crossed < 0.2).all()
     if count < MIN_CASES:
-        assert crossed == pytest.approx(0), "without a second stage nothing has seen it"
+        reason = "without a second stage nothing but the scale of all cases has seen it"
+        assert crossed == pytest.approx(0, abs=1e-4), reason
 
 
 def test_cases_that_are_mixed_in_again_have_the_same_opinions() -> None:

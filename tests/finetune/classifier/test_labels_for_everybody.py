@@ -1,0 +1,128 @@
+"""Everybody gets a label and a confidence that can be true, whatever the training and the text."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from panjue.finetune.classifier.calibration import UNSURE
+from panjue.finetune.classifier.fit import MIN_CASES, fit
+from panjue.finetune.classifier.opinions import Advisor
+from panjue.prompts.example import Example
+from panjue.prompts.reader import Reader
+from panjue.prompts.task import Task, load_task
+from tests.finetune.classifier.test_fit import NAMES, WORDS, examples, thefts
+
+JUDGMENT = load_task("judgment")
+SEVERITY = load_task("severity")
+ECTHR = load_task("ecthr")
+REAL = Path(__file__).parents[4] / "shared/data/drdz/train.jsonl"
+
+ARTICLES = ("Article 2", "Article 3", "Article 5")
+
+UNSEEN = "龘靐齉爩鱻麤龗灪"
+"""Words that no training has."""
+
+
+def real_cases() -> Sequence[Example]:
+    if not REAL.exists():
+        pytest.skip(f"{REAL} is absent")
+    cases = list(Reader(JUDGMENT).read(REAL))
+    return cases[:MIN_CASES]
+
+
+def violations() -> Sequence[Example]:
+    """Return cases with one label each, of a task whose cases may have none."""
+    cases = []
+    for one in examples(120):
+        assert one.answer
+        number = [*WORDS.values()].index(one.answer["label"])
+        cases.append(Example(one.id, one.text, answer={"labels": [ARTICLES[number]]}))
+    return cases
+
+
+TRAININGS: Mapping[str, tuple[Task, Callable[[], Sequence[Example]]]] = {
+    "separable": (JUDGMENT, lambda: thefts(120)),
+    "separable, with a second stage": (JUDGMENT, lambda: thefts(MIN_CASES)),
+    "classes": (SEVERITY, lambda: examples(120)),
+    "a set that may be empty but is not": (ECTHR, violations),
+    "tiny": (JUDGMENT, lambda: thefts(6)),
+    "one case": (JUDGMENT, lambda: thefts(1)),
+    "one label": (JUDGMENT, lambda: thefts(120, 0, ["盗窃罪"], [2])),
+    "one label, with a second stage": (JUDGMENT, lambda: thefts(MIN_CASES, 0, ["盗窃罪"], [2])),
+    "real": (JUDGMENT, real_cases),
+}
+SEVERAL_LABELS = [name for name in TRAININGS if not name.startswith("one")]
+
+
+@cache
+def trained(name: str) -> tuple[Advisor, Sequence[Example]]:
+    """Return the advisor of a training, and its cases."""
+    task, cases_of = TRAININGS[name]
+    cases = cases_of()
+    labels = task.ask.labels(cases)
+    return Advisor(task, labels, fit(task, cases, [], labels, 0).classifier), cases
+
+
+def answered(advisor: Advisor, example: Example) -> list[tuple[Mapping[str, Any], Any, Any]]:
+    """Return the answer to each item, the probabilities of its labels, and the confidences."""
+    opinions = advisor.opinions(example)
+    answer = advisor.alone(example, opinions)
+    nothing = advisor.task.ask.decode("", example, advisor.labels)
+    confidence = advisor.confidence(nothing, answer, opinions)
+    items = advisor.task.answer.items_of(answer)
+    probabilities = [opinion.probabilities for opinion in opinions]
+    return list(zip(items, probabilities, confidence, strict=True))
+
+
+def texts(cases: Sequence[Example], words: str = UNSEEN) -> st.SearchStrategy[str]:
+    """Return texts of the training's characters, of `words`, of names and of numbers."""
+    seen = "".join(case.text for case in cases[:20])
+    pieces = st.sampled_from([*seen, *words, "甲1", "甲2", "3万元", "，", "。"])
+    return st.lists(pieces, max_size=40).map("".join)
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), persons=st.integers(1, 60))
+def test_everybody_gets_a_label(name: str, data: st.DataObject, persons: int) -> None:
+    advisor, cases = trained(name)
+    names = tuple(f"甲{number}" for number in range(persons))
+    example = Example("?", data.draw(texts(cases)), names)
+    items = answered(advisor, example)
+    assert len(items) == (persons if advisor.task.answer.items else 1)
+    for item, probabilities, confidence in items:
+        for field in advisor.task.answer.fields:
+            assert item[field], "training has no item without"
+            of_labels = probabilities[field].values()
+            assert all(0 < chance <= 1 + 1e-6 for chance in of_labels)
+            assert UNSURE <= confidence[field] <= 1 - UNSURE
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_cases_of_the_training_have_labels_too(name: str) -> None:
+    advisor, cases = trained(name)
+    for example in cases[:20]:
+        for item, _, confidence in answered(advisor, example):
+            assert all(item[field] for field in advisor.task.answer.fields)
+            assert all(UNSURE <= chance <= 1 - UNSURE for chance in confidence.values())
+
+
+@pytest.mark.parametrize("name", SEVERAL_LABELS)
+def test_unseen_words_are_no_reason_to_be_sure(name: str) -> None:
+    advisor, cases = trained(name)
+    about = [f"{person}{UNSEEN}" for person in NAMES]
+    for text in (UNSEEN, "，".join(about)):
+        unseen = answered(advisor, Example("?", text, NAMES))
+        seen = chain.from_iterable(answered(advisor, example) for example in cases[:10])
+        surest = dict.fromkeys(advisor.task.answer.fields, 0.0)
+        for _, _, confidence in seen:
+            surest = {field: max(surest[field], chance) for field, chance in confidence.items()}
+        for _, _, confidence in unseen:
+            for field, chance in confidence.items():
+                assert chance < min(0.7, surest[field])

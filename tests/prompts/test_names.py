@@ -1,0 +1,112 @@
+"""Where a text names its persons, and where it has a word instead."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from panjue.finetune.classifier.features import own_clauses
+from panjue.prompts.example import Example
+from panjue.prompts.names import STEMS, WITH_STEM, name_places, split_at_names
+from panjue.prompts.shorten import leaving_order
+
+REAL = Path(__file__).parents[3] / "shared/data/drdz/dev.jsonl"
+
+
+def named(text: str, *names: str) -> str:
+    """Return the text with brackets around each name."""
+    pieces = split_at_names(text, names)
+    return "".join(piece if number is None else f"[{piece}]" for piece, number in pieces)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[甲]、[乙]共谋贩卖甲基苯丙胺。[甲]将甲基苯丙胺卖给[乙]，[乙]醉酒，查获乙醚、乙醇、乙酸酐。",
+        "[甲]基于报复，打伤[乙]；[甲]因酸痛就医。",
+        "[乙]卖给[甲]甲卡西酮和1,4-丁二醇，还有二甲苯",
+        "[甲]开装甲车，指甲受伤；合同的甲方是[乙]，乙方是[甲]。",
+        "[甲]伙同甲某、王某甲打[乙]",
+    ],
+)
+def test_a_name_within_a_word_is_no_name(text: str) -> None:
+    assert named(re.sub(r"[\[\]]", "", text), "甲", "乙") == text
+
+
+def test_examples_of_other_names() -> None:
+    assert split_at_names("张某与张某甲打架。", ["张某", "张某甲"]) == [
+        *[("张某", 0), ("与", None), ("张某甲", 1), ("打架。", None)]
+    ]
+    assert named("A在ATM上取款，B在KA1路等A", "A", "B") == "[A]在ATM上取款，[B]在KA1路等[A]"
+    assert named("Ann and Joanna met Ann.", "Ann") == "[Ann] and Joanna met [Ann]."
+    assert named("丁某、庚", "丁某", "庚") == "[丁某]、[庚]", "a name with a stem stays a name"
+    assert named("甲基苯丙胺", "张某") == "甲基苯丙胺"
+
+
+NAMES = st.lists(st.text("甲乙某*.(", max_size=3), max_size=4)
+
+
+@given(st.text("甲乙某基*.(", max_size=20), NAMES)
+def test_the_pieces_are_the_text_and_only_words_keep_names(text: str, names: list[str]) -> None:
+    pieces = split_at_names(text, names)
+    assert "".join(piece for piece, _ in pieces) == text
+    for piece, number in pieces:
+        if number is None:
+            without_words = WITH_STEM.sub("|", piece)
+            assert not any(name and name in without_words for name in names)
+        else:
+            assert piece == names[number]
+
+
+@given(st.text(), st.lists(st.text(max_size=3), max_size=4))
+def test_any_text_and_any_names_have_places(text: str, names: list[str]) -> None:
+    end_of_last = 0
+    for start, end, number in name_places(text, names):
+        assert start >= end_of_last
+        assert text[start:end] == names[number]
+        end_of_last = end
+
+
+def test_every_reader_of_names_takes_the_same_places() -> None:
+    sentences = ["乙供述。", "甲基苯丙胺被查获。", "甲望风。", "甲又望风。"]
+    example = Example(1, "".join(sentences), ("甲", "乙"))
+    text, clauses = own_clauses(example, 2)
+    assert "甲基苯丙胺" in text
+    assert [clause.count("。") for clause in clauses] == [2, 1]
+    assert leaving_order(sentences, example.names, "") == [1, 3], "the drug introduces nobody"
+
+
+def test_real_names_are_found_under_other_names_and_no_drug_is() -> None:
+    """Each defendant of a real case gets a stem for a name; the words of the case stay words."""
+    if not REAL.exists():
+        pytest.skip(f"{REAL} is absent")
+    places = 0
+    missed = 0
+    wrong = 0
+    with REAL.open(encoding="utf-8") as lines:
+        for row in map(json.loads, lines):
+            if len(row["defendants"]) > len(STEMS):
+                continue
+            stems = random.Random(0).sample(STEMS, len(row["defendants"]))
+            renamed = [
+                (piece if number is None else stems[number], number)
+                for piece, number in split_at_names(row["fact"], row["defendants"])
+            ]
+            text = "".join(piece for piece, _ in renamed)
+            expected = set()
+            start = 0
+            for piece, number in renamed:
+                if number is not None:
+                    expected.add((start, start + len(piece), number))
+                start += len(piece)
+            found = set(map(tuple, name_places(text, stems)))
+            places += len(expected)
+            missed += len(expected - found)
+            wrong += len(found - expected)
+    assert places > 1000
+    assert missed < 0.005 * places
+    assert wrong < 0.02 * places, "mostly other persons, whose names have a stem"
