@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.served import until
-from tests.test_readme import FOLDERS, ROOT, commands, text
+from tests.test_readme import ENGLISH, ROOT, commands, text
 from tests.torture.conftest import RAY
 from tests.torture.test_proxies import is_ready
 
@@ -87,8 +87,8 @@ MEANING = {
 
 BLOCKS = {
     part.partition("\n")[0]: commands(part)
-    for folder in FOLDERS
-    for part in text(f"{folder}/README.md").split("\n## ")[1:]
+    for page in ENGLISH
+    for part in text(page).split("\n## ")[1:]
     if commands(part)
 }
 """Heading -> the commands of its section."""
