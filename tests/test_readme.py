@@ -119,7 +119,7 @@ def test_the_pages_are_short() -> None:
     for page in READMES:
         assert len(text(page).split()) <= (700 if page.startswith("./") else 900), page
     english = [page for page in PAGES if ".zh." not in page]
-    assert sum(len(text(page).split()) for page in english[:-1]) <= 7800  # the changelog grows
+    assert sum(len(text(page).split()) for page in english[:-1]) <= 8000  # the changelog grows
     for page in english:
         cells, sentences = sentences_of(page)
         assert max(map(len, sentences)) <= 35, max(sentences, key=len)
