@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+from importlib import import_module
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -43,6 +44,12 @@ def test_what_is_installed_is_what_is_locked() -> None:
     assert there.items() <= wanted.items()
     if (Path(sys.prefix) / "dev").exists():
         assert there.keys() == wanted.keys() - BESIDE
+
+
+@pytest.mark.parametrize("folder", ["prompts", "finetune", "serve", "eval"])
+def test_type_checkers_may_read_the_types_of_every_folder(folder: str) -> None:
+    [place] = import_module(f"panjue.{folder}").__path__
+    assert (Path(place) / "py.typed").is_file()
 
 
 @pytest.mark.parametrize("kind", LOCKS)

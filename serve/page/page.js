@@ -16,19 +16,19 @@ function numeral(text) {
 
 const TEXTS = {
   zh: {
-    notice: "模型根据案件事实推测每名被告人的罪名、法条和刑罚。这是统计推测，不是判决，也不是法律意见。",
+    notice: "模型根据案件事实预测每名被告人的罪名、法条和刑罚。这是统计预测，不是判决，也不是法律意见。",
     demo: "正在回答的是演示用的小模型：它的基座只用虚构案件从零训练，回答没有任何法律意义。",
     example: "示例案件",
     fact: "案件事实", factHint: "把案件事实粘贴到这里。",
     defendants: "被告人", defendantsHint: "每名被告人一项，姓名与事实中的写法一致。",
     add: "添加被告人", remove: "移除", name: "姓名",
-    key: "密钥", go: "推测", stop: "停止", result: "推测结果", highlight: "提到各被告人的句子", raw: "模型原始输出",
+    key: "密钥", go: "预测", stop: "停止", result: "预测结果", highlight: "提到各被告人的句子", raw: "模型原始输出",
     charges: "罪名", articles: "法条", penalty: "刑罚",
     asking: "正在生成……", stopped: "已停止。",
     done: (n, s, t) => `${n} 名被告人，${s} 秒，${t} 个输出 token。`,
     field: "字段", model: "模型", classifier: "文本分类器", differs: "≠ 与模型不一致",
-    chance: (p) => `置信度 ${p}`, chances: "各档刑罚：分类器认为的概率",
-    confidence: "置信度是该项回答完全正确的概率，由文本分类器估计；模型答过留出案件的，按那里的对错校准。",
+    chance: (p) => `置信度 ${p}`, chances: "分类器给出的各刑罚档次概率",
+    confidence: "置信度是该项回答完全正确的概率，由文本分类器估计；模型回答过验证集的，按其中的对错校准。",
     odd: "请核对：训练数据中，该法条从未与所列罪名同时适用。",
     repaired: (r) => `输出经过 ${r} 处修复。`, dropped: (d) => `案情过长，略去 ${d} 句。`,
     unnamed: (names) => `请核对：事实中没有提到${names}。`,

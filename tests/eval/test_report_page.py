@@ -148,7 +148,7 @@ def test_the_page_is_in_the_reader_s_language(opened: Any, hostile: Path) -> Non
     assert opened.inner_text("#headline b").startswith("总分 0.")
     remarks = opened.inner_text("div.note")
     assert "2 个案件；0 个在提交文件里没有对应的行" in remarks
-    assert "无法读取的回答：0.00%" in remarks
+    assert "无法解析的输出：0.00%" in remarks
     assert opened.locator("[lang=en]:visible").count() == 0
     assert opened.locator("#case th").nth(3).inner_text() == "罪名"
 

@@ -116,10 +116,10 @@ def test_the_example_case_is_filled_in(page: Any) -> None:
 def test_the_demo_s_model_and_what_a_confidence_is_are_told(page: Any) -> None:
     ask(page)
     assert "演示用的小模型" in page.inner_text("#demo")
-    said = "置信度是该项回答完全正确的概率，由文本分类器估计；模型答过留出案件的，"
+    said = "置信度是该项回答完全正确的概率，由文本分类器估计；模型回答过验证集的，"
     assert said in page.inner_text("#state")
     assert "置信度 " in page.locator("article td").first.inner_text()
-    assert page.inner_text("article h4 >> nth=0") == "各档刑罚：分类器认为的概率"
+    assert page.inner_text("article h4 >> nth=0") == "分类器给出的各刑罚档次概率"
     page.click("#language")
     assert "A tiny demo model answers." in page.inner_text("#demo")
     assert "if it answered any" in page.inner_text("#state")

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.served import until
-from tests.test_readme import FOLDERS, ROOT, commands, text
+from tests.test_readme import ENGLISH, ROOT, commands, text
 from tests.torture.conftest import RAY
 from tests.torture.test_proxies import is_ready
 
@@ -29,7 +29,7 @@ FACT = json.loads((ROOT / "serve/page/sample.json").read_text("utf-8"))["fact"]
 LONGEST_S = 600
 DEMO = "See it work"
 ALONE = {
-    "Your own cases, a real model",
+    "From your file to a submission",
     "Settings",
     "Several GPUs",
     "Reading and cloze",
@@ -39,8 +39,8 @@ ALONE = {
 
 TRAINED = "runs/qwen2.5-0.5b-cpu"
 WORDS: dict[str, dict[str, str]] = {
-    DEMO: {},
-    "Your own cases, a real model": {"other.jsonl": "test_a.jsonl"},
+    DEMO: {"make test": "make -n test"},  # this is one of its tests
+    "From your file to a submission": {"dev.jsonl": "test_a.jsonl"},
     "Settings": {},
     "Several GPUs": {
         "make sft MODEL": "make sft CONFIG=demo RUN=runs/two MODEL",
@@ -87,8 +87,8 @@ MEANING = {
 
 BLOCKS = {
     part.partition("\n")[0]: commands(part)
-    for folder in FOLDERS
-    for part in text(f"{folder}/README.md").split("\n## ")[1:]
+    for page in ENGLISH
+    for part in text(page).split("\n## ")[1:]
     if commands(part)
 }
 """Heading -> the commands of its section."""
