@@ -38,6 +38,7 @@ FORMAT_KEYS = {
     "CAIL2018": {"meta", "accusation", "term_of_imprisonment"},
     "MultiLJP": {"criminals_info", "accusations"},
     "LeCaRD": {"ajjbqk", "pjjg"},
+    "a submission, which comes after the cases": {"judgments", "penalty"},
 }
 """A format -> keys that its rows have, and no row of a task has all."""
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 from pydantic.fields import FieldInfo
 
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
-from panjue.prompts.plumbing.files import open_bytes
+from panjue.prompts.plumbing.files import dump, open_bytes
 
 SomeConfig = TypeVar("SomeConfig", bound="Config")
 
@@ -138,13 +138,13 @@ def check_known(section: str, keys: Iterable[str], known: Iterable[str]) -> None
             raise UserError(f"{section}: no setting {key!r}{did_you_mean(key, names)}")
 
 
-def setting_lines(cls: type[Config]) -> Iterator[str]:
-    """Yield two lines for each setting: its name and default, and what it is."""
+def setting_lines(cls: type[Config], values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield two lines for each setting: its name with its value or default, and what it is."""
     for name, info in cls.model_fields.items():
-        default = info.get_default(call_default_factory=True)
-        if info.is_required() or default is None:
-            default = ""
-        yield f"{name}={default}"
+        value = values.get(name, info.get_default(call_default_factory=True))
+        if value is None or (name not in values and info.is_required()):
+            value = ""
+        yield f"{name}={value if isinstance(value, str) else dump(value)}"
         yield f"    {_one_line(info.description or '')}"
 
 
