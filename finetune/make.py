@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from panjue.finetune.words import training_words
+from panjue.prompts.plumbing.config import load_values
 from panjue.prompts.plumbing.errors import UserError, did_you_mean, in_one_line, of_library
 
 PANJUE = ".venv/bin/panjue"
@@ -62,9 +63,11 @@ def run_folder(given: dict[str, str]) -> Path:
         return run
     named = [name for name in ("RUN", *TRAINING) if given[name]]
     words = [f"{name.lower()}={given[name]}" for name in named]
-    _, settings = training_words([given["CONFIG"], *words] if given["CONFIG"] else words)
-    [found] = [word.removeprefix("run=") for word in settings if word.startswith("run=")]
-    return Path(found)
+    config, settings = training_words([given["CONFIG"], *words] if given["CONFIG"] else words)
+    for word in settings:
+        if word.startswith("run="):
+            return Path(word.removeprefix("run="))
+    return Path(load_values(config)["sft"]["run"])
 
 
 def chosen_test(given: dict[str, str], goals: list[str]) -> str:

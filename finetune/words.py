@@ -12,14 +12,12 @@ from panjue.prompts.plumbing.run import Run
 
 NEEDED = {"model": "NAME", "train": "FILE"}
 """What a new training has to be given."""
-NAMING = ("task", "model", "train")
-"""Settings that a run folder is named by."""
 LORA_BYTES = 39_000 * 2**20
 """Memory of a GPU that trains an 8B model in bfloat16; a smaller one needs four bits."""
 
 
 def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
-    """Return the config of a training, and its settings, of which one is `run`.
+    """Return the config of a training, and its settings, with `run` if the config has none.
 
     A first word without `=` is the config: a file, or a name in finetune/configs. Else it is that
     of the run folder, if there is one already, or the one for this machine's GPU.
@@ -38,7 +36,8 @@ def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
     if config is None:
         refuse_missing(given)
         config = configs() / f"{config_for_gpu()}.yaml"
-    if "run" not in given:
+    section = load_values(config).get("sft") or {}
+    if "run" not in given and "run" not in section:
         settings.insert(0, f"run={default_run(config, given)}")
     return config, settings
 
@@ -84,16 +83,13 @@ def config_for_gpu() -> str:
 
 
 def default_run(config: Path, given: Mapping[str, str]) -> Path:
-    """Return the config's run folder, its name completed by task, model and training cases."""
-    section = load_values(config).get("sft") or {}
-    own = Path(section.get("run") or Path("runs", config.stem))
-    parts = [own.name]
-    for name in NAMING:
-        value = given.get(name, "").strip("'\"")
-        if name == "task":
-            parts.append("" if value == "judgment" else value)
-        elif name == "model":
-            parts.append(Path(value).name)
-        else:
-            parts.append(Path(value).stem)
-    return own.with_name("-".join(filter(None, parts)).replace(" ", "_"))
+    """Return the run folder that is named by config, task, model and training cases."""
+    values = {name: value.strip("'\"") for name, value in given.items()}
+    task = values.get("task", "")
+    parts = [
+        config.stem,
+        "" if task == "judgment" else task,
+        Path(values.get("model", "")).name,
+        Path(values.get("train", "")).stem,
+    ]
+    return Path("runs", "-".join(filter(None, parts)).replace(" ", "_"))

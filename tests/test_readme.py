@@ -26,7 +26,7 @@ PAGES = [
     *("serve/DEPLOY.md", "finetune/EXPERIMENTS.md", "tests/README.md", "tests/bench/README.md"),
     "CHANGELOG.md",
 ]
-CONVERSIONS = ["prompts/DATA.md", "prompts/DATA.zh.md"]  # lines of Python, tested by themselves
+TABLES = ["prompts/DATA.md", "prompts/DATA.zh.md", "finetune/NAMES.md"]  # have tests of their own
 STANDS_FOR = {"=…": "=x", " …": "", "[key=value …]": "", "COMMAND": "score", "URL#MODEL": "u#m"}
 
 
@@ -95,7 +95,7 @@ def test_both_languages_have_the_same_commands(folder: str) -> None:
     assert set(spans(english)) == set(spans(chinese))
 
 
-@pytest.mark.parametrize("page", [*PAGES, *CONVERSIONS])
+@pytest.mark.parametrize("page", [*PAGES, *TABLES])
 def test_links_lead_somewhere(page: str) -> None:
     for place, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", prose(page)):
         file = (ROOT / page).parent / place if place else ROOT / page
@@ -114,7 +114,7 @@ def test_the_pages_are_short() -> None:
     english = [page for page in PAGES if ".zh." not in page]
     without_changelog = english[:-1]  # which every version adds to
     assert sum(len(text(page).split()) for page in without_changelog) <= 7450
-    for page in [*english, *CONVERSIONS[:1]]:
+    for page in [*english, *TABLES[:1]]:
         cells, sentences = sentences_of(page)
         assert max(map(len, sentences)) <= 35, max(sentences, key=len)
         assert max(map(len, [*cells, []])) <= 25, max(cells, key=len)

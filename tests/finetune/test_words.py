@@ -18,7 +18,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("panjue.finetune.words.config_for_gpu", lambda: "gpu")
     configs = tmp_path / "finetune/configs"
     configs.mkdir(parents=True)
-    (configs / "gpu.yaml").write_text("sft: {run: runs/gpu, batch: 7}", "utf-8")
+    (configs / "gpu.yaml").write_text("sft: {batch: 7}", "utf-8")
     (configs / "bare.yaml").write_text("generate: {}", "utf-8")
     (tmp_path / "own.yaml").write_text("sft: {run: /data/own}", "utf-8")
     (tmp_path / "begun").mkdir()
@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "C/gpu.yaml run=runs/gpu-reading-t task=reading train=t.json",
         ),
         ("bare", "C/bare.yaml run=runs/bare"),
-        ("own.yaml train=t", "own.yaml run=/data/own-t train=t"),
+        ("own.yaml train=t", "own.yaml train=t"),
         ("own.yaml run=x train=t", "own.yaml run=x train=t"),
         ("run=begun", "begun/config.yaml run=begun"),
         ("run=begun model=m train=t", "begun/config.yaml run=begun model=m train=t"),
