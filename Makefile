@@ -2,7 +2,7 @@
 # With your own:  make sft generate score MODEL=Qwen/Qwen3-8B TRAIN=train.jsonl TEST=test.jsonl
 # Later on:       make score RUN=runs/mine TEST=other.jsonl; make serve RUN=runs/mine
 # More settings:  CONFIG=qwen3-8b-qlora SFT="trainer.max_steps=200 gpus=8" GENERATE="answer=model"
-# What is run:    V=1 shows the commands; finetune/make.py finds what RUN, TEST and so on stand for
+# What is run:    V=1 shows the commands; `panjue sft model=… train=…` is `make sft MODEL=… TRAIN=…`
 export PYTHONSAFEPATH = 1
 PYTHON ?= python3
 PYTEST := .venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -204,6 +204,9 @@ def _what_happened(
     cut = sum(call["finish"][0] == "length" for call in asked)
     if cut:
         yield "cut", f"{cut} replies cut by length"
+    filtered = sum(call["finish"][0] == "content_filter" for call in asked)
+    if filtered:
+        yield "content filter", f"{filtered} replies ended by a content filter"
     if not asked or decoded is None:
         return
     if not decoded.readable:

@@ -4,5 +4,6 @@ Read sft.py first, from top to bottom. It uses, in this order: settings.py, proc
 libraries.py, model.py, result.py, examples.py, classifier/ (from fit.py on), data.py, trainer.py
 with checkpoints.py and stop.py, journal.py.
 
-base.py makes the demo's base model. make.py says what a target of the Makefile runs.
+words.py says what the words of `panjue sft` mean: which config, which run folder. base.py makes the
+demo's base model. make.py says what a target of the Makefile runs.
 """

@@ -92,6 +92,7 @@ def print_plan(
     decides = examples.reader.task.answer
     alike = labels.look_alikes(map(decides.kind, decides.fields))
     plan += [("labels", line) for line in islice(alike, MAX_SHOWN_EXAMPLES)]
+    plan += [("labels", line) for line in examples.reader.task.ask.doubts(labels)]
     if examples.reader.skipped.rows:
         plan.append(("skipped", str(examples.reader.skipped)))
     for name, text in plan:

@@ -68,6 +68,32 @@ SILENT = (
 )
 """Settings of trl that would change a training without a word."""
 
+NOT_READ = (
+    "local_rank",
+    "do_train",
+    "do_eval",
+    "do_predict",
+    # Nothing is pushed to a hub.
+    "hub_private_repo",
+    "hub_model_id",
+    "hub_strategy",
+    "hub_always_push",
+    "hub_revision",
+    # `finetune.data` makes the rows.
+    "dataset_text_field",
+    "dataset_num_proc",
+    # `finetune.trainer` computes the held-out loss.
+    "prediction_loss_only",
+    "eval_do_concat_batches",
+    "eval_use_gather_object",
+    "eval_accumulation_steps",
+    "include_for_metrics",
+    "batch_eval_metrics",
+    "bf16_full_eval",
+    "fp16_full_eval",
+)
+"""Settings of trl that nothing reads in these trainings."""
+
 FIXED = {
     "restore_callback_states_from_checkpoint": True,  # a resumed run keeps its patience count
     "max_length": None,  # rows never exceed max_tokens, so trl must not cut
@@ -107,6 +133,9 @@ def check_library_settings(config: SftConfig) -> None:
     for name, use in INSTEAD.items():
         if name in config.trainer:
             raise UserError(f"trainer.{name}: use {use}")
+    for name in NOT_READ:
+        if name in config.trainer:
+            raise UserError(f"trainer.{name}: has no effect here; leave it out")
     for name, kind in POSITIVE.items():
         value = config.trainer.get(name)
         is_number = isinstance(value, kind) and not isinstance(value, bool)
@@ -119,7 +148,8 @@ def check_library_settings(config: SftConfig) -> None:
         reason = "others change the base too"
         raise UserError(f"lora.init_lora_weights: use true, gaussian or orthogonal; {reason}")
     if (config.method == "qlora") != bool(config.quantization):
-        raise UserError("quantization: goes with method=qlora; set both or neither")
+        way_out = "quantization={} empties it" if config.quantization else "set both or neither"
+        raise UserError(f"quantization: goes with method=qlora; {way_out}")
     if config.quantization.get("load_in_8bit"):
         raise UserError("quantization.load_in_8bit: method=qlora has four bits; use load_in_4bit")
     if "task_type" in config.lora:

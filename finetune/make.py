@@ -1,6 +1,6 @@
 """What a target of the Makefile runs: its line, in which words in capitals stand for values.
 
-make starts this for every target, so it imports torch only to see the GPU. Only the variables on
+What they mean for a training, `finetune.words` knows, as for `panjue sft`. Only the variables on
 make's command line count, not those of the environment.
 """
 
@@ -10,18 +10,16 @@ import shlex
 import sys
 from pathlib import Path
 
+from panjue.finetune.words import training_words
+from panjue.prompts.plumbing.config import load_values
 from panjue.prompts.plumbing.errors import UserError, did_you_mean, in_one_line, of_library
 
 PANJUE = ".venv/bin/panjue"
-CONFIGS = Path("finetune/configs")
-DEMO = CONFIGS / "demo.yaml"
+DEMO = "demo"
+"""The config of the demo, for which nothing has to be given."""
 TRAINING = ("TASK", "MODEL", "TRAIN", "DEV")  # if they differ from those of RUN, `sft` says so
-NEEDED = {"MODEL": "NAME", "TRAIN": "FILE"}
-"""What a new training has to be given."""
 FURTHER = ("SFT", "GENERATE", "SCORE", "SERVE")  # have further words of a command
 VARIABLES = (*TRAINING, "TEST", "RUN", "CONFIG", *FURTHER, "STAGE", "PYTHON", "V")
-LORA_BYTES = 39_000 * 2**20
-"""Memory of a GPU that trains an 8B model in bfloat16; a smaller one needs four bits."""
 
 
 def variables(makeflags: str) -> dict[str, str]:
@@ -39,65 +37,46 @@ def variables(makeflags: str) -> dict[str, str]:
 
 def command(line: list[str], goals: list[str], given: dict[str, str]) -> list[str]:
     """Return the words for panjue that a target's line stands for; none if its work is done."""
-    config = chosen_config(goals, given)
-    run = run_folder(config, given)
-    test = chosen_test(config, goals, given)
-    if is_done(line[0], config, run, goals, given):
+    meant = with_demo(given)
+    run = run_folder(meant)
+    test = chosen_test(meant, goals)
+    step = line[0]
+    if is_done(step, run, goals, given, meant):
         return []
     scores = run / "answers" / Path(test).stem / "scores.json"
-    values = {"CONFIG": str(config), "RUN": str(run), "TEST": test, "SCORES": str(scores)}
-    return filled(line, {**given, **values})
+    values = {**meant, "RUN": str(run), "TEST": test, "SCORES": str(scores)}
+    if step == "sft" and not given["RUN"]:
+        values["RUN"] = ""  # panjue names the folder
+    return filled(line, values)
 
 
-def chosen_config(goals: list[str], given: dict[str, str]) -> Path:
-    """Return the config to train with: what is ordered, else RUN's own, else the demo's."""
-    if given["CONFIG"]:
-        return CONFIGS / f"{given['CONFIG']}.yaml"
+def with_demo(given: dict[str, str]) -> dict[str, str]:
+    """Return the variables; where none says what to train, with the config of the demo."""
+    says_what = any(given[name] for name in ("CONFIG", "RUN", "TEST", *TRAINING))
+    return given if says_what else {**given, "CONFIG": DEMO}
+
+
+def run_folder(given: dict[str, str]) -> Path:
+    """Return the run folder that `panjue sft` takes; UserError: it would lack something."""
     run = Path(given["RUN"])
-    has_needed = all(given[name] for name in NEEDED)
-    is_new = has_needed and ("sft" in goals or not is_trained(run))
-    if given["RUN"] and not is_new and (is_trained(run) or (run / "config.yaml").is_file()):
-        return run / "config.yaml"
-    if has_needed:
-        return CONFIGS / f"{config_for_gpu()}.yaml"
-    for name in ("RUN", *TRAINING, "TEST"):
-        if given[name]:
-            missing = " and ".join(f"{key}={NEEDED[key]}" for key in NEEDED if not given[key])
-            reason = f"nothing is trained for {name}={given[name]} (CONFIG=demo trains a toy)"
-            raise UserError(f"say {missing}, or RUN=FOLDER of a training: {reason}")
-    return DEMO
+    if given["RUN"] and is_trained(run):
+        return run
+    named = [name for name in ("RUN", *TRAINING) if given[name]]
+    words = [f"{name.lower()}={given[name]}" for name in named]
+    config, settings = training_words([given["CONFIG"], *words] if given["CONFIG"] else words)
+    for word in settings:
+        if word.startswith("run="):
+            return Path(word.removeprefix("run="))
+    return Path(load_values(config)["sft"]["run"])
 
 
-def config_for_gpu() -> str:
-    """Return the name of the config for the largest GPU that CUDA may use, or for none."""
-    from torch import cuda  # noqa: PLC0415
-
-    if not cuda.is_available():
-        return "qwen2.5-0.5b-cpu"
-    sizes = [cuda.get_device_properties(n).total_memory for n in range(cuda.device_count())]
-    return "qwen3-8b-lora" if max(sizes) >= LORA_BYTES else "qwen3-8b-qlora"
-
-
-def run_folder(config: Path, given: dict[str, str]) -> Path:
-    """Return RUN, or a folder named by config, task, model and training cases."""
-    if given["RUN"]:
-        return Path(given["RUN"])
-    parts = [config.stem]
-    if given["TASK"] != "judgment":
-        parts.append(given["TASK"])
-    parts.append(Path(given["MODEL"]).name)
-    parts.append(Path(given["TRAIN"]).stem)
-    name = "-".join(filter(None, parts))
-    return Path("runs", name.replace(" ", "_"))
-
-
-def chosen_test(config: Path, goals: list[str], given: dict[str, str]) -> str:
+def chosen_test(given: dict[str, str], goals: list[str]) -> str:
     """Return TEST; without it the demo's cases if nothing else is trained, or nothing.
 
     UserError if there is no such file, or a goal needs one.
     """
     test = given["TEST"]
-    is_demo = config == DEMO and not any(given[name] for name in TRAINING)
+    is_demo = given["CONFIG"] == DEMO and not any(given[name] for name in TRAINING)
     if test and not Path(test).exists():
         raise UserError(f"TEST: no file {test}")
     if not test and is_demo:
@@ -107,8 +86,11 @@ def chosen_test(config: Path, goals: list[str], given: dict[str, str]) -> str:
     return test
 
 
-def is_done(step: str, config: Path, run: Path, goals: list[str], given: dict[str, str]) -> bool:
-    is_toy = config == DEMO and not given["MODEL"]
+def is_done(
+    step: str, run: Path, goals: list[str], given: dict[str, str], meant: dict[str, str]
+) -> bool:
+    """Say whether a step has nothing to do; `meant` has the demo's config where none is given."""
+    is_toy = meant["CONFIG"] == DEMO and not given["MODEL"]
     needs_base = is_toy or not {"demo", "base", "gpu"}.isdisjoint(goals)
     is_asked = "sft" in goals or any(given[name] for name in (*TRAINING, "CONFIG", "SFT"))
     done = {

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -11,11 +11,15 @@ from pydantic import Field, field_validator
 from panjue.prompts.model import is_hub_name, model_folder
 from panjue.prompts.plumbing.config import DATA_FILES, Config, load_section, load_values
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import flat
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task
 
 STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
 """trl settings that may be `no`: when to log, evaluate and save."""
+
+PATTERNS = ("rank_pattern", "alpha_pattern")
+"""Settings of peft that name modules, with dots."""
 
 LONGEST_STEP_S = 1800
 """How long a step, its evaluation and its saving may take after a signal, until torchrun kills all
@@ -86,6 +90,16 @@ class SftConfig(Config):
             if trainer.get(key) is False:
                 trainer[key] = "no"
         return trainer
+
+    @field_validator("lora")
+    @classmethod
+    def _patterns_have_dots(cls, lora: dict[str, Any]) -> dict[str, Any]:
+        # `lora.rank_pattern.self_attn.q_proj=64` is a pattern, no settings within settings.
+        lora = dict(lora)
+        for key in PATTERNS:
+            if isinstance(lora.get(key), Mapping):
+                lora[key] = dict(flat(lora[key]))
+        return lora
 
     @property
     def result(self) -> Path:

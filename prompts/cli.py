@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from panjue.prompts import cli_scores
-from panjue.prompts.plumbing.config import setting_lines
+from panjue.prompts.plumbing.config import load_values, setting_lines
 from panjue.prompts.plumbing.debug import debug_log, quiet_libraries
 from panjue.prompts.plumbing.errors import Stopped, UserError, in_one_line
 from panjue.prompts.plumbing.run import Run
@@ -30,6 +30,8 @@ for name in ("bitsandbytes", "torch._library.triton"):
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, e.g. trainer.max_steps=10")]
+RunFolder = Annotated[Path | None, typer.Argument(metavar="RUN", show_default=False)]
+ListSettings = Annotated[bool, typer.Option("--settings", help="list all settings, and end")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -38,15 +40,11 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _settings(module: str, config_class: str) -> Any:
-    """Return the option `--settings` of a command: it prints the settings and ends."""
-
-    def show(wanted: bool) -> None:
-        if wanted:
-            print(*setting_lines(getattr(import_module(module), config_class)), sep="\n")
-            raise typer.Exit
-
-    return typer.Option("--settings", callback=show, is_eager=True, help="list all settings")
+def _list_settings(module: str, config_class: str, section: str, config: Path) -> None:
+    """Print the settings of a command with the values that they have in a config file."""
+    known = getattr(import_module(f"panjue.{module}"), config_class)
+    values = load_values(config) if config.is_file() else {}
+    print(*setting_lines(known, values.get(section) or {}), sep="\n")
 
 
 @app.callback()
@@ -84,19 +82,23 @@ def base(config: Path, overrides: Overrides = None) -> None:
 
 @app.command()
 def sft(
-    config: Path,
-    overrides: Overrides = None,
-    _: Annotated[bool, _settings("panjue.finetune.settings", "SftConfig")] = False,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...")] = None,
+    settings: ListSettings = False,
 ) -> None:
-    """Fine-tune: cases in, adapter out."""
-    words = overrides or []
-    settings = _load("finetune.settings", "sft_settings")(config, words)
-    _load("finetune.settings", "launch")(settings, config, words)
+    """Fine-tune: cases in, adapter out. Without CONFIG, that of the run or of this GPU counts."""
+    given = words or []
+    if settings:
+        config, _ = _load("finetune.words", "training_words")([*given, "model=", "train="])
+        _list_settings("finetune.settings", "SftConfig", "sft", config)
+        return
+    config, given = _load("finetune.words", "training_words")(given)
+    training = _load("finetune.settings", "sft_settings")(config, given)
+    _load("finetune.settings", "launch")(training, config, given)
     try:
-        with debug_log(settings.run):
-            _load("finetune.sft", "train")(settings)
+        with debug_log(training.run):
+            _load("finetune.sft", "train")(training)
     except KeyboardInterrupt:  # from the first step on `StopOnSignal` receives it
-        kept = f"stopped; {settings.run} has what was finished, run the same command to resume"
+        kept = f"stopped; {training.run} has what was finished, run the same command to resume"
         raise Stopped(kept, signal.SIGINT) from None
 
 
@@ -112,15 +114,23 @@ def merge(
 
 @app.command()
 def generate(
-    run: Path,
-    test: Path,
+    run: RunFolder = None,
+    test: Annotated[Path | None, typer.Argument(metavar="TEST", show_default=False)] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="e.g. in_flight=64")] = None,
-    _: Annotated[bool, _settings("panjue.serve.settings", "GenerateConfig")] = False,
+    settings: ListSettings = False,
 ) -> None:
     """Answer every case of TEST with RUN's training, and decode: RUN/answers/NAME."""
-    settings = _load("serve.settings", "generate_settings")(Run(run), test, overrides or [])
+    if settings:
+        config = Run(run or Path()).config
+        _list_settings("serve.settings", "GenerateConfig", "generate", config)
+        return
+    if run is None or test is None:
+        raise UserError("generate: give RUN and TEST, e.g. panjue generate runs/mine test.jsonl")
+    if Run(test).result and not Run(run).result:
+        raise UserError(f"{run}: RUN comes first: panjue generate {test} {run}")
+    answering = _load("serve.settings", "generate_settings")(Run(run), test, overrides or [])
     with debug_log(run):
-        _load("prompts.cli_generate", "generate")(Run(run), test, settings)
+        _load("prompts.cli_generate", "generate")(Run(run), test, answering)
 
 
 @app.command()
@@ -138,14 +148,19 @@ def decode(
 
 @app.command()
 def serve(
-    run: Path,
+    run: RunFolder = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="e.g. port=80 other=RUN2")] = None,
-    _: Annotated[bool, _settings("panjue.serve.settings", "ServeConfig")] = False,
+    settings: ListSettings = False,
 ) -> None:
     """Answer over HTTP: POST /v1/judgments, OpenAI's chat completions, and a web page."""
-    settings, runs = _load("serve.settings", "serve_settings")(run, overrides or [])
+    if settings:
+        _list_settings("serve.settings", "ServeConfig", "serve", Run(run or Path()).config)
+        return
+    if run is None:
+        raise UserError("serve: give RUN, e.g. panjue serve runs/mine")
+    serving, runs = _load("serve.settings", "serve_settings")(run, overrides or [])
     with debug_log(run):
-        _load("serve.server", "serve")(settings, runs)
+        _load("serve.server", "serve")(serving, runs)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
-from panjue.prompts.plumbing.run import find_answers
+from panjue.prompts.plumbing.run import ANSWERS, MANIFEST, find_answers
 from panjue.prompts.reader import Reader, check_output, side_groups
 from panjue.prompts.task import load_task
 
@@ -41,6 +41,8 @@ def submission_of(path: Path, gold: Path, task: str | None) -> Meant:
     """Return the submission or the folder of answers that `path` means, opened once."""
     from panjue.serve.answers import open_answers
 
+    if path.is_file() and ((gold / ANSWERS).is_dir() or (gold / MANIFEST).is_file()):
+        raise UserError(f"{gold}: has answers; the file of cases comes first: {path} {gold}")
     answers = find_answers(path, gold)
     if answers is None:
         reader = Reader(load_task(task or "judgment"), is_guess=task is None)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from panjue.prompts.example import Example, groups_of, known_groups
+from panjue.prompts.other_formats import DATA_PAGE, example_of, other_format
 from panjue.prompts.plumbing.errors import Unreadable, UserError
 from panjue.prompts.plumbing.files import (
     atomic_write,
@@ -80,6 +81,30 @@ class Reader:
     def read(self, path: Path) -> Iterator[Example]:
         """Yield the examples of a file, each id once."""
         refuse_pipe(path)
+        is_known = False  # an example was read: the file is of the task
+        try:
+            for example in self._read(path):
+                is_known = True
+                if self.held_out and not is_held_out(example):
+                    continue
+                if self.highest_hash and text_hash(example) > self.highest_hash:
+                    continue
+                yield example
+        except UserError as error:
+            if not (is_known or isinstance(error, Unreadable)):
+                self._refuse_other_format(path)
+            raise
+        if not is_known and self.skipped.rows:
+            self._refuse_other_format(path)
+
+    def _refuse_other_format(self, path: Path) -> None:
+        """Raise Unreadable if the file seems to have another format than that of the task."""
+        if name := other_format(path, self.task):
+            reason = f"{path}: is no file of cases: it looks like {name}"
+            way_out = f"{DATA_PAGE} has lines of Python for it"
+            raise Unreadable("; ".join((reason, *example_of(self.task), way_out))) from None
+
+    def _read(self, path: Path) -> Iterator[Example]:
         place_of_id: dict[str, int | str] = {}
         for place, load in self.task.data.rows(path):
             try:
@@ -92,10 +117,6 @@ class Reader:
                 if self.on_bad_row == "stop":
                     raise UserError(f"{path}:{place}: {reason}") from None
                 self.skipped.rows[path, place] = reason
-                continue
-            if self.held_out and not is_held_out(example):
-                continue
-            if self.highest_hash and text_hash(example) > self.highest_hash:
                 continue
             yield example
 

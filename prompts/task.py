@@ -63,6 +63,10 @@ def no_labels(_examples: Iterable[Example]) -> Labels:
     return Labels()
 
 
+def no_doubts(_labels: Labels) -> Iterator[str]:
+    return iter(())
+
+
 def no_faults(_example: Example, _row: Row, _labels: Labels | None) -> Iterator[str]:
     return iter(())
 
@@ -106,6 +110,8 @@ class Ask:
     target: Callable[[Example], str] = answer_as_json
     """The gold reply, compact JSON, always valid under the schema."""
     labels: Callable[[Iterable[Example]], Labels] = no_labels  # of the training examples
+    doubts: Callable[[Labels], Iterator[str]] = no_doubts
+    """What is odd about the labels of a whole training file, in lines."""
     reserve: int | Callable[[Example], int] = 64
     """Tokens kept free for a reply, beyond 1.5 times the tokens of the fallback."""
 

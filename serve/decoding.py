@@ -1,5 +1,6 @@
 """Completions -> submission. Decoding needs no model and can be run again."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
 from panjue.finetune.classifier.opinions import EMPTY_REPLY, Advisor, read_answer
 from panjue.prompts.example import Answer, Decoded, Example, first_reply, run_steps
 from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.endpoint import CONTENT_FILTER
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     atomic_write,
@@ -41,16 +43,24 @@ DERIVED = ("scores.json", "report.html")
 MAX_SHOWN_REFUSALS = 5
 """Refused examples that are printed; decode.json has all."""
 
+TOO_LONG = re.compile(r"token|context|length|too long")
+"""What refusals for the length of a case have in common, our own and those of servers."""
+
+FINISH = {"content_filter": "a content filter", "error": "an error of the engine"}
+"""Why a reply ended -> the same in words."""
+
 
 def never_asked(refusals: Sequence[str]) -> str:
     """Return a line on the examples that the model was never asked: ids, reasons, way out."""
     shown = "; id ".join(refusals[:MAX_SHOWN_REFUSALS])
     more = len(refusals) - MAX_SHOWN_REFUSALS
     rest = f"; {more} more in decode.json" if more > 0 else ""
-    return (
-        f"never asked: {len(refusals)}, their answers are not the model's: "
-        f"id {shown}{rest}; a model with a longer context can be asked"
-    )
+    line = f"never asked: {len(refusals)}, their answers are not the model's: id {shown}{rest}"
+    if any(map(TOO_LONG.search, refusals)):
+        line += "; a model with a longer context can be asked"
+    if filtered := sum(bool(CONTENT_FILTER.search(refusal)) for refusal in refusals):
+        line += f"; {filtered} refused for their content: another model can be asked"
+    return line
 
 
 def decoding_of(submission: Path) -> dict[str, Any] | None:
@@ -70,6 +80,8 @@ class Tally:
     repaired: int = 0
     unreadable: int = 0
     cut: int = 0
+    finish: Counter[str] = field(default_factory=Counter)
+    """Why replies ended, but for their end and the limit on their length."""
     refused: int = 0
     shortened: int = 0
     skipped_rows: int = 0
@@ -97,7 +109,10 @@ class Tally:
             self.refused += 1
             self.refusals.append(f"{example.id}: {row['refused']}")
             return
-        self.cut += row["finish"][0] == "length"
+        reason = row["finish"][0]
+        self.cut += reason == "length"
+        if reason not in ("stop", "length"):
+            self.finish[reason] += 1
         self.shortened += row["dropped_sentences"] > 0
         for text in decoded.repairs:
             name, _, repair = text.partition(": ")
@@ -140,6 +155,9 @@ class Tally:
             f"{self.cut} cut by length, {self.refused} could not be asked, "
             f"{self.shortened} shortened to fit"
         )
+        if self.finish:
+            kinds = (f"{FINISH.get(why, why)}: {count}" for why, count in self.finish.most_common())
+            yield f"ended by {'; by '.join(kinds)}"
         if self.left_out or self.missing_fields:
             yield f"left out by replies: {self.left_out} persons, {self.missing_fields} fields"
         if self.unreadable or self.refused or self.left_out or self.missing_fields:
@@ -148,6 +166,7 @@ class Tally:
     def to_json(self) -> dict[str, Any]:
         numbers = {**vars(self), "submission": self.submission.name}
         numbers["repairs"] = dict(self.repairs.most_common())
+        numbers["finish"] = dict(self.finish.most_common())
         del numbers["replaced"]
         return numbers
 
@@ -195,6 +214,8 @@ def decode_answers(path: Path, answer: AnswerSetting | None = None) -> Tally:
         rows = answered.rows() if is_of_model else None
         calibrating = texts_of(held_out) if held_out else frozenset()
         _write(_Decoder(answered, rows, advisor, calibrating, tally), confidences)
+        if tally.calls and not (tally.valid or tally.repaired):
+            tally.answered_by = f"answered by: {tally.fallback}, since no reply could be read"
         if advisor is None:
             confidences.unlink()
         after = sha256(submission)

@@ -1,15 +1,24 @@
 """Any OpenAI-compatible endpoint instead of the engine: the same requests, over HTTP."""
 
 import asyncio
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from openai import APIStatusError, AsyncOpenAI, OpenAIError, Timeout
 
-from panjue.prompts.plumbing.endpoint import key_of, making_client, parse_endpoint
+from panjue.prompts.plumbing.decode import load_json
+from panjue.prompts.plumbing.endpoint import (
+    CONTENT_FILTER,
+    key_of,
+    making_client,
+    parse_endpoint,
+)
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump
 from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.serve.ask import Request
+from panjue.serve.settings import ENDPOINT_SAMPLING
 
 ENDPOINT_KEY = "PANJUE_ENDPOINT_KEY"  # environment variable with the endpoint's API key
 TEMPLATE_FIELD = "chat_template_kwargs"  # of a request to vLLM; OpenAI does not have it
@@ -20,6 +29,14 @@ REFUSED_STATUSES = frozenset({400, 413, 422, 501})
 ABORTED = frozenset({"abort", "error"})  # finish reasons of a vLLM that was stopped
 MAX_REFUSALS = 8  # after so many and no reply, the run ends: the endpoint cannot do it
 NO_TEXT = "the reply has no text (content: null)"  # a reasoning model with too few tokens, say
+MESSAGE = re.compile(r'"(?:message|detail|msg)"\s*:\s*"((?:[^"\\]|\\.)*)')
+"""The message in the JSON of a server's error, as far as it is shown."""
+
+FIELD = re.compile(r"\b(?:[a-z]+(?:_[a-z]+)+|temperature|schema)\b", re.ASCII)
+"""The name of a request's field in such a message."""
+
+SCHEMA_FIELDS = ("response_format", "json_schema", "structured_outputs", "schema")
+
 MAX_RETRIES = 8  # after 0.5 s, 1 s, 2 s and so on, at most 8 s, or as long as the server says
 
 
@@ -55,7 +72,7 @@ class Endpoint:
         self._failure = ""
         self._replies = 0
         self._refusals = 0
-        self._takes_template_field = True
+        self._takes_template = True
         self.runner = asyncio.Runner()
         key = key_of(ENDPOINT_KEY) or "none"  # the client insists on one
         timeout = Timeout(600, connect=10)
@@ -92,12 +109,15 @@ class Endpoint:
         return EndpointOutput(replies[:wanted], cached, prompt)
 
     def _count_refusal(self, why: str) -> None:
-        """End the run if the endpoint has refused `MAX_REFUSALS` requests and answered none."""
-        self._refusals += 1
+        """End the run if the endpoint has refused `MAX_REFUSALS` requests and answered none.
+
+        A case that is refused for its content does not count: others may be answered.
+        """
+        self._refusals += not CONTENT_FILTER.search(why)
         if self._refusals >= MAX_REFUSALS and not self._replies:
             self._failure = (
-                f"{self._url}: refuses all requests ({why}); if it takes no schema, set "
-                "constrained=false and another answers=NAME"
+                f"{self._url}: refuses all requests ({why}); {way_out(why)} and another "
+                "answers=NAME"
             )
             raise UserError(self._failure)
 
@@ -107,14 +127,16 @@ class Endpoint:
         try:
             return read_completion(await self._client.chat.completions.create(**arguments))
         except APIStatusError as error:
-            reason = f"{error.status_code} {error.response.text}"
+            text = readable(error.response.text)
+            reason = f"{error.status_code} {text}"
             if error.status_code in REFUSED_STATUSES:
-                if TEMPLATE_FIELD in reason and "extra_body" in arguments:
-                    self._takes_template_field = False
+                sent = arguments.get("extra_body", {})
+                if TEMPLATE_FIELD in reason and TEMPLATE_FIELD in sent and self._takes_template:
+                    self._takes_template = False
                     again = await self._ask(request, number)
-                    self._takes_template_field = not again.outputs  # else that was not the reason
+                    self._takes_template = not again.outputs  # else that was not the reason
                     return again
-                return EndpointOutput(refused=f"{error.status_code}: {error.response.text[:200]}")
+                return EndpointOutput(refused=f"{error.status_code}: {text[:200]}")
         except (OpenAIError, ValueError) as error:
             reason = ": ".join(str(each) for each in (error, error.__cause__) if each)
         first_line = reason.splitlines()[0][:200].rstrip(".")
@@ -131,17 +153,40 @@ class Endpoint:
             "temperature": 0.0,
             **request.sampling,
         }
+        further = dict(arguments.pop("extra_body", {}))
         arguments.pop("n", None)
         if number > 1:
             arguments["n"] = number
         if question.room:
             arguments.setdefault("max_tokens", question.room)
-        if question.prompt and self._takes_template_field:  # our own model: as in training
-            arguments["extra_body"] = {TEMPLATE_FIELD: TEMPLATE_ARGS}
+        if question.prompt and self._takes_template:  # our own model: as in training
+            further[TEMPLATE_FIELD] = {**TEMPLATE_ARGS, **further.get(TEMPLATE_FIELD, {})}
         if question.schema:
             json_schema = {"name": "reply", "strict": True, "schema": question.schema}
             arguments["response_format"] = {"type": "json_schema", "json_schema": json_schema}
-        return arguments
+        sent = {name: value for name, value in arguments.items() if value is not None}
+        return {**sent, "extra_body": further} if further else sent
+
+
+def readable(text: str) -> str:
+    """Return what a server said with unescaped Chinese, on one line if it is JSON."""
+    value = load_json(text)
+    unescaped = text if value is None else dump(value)
+    return unescaped.encode(errors="replace").decode()  # half a character becomes `?`
+
+
+def way_out(refusal: str) -> str:
+    """Return what to set after a refusal, by the field that the server's message names first."""
+    message = MESSAGE.search(refusal)
+    field = FIELD.search(message[1]) if message else None
+    if field is None:
+        return "if it takes no schema, set constrained=false"
+    name = field[0]
+    if name in SCHEMA_FIELDS:
+        return "it takes no schema: set constrained=false"
+    if name in ENDPOINT_SAMPLING:
+        return f"set sampling.{name}, or leave it out with sampling.{name}=null,"
+    return f"set this field with sampling.extra_body.{name}=VALUE"
 
 
 def read_completion(completion: Any) -> EndpointOutput:
@@ -167,6 +212,8 @@ def read_completion(completion: Any) -> EndpointOutput:
                 replies.append(EndpointReply(text, str(choice.finish_reason), share))
             elif text:
                 refused = f"the model refuses: {text[:200]}"
+            elif choice.finish_reason:
+                refused = f"{NO_TEXT}, finish_reason: {choice.finish_reason}"
     except (AttributeError, TypeError, ZeroDivisionError):
         raise ValueError("its reply is not in OpenAI's format") from None
     if any(reply.finish_reason in ABORTED for reply in replies):

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, get_args
 from pydantic import Field
 
 from panjue.prompts.model import prompt_sha256
-from panjue.prompts.plumbing.config import Config, check_known, load_section
+from panjue.prompts.plumbing.config import Config, check_known, check_managed, load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.run import Run, RunRecord
@@ -57,8 +57,13 @@ ENDPOINT_SAMPLING = (
     "stop",
     "presence_penalty",
     "frequency_penalty",
+    "extra_body",
 )
-"""Settings of `sampling` that OpenAI's chat completions have too; others are refused."""
+"""Settings of `sampling` that OpenAI's chat completions have too; others are refused. In
+`extra_body` are further fields of a request, by the name that OpenAI's client gives them."""
+
+OF_REQUESTS = ("model", "messages", "n", "stream", *ENDPOINT_SAMPLING)
+"""Fields of a request that panjue sets itself, or that `sampling` has."""
 
 RESOURCES = (
     "gpu_memory_utilization",
@@ -137,7 +142,8 @@ class GenerateConfig(EngineConfig):
     constrained: bool = True
     """Decode under each case's JSON schema. If false, replies are free text, repaired if needed."""
     sampling: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of vLLM's SamplingParams, passed on unchanged; greedy by default."""
+    """Arguments of vLLM's SamplingParams, passed on unchanged; greedy by default. For an `endpoint`
+    null leaves a field out, and `extra_body` has further ones: sampling.extra_body.NAME=VALUE."""
     samples: int = Field(0, ge=0)
     """Further replies per question, sampled at temperature 1, for tasks whose answers are ranked by
     the votes of all."""
@@ -194,6 +200,11 @@ def generate_settings(run: Run, test: Path, words: Sequence[str] = ()) -> Genera
     task = load_task(task_name(run, config))
     if config.endpoint:
         check_known("sampling", config.sampling, ENDPOINT_SAMPLING)
+        further = config.sampling.get("extra_body") or {}
+        if not isinstance(further, Mapping):
+            raise UserError("sampling.extra_body: give fields, e.g. sampling.extra_body.top_k=3")
+        managed = [*OF_REQUESTS, *(["response_format"] if config.constrained else [])]
+        check_managed("sampling.extra_body", further, managed)
     if not test.exists():
         raise UserError(f"no file {test}")
     cases = Reader(task, on_bad_row=config.on_bad_row).read(test)

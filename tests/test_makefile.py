@@ -28,7 +28,8 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, line in programs.items():
         Path(".venv/bin", name).write_text(f"#!/bin/sh\n{line}\n", "utf-8")
         Path(".venv/bin", name).chmod(0o755)
-    for name in ("pyproject.toml", "c d.jsonl", ".venv/installed"):
+    shutil.copytree(ROOT / "finetune/configs", "finetune/configs")
+    for name in ("pyproject.toml", "c d.jsonl", ".venv/installed", "finetune/configs/a.yaml"):
         Path(name).touch()
 
 
@@ -37,7 +38,7 @@ def test_the_environment_does_not_steer_what_the_targets_run_in_order() -> None:
     assert done.stdout.splitlines() == [
         "<demo> <data/demo> ",
         "<base> <finetune/configs/base.yaml> ",
-        "<sft> <finetune/configs/demo.yaml> <run=runs/demo> ",
+        "<sft> <demo> ",
         "<generate> <runs/demo> <data/demo/test.jsonl> ",
         "<score> <data/demo/test.jsonl> <runs/demo> <--json> <runs/demo/answers/test/scores.json> ",
     ]
@@ -48,7 +49,7 @@ def test_words_get_through_as_they_are_typed() -> None:
     words = ("CONFIG=a", "RUN=b c/$x \"y'", "TRAIN=e\\f.jsonl", "SFT=x='a  b' y=$HOME V=1")
     sft, serve = make("serve", *words, "V=").stdout.splitlines()
     run, data = "<run=b c/$x \"y'>", "<train=e\\f.jsonl>"
-    assert sft == f"<sft> <finetune/configs/a.yaml> {run} {data} <x=a  b> <y=$HOME> <V=1> "
+    assert sft == f"<sft> <a> {run} {data} <x=a  b> <y=$HOME> <V=1> "
     assert serve == "<serve> <b c/$x \"y'> "
     assert ".venv/bin/panjue serve 'a b'\n" in make("serve", "CONFIG=a", "RUN=a b", "V=1").stdout
 

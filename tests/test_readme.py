@@ -30,6 +30,7 @@ PAGES = [
 ]
 MADE = {"RUN", "runs", "data", "chat", "emo"}
 """First folders of paths that the user has, or that a command makes."""
+TABLES = ["prompts/DATA.md", "prompts/DATA.zh.md", "finetune/NAMES.md"]  # have tests of their own
 STANDS_FOR = {"=…": "=x", " …": "", "[key=value …]": "", "COMMAND": "score", "URL#MODEL": "u#m"}
 
 
@@ -47,10 +48,14 @@ def commands(shown: str) -> list[str]:
     return [re.sub(r"\s+# .*", "", line).strip() for line in lines]
 
 
+def prose(page: str) -> str:
+    """Return a page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", text(page), flags=re.MULTILINE | re.DOTALL)
+
+
 def spans(page: str) -> list[str]:
     """Return the commands within sentences and tables."""
-    plain = re.sub(r"^```.*?^```", "", text(page), flags=re.MULTILINE | re.DOTALL)
-    return re.findall(r"`((?:make|panjue) [^`\n]+)`", plain)
+    return re.findall(r"`((?:make|panjue) [^`\n]+)`", prose(page))
 
 
 def called(tool: str) -> Iterator[str]:
@@ -94,9 +99,9 @@ def test_both_languages_have_the_same_commands(english: str) -> None:
     assert set(spans(english)) == set(spans(chinese))
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *TABLES])
 def test_links_lead_somewhere(page: str) -> None:
-    for place, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", text(page)):
+    for place, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", prose(page)):
         file = (ROOT / page).parent / place if place else ROOT / page
         assert file.exists(), place
         if anchor:
@@ -119,8 +124,9 @@ def test_the_pages_are_short() -> None:
     for page in READMES:
         assert len(text(page).split()) <= (700 if page.startswith("./") else 900), page
     english = [page for page in PAGES if ".zh." not in page]
-    assert sum(len(text(page).split()) for page in english[:-1]) <= 8000  # the changelog grows
-    for page in english:
+    without_changelog = english[:-1]  # which every version adds to
+    assert sum(len(text(page).split()) for page in without_changelog) <= 8600
+    for page in [*english, *TABLES[:1]]:
         cells, sentences = sentences_of(page)
         assert max(map(len, sentences)) <= 35, max(sentences, key=len)
         assert max(map(len, [*cells, []])) <= 25, max(cells, key=len)
@@ -128,9 +134,9 @@ def test_the_pages_are_short() -> None:
 
 def sentences_of(page: str) -> list[list[list[str]]]:
     """Return the words of each table cell of a page, and of each sentence elsewhere."""
-    prose = re.sub(r"^```.*?^```|\]\([^)]*\)", "", text(page), flags=re.MULTILINE | re.DOTALL)
-    rows = re.findall(r"^\|.*", prose, re.MULTILINE)
-    others = re.sub(r"^\|.*|^ *(?:[-*#]|\d+\.) ", "\n\n", prose, flags=re.MULTILINE)
+    plain = re.sub(r"\]\([^)]*\)", "", prose(page))
+    rows = re.findall(r"^\|.*", plain, re.MULTILINE)
+    others = re.sub(r"^\|.*|^ *(?:[-*#]|\d+\.) ", "\n\n", plain, flags=re.MULTILINE)
     parts = [re.split(r" \| ", "\n".join(rows)), re.split(r"(?<=[.!?:;])\s|\n\n", others)]
     return [[part.split() for part in each] for each in parts]
 

@@ -6,7 +6,7 @@ const inChinese = (address.get("lang") ?? navigator.language).startsWith("zh");
 document.documentElement.lang = inChinese ? "zh" : "en";
 const say = (english, chinese) => (inChinese ? chinese : english);
 // What happened to a reply -> its name; the English note says more.
-const HANDLED = { shortened: "缩短原文", cut: "超长截断", unreadable: "无法解析", repaired: "修复", "not asked": "模型未作答" };
+const HANDLED = { shortened: "缩短原文", cut: "超长截断", "content filter": "内容过滤", unreadable: "无法解析", repaired: "修复", "not asked": "模型未作答" };
 const labelOf = (name) => (Object.hasOwn(labels, name) ? say(...labels[name]) : name);
 
 function make(tag, text = "", attributes = {}) {

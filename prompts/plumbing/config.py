@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 from pydantic.fields import FieldInfo
 
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
-from panjue.prompts.plumbing.files import open_bytes
+from panjue.prompts.plumbing.files import dump, open_bytes
+from panjue.prompts.plumbing.other_names import OURS
 
 SomeConfig = TypeVar("SomeConfig", bound="Config")
 
@@ -99,7 +100,10 @@ def _overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
             raise UserError(f"""{word!r}: {reason}; put text in quotes: {key}='"…"'""")
         try:
             override = _plain(OmegaConf.from_dotlist([word]))
-            merged = OmegaConf.merge(merged, override)
+            if value.strip() == "{}":  # empties a section; merging would leave it as it is
+                OmegaConf.update(merged, key, {}, merge=False)
+            else:
+                merged = OmegaConf.merge(merged, override)
         except (*YAML_ERRORS, TypeError) as error:  # TypeError: a list for an object of settings
             problem = _one_line(error)
             raise UserError(f"{word!r}: {problem}; the value is YAML: quote a text") from None
@@ -135,16 +139,21 @@ def check_known(section: str, keys: Iterable[str], known: Iterable[str]) -> None
     names = list(known)
     for key in keys:
         if key not in names:
-            raise UserError(f"{section}: no setting {key!r}{did_you_mean(key, names)}")
+            raise UserError(f"{section}: no setting {key!r}{our_name(key, names)}")
 
 
-def setting_lines(cls: type[Config]) -> Iterator[str]:
-    """Yield two lines for each setting: its name and default, and what it is."""
+def our_name(key: str, known: Iterable[str]) -> str:
+    """Return what a setting is called here, for a message that it does not exist; or nothing."""
+    return f"; it is {OURS[key]} here" if key in OURS else did_you_mean(key, known)
+
+
+def setting_lines(cls: type[Config], values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield two lines for each setting: its name with its value or default, and what it is."""
     for name, info in cls.model_fields.items():
-        default = info.get_default(call_default_factory=True)
-        if info.is_required() or default is None:
-            default = ""
-        yield f"{name}={default}"
+        value = values.get(name, info.get_default(call_default_factory=True))
+        if value is None or (name not in values and info.is_required()):
+            value = ""
+        yield f"{name}={value if isinstance(value, str) else dump(value)}"
         yield f"    {_one_line(info.description or '')}"
 
 
@@ -157,7 +166,7 @@ def first_complaint(error: ValidationError, known: Mapping[str, FieldInfo] = {})
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
     if known and first["type"] == "extra_forbidden":
-        return f"no setting {key!r}{did_you_mean(key, known)}"
+        return f"no setting {key!r}{our_name(key, known)}"
     if key in known and first["type"] == "missing":
         return f"set {key!r}: {known[key].description}"
     problem = first["msg"].removeprefix("Value error, ")

@@ -1,6 +1,7 @@
-"""OpenAI-compatible endpoints: their names, their keys, and clients of them."""
+"""OpenAI-compatible endpoints: their names, their keys, clients of them, what they refuse."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -31,6 +32,11 @@ def key_of(variable: str) -> str:
         raise UserError(f"{variable}: must be of printable ASCII characters")
     return key
 
+
+CONTENT_FILTER = re.compile(
+    r"content[ _]?(filter|policy)|data_?inspection|inappropriate|敏感", re.I
+)
+"""What providers write where they refuse a text for its content."""
 
 PROXIES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY")
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")

@@ -225,25 +225,35 @@ def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
     Nested entries are listed one by one: `trainer.max_steps: 10 -> 20`. A path with a hash of its
     file in the next entry is ignored: files may be moved.
     """
-    before = dict(_flat(old))
-    after = dict(_flat(new))
+    before = dict(flat(old))
+    after = dict(flat(new))
     keys = before | after
     changes = []
     for key in keys:
         was = before.get(key)
         now = after.get(key)
-        if was != now and f"{key}_sha256" not in keys:
+        file = key.removesuffix("_sha256")
+        if was == now or f"{key}_sha256" in keys:
+            continue
+        if file != key and file in keys:  # the files say more than their hashes
+            changes.append(_changed_file(file, before.get(file), after.get(file)))
+        else:
             changes.append(f"{key}: {_short(was)} -> {_short(now)}")
     return "; ".join(changes)
 
 
-def _flat(mapping: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
+def flat(mapping: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
     """Yield the entries of a mapping; those of a mapping in it by names with dots."""
     for key, value in mapping.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def _changed_file(name: str, was: Json, now: Json) -> str:
+    """Return a difference of two files, by their paths; they may have the same one."""
+    return f"{name}: {was} was changed" if was == now else f"{name}: {was} -> {now}"
 
 
 def _short(value: Json) -> str:

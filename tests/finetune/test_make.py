@@ -3,11 +3,11 @@
 import re
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
+from shutil import copytree
 
 import pytest
 
-from panjue.finetune.make import VARIABLES, command, config_for_gpu
+from panjue.finetune.make import VARIABLES, command
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
 
@@ -20,9 +20,10 @@ LINES = dict(re.findall(r"^([a-z-]+):[^$]*\$\(PANJUE\) (.*?)(?:  #.*)?$", MAKEFI
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Go to a folder with the demo, a run that is trained and one that was killed; no GPU."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("panjue.finetune.make.config_for_gpu", lambda: "for-gpu")
-    (tmp_path / "finetune").mkdir()
-    (tmp_path / "finetune/configs").symlink_to(ROOT / "finetune/configs")
+    monkeypatch.setattr("panjue.finetune.words.config_for_gpu", lambda: "for-gpu")
+    copytree(ROOT / "finetune/configs", tmp_path / "finetune/configs")
+    for name in ("mine", "for-gpu"):
+        write_json(Path(f"finetune/configs/{name}.yaml"), {})
     for trained in ("runs/base/model", "runs/demo/model", "done/adapter"):
         write_json(Path(trained, "labels.json"), [])
     for name in ("done/config.yaml", "killed/config.yaml", "data/demo/train.jsonl", "b.jsonl"):
@@ -44,22 +45,22 @@ def planned(words: str) -> str:
     "example",
     [
         "serve: -> serve runs/demo",
-        "sft: -> sft C/demo.yaml run=runs/demo",
-        "score: CONFIG=demo RUN=b -> sft C/demo.yaml run=b; score data/demo/test.jsonl b "
+        "sft: -> sft demo",
+        "score: CONFIG=demo RUN=b -> sft demo run=b; score data/demo/test.jsonl b "
         "--json b/answers/test/scores.json",
-        "sft: MODEL='q/m 3/' TRAIN='x/a b.c.jsonl' TASK=judgment -> sft C/for-gpu.yaml "
-        "run=runs/for-gpu-m_3-a_b.c task=judgment 'model=q/m 3/' 'train=x/a b.c.jsonl'",
-        "sft: CONFIG=mine TASK=reading DEV=d SFT='seed=2 batch=4' -> sft C/mine.yaml "
-        "run=runs/mine-reading task=reading dev=d seed=2 batch=4",
+        "serve: MODEL='q/m 3/' TRAIN='x/a b.c.jsonl' TASK=judgment -> sft task=judgment "
+        "'model=q/m 3/' 'train=x/a b.c.jsonl'; serve runs/for-gpu-m_3-a_b.c",
+        "serve: CONFIG=mine TASK=reading DEV=d SFT='seed=2 batch=4' -> sft mine "
+        "task=reading dev=d seed=2 batch=4; serve runs/mine-reading",
         "serve: RUN=done/ SERVE=port=80 -> serve done port=80",
         "serve: RUN=done/adapter -> serve done/adapter",
         "generate: RUN=done TEST=b.jsonl GENERATE='x=\"a b\"' -> generate done b.jsonl 'x=a b'",
         "check-submission: RUN=done TEST=b.jsonl -> check done --cases b.jsonl",
         # words of the training in later commands: panjue says what differs
-        "serve: RUN=done MODEL=m -> sft done/config.yaml run=done model=m; serve done",
-        "serve: RUN=done SFT=seed=2 -> sft done/config.yaml run=done seed=2; serve done",
-        "sft: RUN=done MODEL=m TRAIN=t -> sft C/for-gpu.yaml run=done model=m train=t",
-        "serve: RUN=killed -> sft killed/config.yaml run=killed; serve killed",
+        "serve: RUN=done MODEL=m -> sft run=done model=m; serve done",
+        "serve: RUN=done SFT=seed=2 -> sft run=done seed=2; serve done",
+        "sft: RUN=done MODEL=m TRAIN=t -> sft run=done model=m train=t",
+        "serve: RUN=killed -> sft run=killed; serve killed",
     ],
 )
 def test_what_is_run(example: str) -> None:
@@ -70,9 +71,9 @@ def test_what_is_run(example: str) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("sft: MODEL=m", "say TRAIN=FILE, or RUN=FOLDER of a training: nothing is trained for MO"),
-        ("score: TEST=b.jsonl", "say MODEL=NAME and TRAIN=FILE, or RUN=FOLDER of a training: "),
-        ("serve: RUN=mien", "nothing is trained for RUN=mien (CONFIG=demo trains a toy)"),
+        ("sft: MODEL=m", "say train=FILE, or run=FOLDER of a training; with make in capitals"),
+        ("score: TEST=b.jsonl", "say model=NAME and train=FILE, or run=FOLDER of a training; "),
+        ("serve: RUN=mien", "say model=NAME and train=FILE, or run=FOLDER of a training: mien has"),
         ("sft generate: MODEL=m TRAIN=t", "say TEST=FILE: the invented cases are for the demo"),
         ("sft generate: MODEL=m TRAIN=t TEST=tset.jsonl", "TEST: no file tset.jsonl"),
         ('serve: RUN=done SERVE="', "SERVE: No closing quotation"),
@@ -82,21 +83,3 @@ def test_what_is_refused_before_anything_runs(words: str, reason: str) -> None:
     with pytest.raises(UserError) as error:
         planned(words)
     assert reason in str(error.value).replace("finetune/configs/", "C/")
-
-
-@pytest.mark.parametrize(
-    ("sizes", "config"),
-    [
-        ([], "qwen2.5-0.5b-cpu"),
-        ([24_564], "qwen3-8b-qlora"),
-        ([24_564, 40_536], "qwen3-8b-lora"),
-    ],
-)
-def test_the_largest_gpu_chooses_the_config(
-    sizes: list[int], config: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpus = [SimpleNamespace(total_memory=size * 2**20) for size in sizes]
-    monkeypatch.setattr("torch.cuda.is_available", lambda: bool(gpus))
-    monkeypatch.setattr("torch.cuda.device_count", lambda: len(gpus))
-    monkeypatch.setattr("torch.cuda.get_device_properties", gpus.__getitem__)
-    assert config_for_gpu() == config

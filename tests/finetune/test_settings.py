@@ -1,14 +1,20 @@
 """Settings: what panjue sets itself, what would be silently wrong, and how processes start."""
 
 import os
+import re
+from inspect import signature
 from pathlib import Path
 
 import pytest
+from peft import LoraConfig
+from trl import SFTConfig as TrainerConfig
 
 from panjue.finetune.libraries import FLASH_ATTENTION, check_library_settings, trainer_config
 from panjue.finetune.settings import BaseConfig, SftConfig, launch
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.other_names import OTHERS, OURS
+from panjue.serve.settings import ENDPOINT_SAMPLING, GenerateConfig
 
 from .conftest import a_config, main
 
@@ -40,6 +46,9 @@ def test_no_is_a_strategy_and_not_a_truth_value(name: str) -> None:
         ("trainer.dataloader_drop_last=true", "^trainer: 'dataloader_drop_last' is set by panjue$"),
         ("trainer.model_init_kwargs={}", "^trainer: 'model_init_kwargs' is set by panjue$"),
         ("trainer.optim=galore_adamw", "^trainer: "),
+        ("trainer.lr=1", "^trainer: no setting 'lr'; it is trainer.learning_rate here$"),
+        ("trainer.hub_model_id=x", "^trainer.hub_model_id: has no effect here; leave it out$"),
+        ("trainer.bf16_full_eval=true", "^trainer.bf16_full_eval: has no effect here"),
         # peft's
         ("lora.layer_replication=[[0,2]]", "^lora: 'layer_replication' is set by panjue$"),
         ("lora.inference_mode=true", "^lora: 'inference_mode' is set by panjue$"),
@@ -48,7 +57,9 @@ def test_no_is_a_strategy_and_not_a_truth_value(name: str) -> None:
         ("lora.init_lora_weights=pissa_niter_4", "^lora.init_lora_weights: .* change the base too"),
         ("lora.target_modules=[nope]", r"^lora: Target modules \{'nope'\} not found"),
         ("lora.kasa_config={}", "^lora: these settings change the base's weights too"),
+        ("lora.rank=8", "^lora: no setting 'rank'; it is lora.r here$"),
         # bitsandbytes', and of attention
+        ("quantization.load_in_4bit=true", "method=qlora; quantization={} empties it$"),
         ("method=qlora", "^quantization: goes with method=qlora; set both or neither$"),
         ("method=qlora quantization.load_in_8bit=true", "8bit: .* four bits; use load_in_4bit$"),
         (
@@ -62,6 +73,14 @@ def test_no_is_a_strategy_and_not_a_truth_value(name: str) -> None:
         ("task=judgement", "did you mean 'judgment'"),
         ("max_token=10", r"no setting 'max_token'; did you mean 'max_tokens'\?$"),
         ("mix=nowhere.jsonl", "mix: no file"),
+        ("epochs=3", "no setting 'epochs'; it is trainer.num_train_epochs here$"),
+        ("learning_rate=1", "no setting 'learning_rate'; it is trainer.learning_rate here$"),
+        ("lora_rank=8", "no setting 'lora_rank'; it is lora.r here$"),
+        ("cutoff_len=8", "no setting 'cutoff_len'; it is max_tokens here$"),
+        (
+            "temperature=1",
+            r"no setting 'temperature'; it is sampling.temperature \(generate\) here$",
+        ),
     ],
 )
 def test_a_wrong_setting_ends_in_one_line(
@@ -71,6 +90,43 @@ def test_a_wrong_setting_ends_in_one_line(
     with pytest.raises(UserError, match=complaint) as error:
         main(workshop / "sft.yaml", given)
     assert "\n" not in str(error.value)
+
+
+def test_a_section_is_emptied_and_patterns_have_dots() -> None:
+    config = Path(__file__).parents[2] / "finetune/configs/qwen3-8b-qlora.yaml"
+    given = ["run=a", "train=b", "method=lora", "quantization={}"]
+    pattern = "lora.rank_pattern.self_attn.q_proj=64"
+    read = load_section(SftConfig, config, "sft", [*given, pattern, "lora.alpha_pattern.x=3"])
+    assert read.quantization == {}
+    assert read.lora["r"] == 16
+    assert read.lora["rank_pattern"] == {"self_attn.q_proj": 64}
+    assert read.lora["alpha_pattern"] == {"x": 3}
+    assert load_section(SftConfig, config, "sft", [*given, "lora={}"]).lora == {}
+    check_library_settings(a_config(lora=read.lora))
+
+
+def test_our_names_of_others_are_settings() -> None:
+    sections = {
+        "trainer": signature(TrainerConfig).parameters,
+        "lora": signature(LoraConfig).parameters,
+        "sampling": ENDPOINT_SAMPLING,
+    }
+    known = {*SftConfig.model_fields, *GenerateConfig.model_fields}
+    for ours in OTHERS:
+        name = re.split("[ =]", ours)[0]
+        section, dot, key = name.partition(".")
+        if dot and section in sections:
+            assert key in sections[section], ours
+        else:
+            assert section in known, ours
+    assert not known & set(OURS), "a name of ours is not another's"
+
+
+def test_the_page_has_the_table_of_names() -> None:
+    page = (Path(__file__).parents[2] / "finetune/NAMES.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`.*`) \| (`.*`) \|$", page, re.MULTILINE)
+    shown = {ours.strip("`"): others.replace("`", "").replace(",", "") for ours, others in rows}
+    assert shown == OTHERS
 
 
 def test_packs_whose_examples_would_not_be_kept_apart_are_refused(
@@ -98,7 +154,7 @@ CONFIGS = (Path(__file__).parents[2] / "finetune/configs").glob("*.yaml")
 @pytest.mark.parametrize("path", sorted(path for path in CONFIGS if path.name != "fsdp2.yaml"))
 def test_every_shipped_config_loads(path: Path) -> None:
     kind = BaseConfig if path.stem == "base" else SftConfig
-    config = load_section(kind, path, "sft", ["train=x.jsonl"])
+    config = load_section(kind, path, "sft", ["train=x.jsonl", "run=x"])
     args = trainer_config(config)
     assert args.train_batch_size * args.gradient_accumulation_steps == config.batch
 

@@ -129,6 +129,37 @@ def test_every_setting_is_listed_with_its_default_and_a_line(
     assert all(line.startswith("    ") and line.endswith(".") for line in lines[1::2])
 
 
+def test_settings_are_listed_as_the_config_has_them(
+    tmp_path: Path, workshop: Path, panjue: Panjue
+) -> None:
+    listed = panjue("sft", workshop / "sft.yaml", "--settings").stdout
+    assert "\nbatch=8\n" in listed
+    assert '\nlora={"r":8,"target_modules":"all-linear"}\n' in listed
+    config = tmp_path / "config.yaml"
+    config.write_text("generate: {in_flight: 3}\nserve: {port: 81}", "utf-8")
+    assert "\nin_flight=3\n" in panjue("generate", tmp_path, "--settings").stdout
+    assert "\nport=81\n" in panjue("serve", tmp_path, "--settings").stdout
+
+
+def test_swapped_arguments_say_which_comes_first(
+    folder: Path, trained: Path, panjue: Panjue
+) -> None:
+    test = folder / "test.jsonl"
+    done = panjue("generate", test, trained)
+    told = f"panjue: {test}: RUN comes first: panjue generate {trained} {test}\n"
+    assert (done.returncode, done.stderr) == (2, told)
+    (folder / "run/answers").mkdir(parents=True)
+    for words in (["score"], ["fairness", "--by", "x"]):
+        done = panjue(*words, folder / "run", test)
+        said = f"panjue: {folder}/run: has answers; the file of cases comes first: "
+        assert (done.returncode, done.stderr) == (2, f"{said}{test} {folder}/run\n")
+        done = panjue(*words, folder / "submission.jsonl", test)
+        assert "it looks like a submission, which comes after the cases" in done.stderr
+    for incomplete in (("generate",), ("generate", trained), ("serve",)):
+        done = panjue(*incomplete)
+        assert (done.returncode, "give RUN" in done.stderr) == (2, True)
+
+
 def test_ctrl_c_before_the_first_step_says_what_is_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch, panjue: Panjue
 ) -> None:
@@ -136,6 +167,8 @@ def test_ctrl_c_before_the_first_step_says_what_is_kept(
         def call(*_: object) -> object:
             if name == "train":
                 raise KeyboardInterrupt
+            if name == "training_words":
+                return Path("config.yaml"), []
             return SimpleNamespace(run=folder)
 
         return call

@@ -136,6 +136,30 @@ def test_what_was_met_is_counted(run: Path) -> None:
     assert saved["submission_sha256"] == sha256(run / "submission.jsonl")
 
 
+def test_other_reasons_to_end_are_counted_and_named(run: Path, write: Write) -> None:
+    filtered = [completion(key, WHOLE[:60], finish="content_filter") for key in KEYS[:3]]
+    rows = [*filtered, completion(4, "", finish="content_filter"), completion(5, WHOLE, "repeat")]
+    rows.append({"id": "f", "refused": '400: {"code": "data_inspection_failed"}'})
+    write("run/completions.jsonl", rows)
+    lines = list(decode_answers(run).lines())
+    assert "ended by a content filter: 4; by repeat: 1" in lines
+    [line] = [line for line in lines if line.startswith("never asked: 1")]
+    assert line.endswith("; 1 refused for their content: another model can be asked")
+    assert read_json(run / "decode.json")["finish"] == {"content_filter": 4, "repeat": 1}
+    change(run, trained=None)
+    assert "content filter" in page_data(open_answers(run)).cases[0].handled
+
+
+def test_the_model_is_not_said_to_have_answered_where_no_reply_could_be_read(
+    run: Path, write: Write
+) -> None:
+    unread = [completion(key, "我无法判断。") for key in KEYS[:-1]]
+    write("run/completions.jsonl", [*unread, COMPLETIONS[-1] | {"id": KEYS[-1]}])
+    said = "answered by: commonest labels, since no reply could be read"
+    assert list(decode_answers(run).lines())[-1] == said
+    assert read_json(run / "decode.json")["answered_by"] == said
+
+
 def test_decoding_again_writes_the_same_bytes(run: Path) -> None:
     written = []
     for _ in range(2):

@@ -160,6 +160,59 @@ def test_half_a_character_or_no_count_of_tokens_costs_no_reply(server: Server, a
     assert (made["texts"], made["completion_tokens"]) == (["甲?"], 0)
 
 
+def test_further_fields_are_sent_and_others_left_out(server: Server, ask: Ask) -> None:
+    def behave(body: dict[str, Any]) -> Any:
+        given = body.get("enable_thinking") is False and "temperature" not in body
+        return None if given else (400, {"error": {"message": "no"}})
+
+    server.behave = behave
+    extra = {"enable_thinking": False, "chat_template_kwargs": {"x": 1}}
+    [made] = ask(count=1, temperature=None, extra_body=extra)
+    assert made["finish"] == ["stop"]
+    assert server.asked[0]["chat_template_kwargs"] == {"x": 1}
+
+
+def test_a_field_of_vllm_is_sent_beside_those_of_the_user(server: Server) -> None:
+    question = Question([1], None, 0, 0, [{"role": "user", "content": "甲"}])
+    sampling = {"extra_body": {"chat_template_kwargs": {"x": 1}, "top_k": 3}}
+    server.behave = lambda body: (400, "chat_template_kwargs: x")
+    with closing(Endpoint(server.name)) as endpoint:
+        endpoint.runner.run(endpoint.ask(Request(1, question, sampling)))
+    with_ours, without = server.asked
+    assert with_ours["chat_template_kwargs"] == {"enable_thinking": False, "x": 1}
+    assert without["chat_template_kwargs"] == {"x": 1}
+    assert with_ours["top_k"] == 3
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        ("parameter.enable_thinking must be false", r"sampling\.extra_body\.enable_thinking=VALUE"),
+        ("参数enable_thinking必须为false", r"sampling\.extra_body\.enable_thinking=VALUE"),
+        ("'temperature' does not support 0.0", r"sampling\.temperature=null"),
+        ("'max_tokens': use 'max_completion_tokens'", r"sampling\.max_tokens=null"),
+        ("This response_format type is unavailable now", "it takes no schema: set constrained=fa"),
+        ("Invalid schema", "it takes no schema: set constrained=false"),
+        ("No.", "if it takes no schema, set constrained=false"),
+    ],
+)
+def test_the_hint_follows_what_the_server_says(
+    message: str, hint: str, server: Server, ask: Ask
+) -> None:
+    error = {"error": {"type": "invalid_request_error", "message": message, "param": None}}
+    server.behave = lambda _: (400, error)
+    with pytest.raises(UserError, match=rf"{hint}.* and another answers=NAME$"):
+        ask(count=20)
+
+
+def test_cases_refused_for_their_content_do_not_end_the_run(server: Server, ask: Ask) -> None:
+    refused = {"error": {"code": "data_inspection_failed", "message": "inappropriate content"}}
+    server.behave = lambda body: (
+        None if "第20句" in body["messages"][0]["content"] else (400, refused)
+    )
+    assert len(ask(count=20)) == 20
+
+
 NO_TEXT = {"choices": [{"message": {"content": None}, "finish_reason": "length"}]}
 NO = {"choices": [{"message": {"content": None, "refusal": "No."}, "finish_reason": "stop"}]}
 
@@ -168,7 +221,7 @@ NO = {"choices": [{"message": {"content": None, "refusal": "No."}, "finish_reaso
     ("reply", "why"),
     [
         ((400, "x"), '400: "x"'),
-        ((200, NO_TEXT), "the reply has no text"),
+        ((200, NO_TEXT), "the reply has no text .content: null., finish_reason: length"),
         ((200, NO), "the model refuses: No."),
     ],
 )
@@ -324,6 +377,9 @@ def test_a_run_that_is_stopped_ends_before_its_replies_come(server: Server, tmp_
     [
         (["task=judgment"], "'judgment' has labels"),
         (["task=dialogue", "sampling.top_k=3"], "sampling: no setting 'top_k'"),
+        (["task=dialogue", "sampling.extra_body=3"], "sampling.extra_body: give fields, e.g."),
+        (["task=dialogue", "sampling.extra_body.top_p=1"], "sampling.extra_body: 'top_p' is set"),
+        (["task=dialogue", "sampling.extra_body.response_format=x"], "extra_body: 'response_form"),
         ([], "task: set it, e.g. task=dialogue"),
     ],
 )

@@ -39,6 +39,8 @@ FINE_OR_EXEMPT = 14
 MONTHS = {5: 120, 6: 84, 7: 60, 8: 36, 9: 24, 10: 12, 11: 9, 12: 6, 13: 0}
 """Class of imprisonment -> the months that it exceeds."""
 
+OVER_36_MONTHS = (DEATH, LIFE, *(number for number, over in MONTHS.items() if over >= 36))
+
 GUESSED = 10
 """The class of whoever is given none, if the training has none either: one to two years."""
 

@@ -1,6 +1,6 @@
 """Read a case: its facts, its defendants and the sentence of each (official lines of CMDL)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from panjue.prompts.example import Answer, Example
@@ -8,7 +8,7 @@ from panjue.prompts.plumbing.decode import visible
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import located, quoted
 from panjue.prompts.task import id_of, text_of
-from panjue.prompts.tasks.judgment.penalties import PENALTIES, penalty_class
+from panjue.prompts.tasks.judgment.penalties import PENALTIES, TERMS, penalty_class
 
 FIELDS = ("charges", "articles")
 """The two label sets of a judgment."""
@@ -18,7 +18,7 @@ def read(row: Mapping[str, Any]) -> Example:
     key = id_of(row)
     fact = visible(text_of(row, "fact"))
     names = _names(row.get("defendants"))
-    notes = []
+    notes: list[str] = []
     for given, name in zip(row["defendants"], names, strict=True):
         if given != name:
             notes.append(f"the name {given!r} has invisible characters, left out")
@@ -29,6 +29,7 @@ def read(row: Mapping[str, Any]) -> Example:
         if odd:
             raise UserError(f"{quoted(odd)}: not in both 'defendants' and 'outcomes'")
         answer = {"judgments": [judgments[name] for name in names]}
+        notes += _fractions(row["outcomes"])
     return Example(
         id=key,
         text=fact,
@@ -80,6 +81,15 @@ def _judgment(outcome: Mapping[str, Any]) -> dict[str, Any]:
         return {**sets, "penalty": PENALTIES[penalty_class(penalty)]}
     except KeyError as error:
         raise UserError(f"{error} is missing") from None
+
+
+def _fractions(outcomes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a note for each term that is no whole number of months: it may be one of years."""
+    for outcome in outcomes:
+        for term in TERMS:
+            months = outcome["penalty"][term]
+            if months % 1:
+                yield f"{outcome['name']}: {term} is {months:g} months; are these years?"
 
 
 def _labels_of(field: str, value: Any) -> list[str]:

@@ -16,9 +16,12 @@ from panjue.prompts.task import Ask, Data, Schema, Score, Task, closed_object
 from panjue.prompts.tasks.evidence import evidence
 from panjue.prompts.tasks.judgment.articles import article_name
 from panjue.prompts.tasks.judgment.metric import FINAL_PARTS, METRICS, TITLES
-from panjue.prompts.tasks.judgment.penalties import BY_SEVERITY, PENALTIES
+from panjue.prompts.tasks.judgment.penalties import BY_SEVERITY, OVER_36_MONTHS, PENALTIES
 from panjue.prompts.tasks.judgment.read import FIELDS, by_hand, read
 from panjue.prompts.tasks.judgment.repair import KEYS, decode, in_reply, name_in_reply
+
+MANY_PERSONS = 50
+"""So many are never all sentenced to three years at the most, in a file chosen by chance."""
 
 
 def schema(example: Example, labels: Labels) -> Schema:
@@ -69,6 +72,15 @@ def _label_sets(examples: Iterable[Example]) -> Iterator[dict[str, list[str]]]:
         for judgment in example.answer["judgments"]:
             labels = {field: judgment[field] for field in FIELDS}
             yield {**labels, "penalty": [judgment["penalty"]]}
+
+
+def doubts(labels: Labels) -> Iterator[str]:
+    """Yield a line if terms seem to be years: then no sentence is above 36 months."""
+    counts = labels.counts.get("penalty", {})
+    persons = sum(counts.values())
+    long = sum(counts.get(PENALTIES[number], 0) for number in OVER_36_MONTHS)
+    if persons >= MANY_PERSONS and not long:
+        yield f"none of {persons} persons has a term above 36 months; terms are months, not years"
 
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
@@ -144,6 +156,7 @@ TASK = Task(
         target=target,
         decode=decode,
         labels=count_labels,
+        doubts=doubts,
     ),
     score=Score(
         metrics=METRICS,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     atomic_write,
+    difference,
     dump,
     parse_json,
     parse_row,
@@ -137,3 +138,12 @@ def test_a_deep_row_with_an_escape_is_read_or_refused_in_a_line(depth: int) -> N
     except UserError as error:
         result = str(error)
     assert re.search("^一$|nested too deeply|maximum recursion depth", result)
+
+
+def test_files_that_differ_are_named_by_their_paths() -> None:
+    old = {"train": "a.jsonl", "train_sha256": "1", "dev": None, "dev_sha256": None, "seed": 1}
+    new = {"train": "b.jsonl", "train_sha256": "2", "dev": "d", "dev_sha256": "3", "seed": 1}
+    assert difference(old, new) == "train: a.jsonl -> b.jsonl; dev: None -> d"
+    assert difference(old, {**old, "train_sha256": "2"}) == "train: a.jsonl was changed"
+    assert difference(old, {**old, "train": "moved.jsonl"}) == ""
+    assert difference({"labels_sha256": "1"}, {"labels_sha256": "2"}) == "labels_sha256: 1 -> 2"

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_object
-from panjue.prompts.task import task_folders
+from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.judgment.penalties import (
     BY_SEVERITY,
     PENALTIES,
@@ -56,3 +57,14 @@ def test_borders_of_imprisonment(number: int) -> None:
 def test_what_is_no_number_of_months_has_no_class(term: str, months: Any) -> None:
     with pytest.raises(UserError, match=f"'{term}' must be months, 0 or more, found "):
         penalty_class(sentence(**{term: months}))
+
+
+def test_a_file_in_which_nobody_has_more_than_36_months_is_doubted() -> None:
+    doubts = load_task("judgment").ask.doubts
+    short = {PENALTIES[number]: 20 for number in (2, 9, 10, 14)}
+    [line] = doubts(Labels(counts={"penalty": short}))
+    assert line.startswith("none of 80 persons has a term above 36 months")
+    for number in (0, 1, 5, 8):  # one is enough
+        assert not [*doubts(Labels(counts={"penalty": {**short, PENALTIES[number]: 1}}))]
+    assert not [*doubts(Labels(counts={"penalty": {PENALTIES[10]: 49}}))], "too few to tell"
+    assert not [*doubts(Labels())]

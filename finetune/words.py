@@ -1,0 +1,95 @@
+"""What the words of `panjue sft` mean: which config, which run folder, and what is missing.
+
+The Makefile's targets ask here too, so that both are the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from panjue.prompts.plumbing.config import load_values
+from panjue.prompts.plumbing.errors import UserError, did_you_mean
+from panjue.prompts.plumbing.run import Run
+
+NEEDED = {"model": "NAME", "train": "FILE"}
+"""What a new training has to be given."""
+LORA_BYTES = 39_000 * 2**20
+"""Memory of a GPU that trains an 8B model in bfloat16; a smaller one needs four bits."""
+
+
+def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
+    """Return the config of a training, and its settings, with `run` if the config has none.
+
+    A first word without `=` is the config: a file, or a name in finetune/configs. Else it is that
+    of the run folder, if there is one already, or the one for this machine's GPU.
+    """
+    settings = list(words)
+    config = None
+    if settings and "=" not in settings[0]:
+        config = config_file(settings.pop(0))
+    for word in settings:
+        if "=" not in word:
+            raise UserError(f"{word!r}: settings are written key=value; a config comes before them")
+    given = dict(word.split("=", 1) for word in settings)
+    run = Run(Path(given.get("run", "")))
+    if config is None and "run" in given and run.config.is_file():
+        config = run.config
+    if config is None:
+        refuse_missing(given)
+        config = configs() / f"{config_for_gpu()}.yaml"
+    section = load_values(config).get("sft") or {}
+    if "run" not in given and "run" not in section:
+        settings.insert(0, f"run={default_run(config, given)}")
+    return config, settings
+
+
+def configs() -> Path:
+    """Return the folder of the configs: that of a checkout, else that of the installed package."""
+    here = Path("finetune/configs")
+    return here if here.is_dir() else Path(__file__).with_name("configs")
+
+
+def config_file(word: str) -> Path:
+    """Return the config that a word means; UserError: there is none of that name."""
+    if Path(word).suffix or Path(word).name != word:
+        return Path(word)
+    file = configs() / f"{word}.yaml"
+    if not file.is_file():
+        names = sorted(other.stem for other in configs().glob("*.yaml"))
+        hint = did_you_mean(word, names)
+        raise UserError(f"no config {word!r}{hint} (there are {', '.join(names)}, or give a file)")
+    return file
+
+
+def refuse_missing(given: Mapping[str, str]) -> None:
+    """Refuse a training without config, run folder or what a new one needs."""
+    missing = [f"{name}={what}" for name, what in NEEDED.items() if name not in given]
+    if not missing:
+        return
+    reason = "" if "run" not in given else f": {given['run']} has none"
+    raise UserError(
+        f"say {' and '.join(missing)}, or run=FOLDER of a training{reason}; with make in capitals "
+        "(CONFIG=demo trains a toy)"
+    )
+
+
+def config_for_gpu() -> str:
+    """Return the name of the config for the largest GPU that CUDA may use, or for none."""
+    from torch import cuda  # noqa: PLC0415
+
+    if not cuda.is_available():
+        return "qwen2.5-0.5b-cpu"
+    sizes = [cuda.get_device_properties(n).total_memory for n in range(cuda.device_count())]
+    return "qwen3-8b-lora" if max(sizes) >= LORA_BYTES else "qwen3-8b-qlora"
+
+
+def default_run(config: Path, given: Mapping[str, str]) -> Path:
+    """Return the run folder that is named by config, task, model and training cases."""
+    values = {name: value.strip("'\"") for name, value in given.items()}
+    task = values.get("task", "")
+    parts = [
+        config.stem,
+        "" if task == "judgment" else task,
+        Path(values.get("model", "")).name,
+        Path(values.get("train", "")).stem,
+    ]
+    return Path("runs", "-".join(filter(None, parts)).replace(" ", "_"))

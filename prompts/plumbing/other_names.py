@@ -1,0 +1,46 @@
+"""What settings are called in other trainers and servers."""
+
+OTHERS = {
+    "model": "model_name_or_path base_model model_id",
+    "train": "dataset datasets train_file data_path",
+    "dev": "eval_dataset val_dataset val_size split_dataset_ratio",
+    "run": "output_dir",
+    "method": "finetuning_type train_type tuner_type quantization_bit quant_bits load_in_4bit",
+    "max_tokens": "cutoff_len max_length max_seq_length max_seq_len sequence_len",
+    "batch": "batch_size gradient_accumulation_steps global_batch_size",
+    "dtype": "torch_dtype precision",
+    "attn_implementation": "flash_attn attn_impl flash_attention",
+    "accelerate": "deepspeed fsdp",
+    "gpus": "num_processes nproc_per_node num_gpus",
+    "patience": "early_stopping_patience early_stopping_steps",
+    "trainer.num_train_epochs": "epochs num_epochs num_train_epochs n_epochs",
+    "trainer.max_steps": "steps train_steps max_steps",
+    "trainer.learning_rate": "lr learning_rate",
+    "trainer.lr_scheduler_type": "lr_scheduler lr_scheduler_type",
+    "trainer.warmup_steps": "warmup_ratio warmup_steps",
+    "trainer.per_device_train_batch_size": "micro_batch_size per_device_train_batch_size",
+    "trainer.optim": "optimizer optim",
+    "trainer.weight_decay": "weight_decay",
+    "trainer.gradient_checkpointing": "gradient_checkpointing",
+    "trainer.logging_steps": "logging_steps",
+    "trainer.eval_steps": "eval_steps",
+    "trainer.save_steps": "save_steps",
+    "trainer.bf16": "bf16",
+    "trainer.packing": "packing sample_packing neat_packing",
+    "trainer.report_to": "report_to",
+    "lora.r": "lora_rank lora_r rank",
+    "lora.lora_alpha": "lora_alpha alpha",
+    "lora.lora_dropout": "lora_dropout",
+    "lora.target_modules": "lora_target target_modules lora_target_modules lora_modules",
+    "sampling.temperature (generate)": "temperature",
+    "sampling.top_p (generate)": "top_p",
+    "sampling.max_tokens (generate)": "max_new_tokens",
+    "samples (generate)": "n num_samples num_return_sequences",
+    "endpoint=URL#MODEL (generate)": "api_base base_url api_url",
+    "in_flight (generate, serve)": "concurrency num_workers max_concurrency",
+    "engine.… (generate, serve)": "tensor_parallel_size gpu_memory_utilization max_num_seqs",
+}
+"""Our name of a setting -> its names elsewhere (LLaMA-Factory, ms-swift, axolotl, trl, vLLM)."""
+
+OURS = {other: ours for ours, others in OTHERS.items() for other in others.split()}
+"""A name elsewhere -> ours."""

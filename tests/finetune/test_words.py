@@ -1,0 +1,104 @@
+"""What the words of a training mean: the config, the run folder, what is missing."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from panjue.finetune.settings import sft_settings
+from panjue.finetune.words import config_for_gpu, training_words
+from panjue.prompts.plumbing.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go to a folder with configs and a run that was begun; the GPU wants the config `gpu`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("panjue.finetune.words.config_for_gpu", lambda: "gpu")
+    configs = tmp_path / "finetune/configs"
+    configs.mkdir(parents=True)
+    (configs / "gpu.yaml").write_text("sft: {batch: 7}", "utf-8")
+    (configs / "bare.yaml").write_text("generate: {}", "utf-8")
+    (tmp_path / "own.yaml").write_text("sft: {run: /data/own}", "utf-8")
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun/config.yaml").write_text("sft: {run: begun}", "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (
+            "model=q/M-3 train=d/a.b.jsonl",
+            "C/gpu.yaml run=runs/gpu-M-3-a.b model=q/M-3 train=d/a.b.jsonl",
+        ),
+        ("model='a b' train=t", "C/gpu.yaml run=runs/gpu-a_b-t model='a b' train=t"),
+        ("gpu", "C/gpu.yaml run=runs/gpu"),
+        ("gpu seed=1", "C/gpu.yaml run=runs/gpu seed=1"),
+        ("gpu task=judgment", "C/gpu.yaml run=runs/gpu task=judgment"),
+        (
+            "gpu task=reading train=t.json",
+            "C/gpu.yaml run=runs/gpu-reading-t task=reading train=t.json",
+        ),
+        ("bare", "C/bare.yaml run=runs/bare"),
+        ("own.yaml train=t", "own.yaml train=t"),
+        ("own.yaml run=x train=t", "own.yaml run=x train=t"),
+        ("run=begun", "begun/config.yaml run=begun"),
+        ("run=begun model=m train=t", "begun/config.yaml run=begun model=m train=t"),
+        ("run=new model=m train=t", "C/gpu.yaml run=new model=m train=t"),
+    ],
+)
+def test_what_words_mean(words: str, meant: str) -> None:
+    config, settings = training_words(re.split(" (?=[a-z.]+=)", words))
+    found = " ".join((str(config), *settings))
+    assert found.replace("finetune/configs/", "C/") == meant
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "say model=NAME and train=FILE, or run=FOLDER of a training; with make in capitals"),
+        (["model=m"], "say train=FILE, or run=FOLDER"),
+        (["run=new", "train=t"], "say model=NAME, or run=FOLDER of a training: new has none"),
+        (["gpv"], "no config 'gpv'; did you mean 'gpu'? (there are bare, gpu, or give a file)"),
+        (["model=m", "own.yaml"], "'own.yaml': settings are written key=value; a config comes bef"),
+    ],
+)
+def test_what_is_missing_is_named(words: list[str], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        training_words(words)
+    assert str(error.value).startswith(said)
+
+
+def test_a_config_is_found_without_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    config, settings = training_words(["demo"])
+    assert config.is_file()
+    assert settings == ["run=runs/demo"]
+
+
+def test_the_settings_are_those_of_the_words(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"id": 0, "fact": "甲", "defendants": ["甲"]}\n', "utf-8")
+    settings = sft_settings(*training_words(["model=q/m", "train=t.jsonl"]))
+    assert (settings.batch, settings.run) == (7, Path("runs/gpu-m-t"))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "config"),
+    [
+        ([], "qwen2.5-0.5b-cpu"),
+        ([24_564], "qwen3-8b-qlora"),
+        ([24_564, 40_536], "qwen3-8b-lora"),
+    ],
+)
+def test_the_largest_gpu_chooses_the_config(
+    sizes: list[int], config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [SimpleNamespace(total_memory=size * 2**20) for size in sizes]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: bool(gpus))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: len(gpus))
+    monkeypatch.setattr("torch.cuda.get_device_properties", gpus.__getitem__)
+    assert config_for_gpu() == config
