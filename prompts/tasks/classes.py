@@ -187,17 +187,16 @@ class Classes:
         return np.array([float(word in classes) for word in (*self.words, NONE)])
 
     def _macro_f1(self, sums: Numbers) -> Numbers:
-        """Return macro F1 as scikit-learn has it: `f1_score(average="macro", zero_division=0)`.
+        """Return macro F1 as FairLex computes it.
 
-        With one class per example it is over the classes that occur in gold or in predictions; with
-        `several` it is over all of them, and an empty set is a class of its own, as in FairLex.
-        Without a row no class is predicted.
+        With one class per example it is over the classes that occur in gold, of the group where a
+        group is scored. With `several` it is over all classes, also those that occur nowhere, and
+        an empty set is a class of its own. Without a row no class is predicted.
         """
         correct, gold, predicted = np.split(sums, 3, axis=-1)  # each [..., classes + 1]
-        with np.errstate(invalid="ignore"):
-            f1 = 2 * correct / (gold + predicted)  # NaN for a class that never occurs
-        present = ~np.isnan(f1) | self.several
-        scores: Numbers = np.nan_to_num(f1).sum(-1) / np.maximum(present.sum(-1), 1)
+        f1 = 2 * correct / np.maximum(gold + predicted, 1)
+        counts = (gold > 0) | self.several
+        scores: Numbers = (f1 * counts).sum(-1) / np.maximum(counts.sum(-1), 1)
         return scores
 
     def task(self) -> Task:

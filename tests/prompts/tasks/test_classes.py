@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from panjue.eval.fairness import fairness
+from panjue.eval.score import score
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -163,3 +165,34 @@ def test_a_class_without_a_row_is_missed() -> None:
         macro_f1.counts({"label": 1}, None),
     ]
     assert macro_f1.value(np.sum(counts, axis=0)) == pytest.approx(1 / 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "cases", "total", "of_groups"),
+    [
+        ("severity", "a00 a01", 2 / 3, {"a": 2 / 3}),
+        ("severity", "a00 a01 b11 b11 c23 c54", 0.366667, {"a": 2 / 3, "b": 1, "c": 0}),
+        ("fscs", "a00 a01 b00 b11", 0.733333, {"a": 2 / 3, "b": 1}),
+        ("scotus", "a00 a03 a66 b76", 0.444444, {"a": 0.833333, "b": 0}),
+    ],
+)
+def test_macro_f1_is_over_the_classes_in_gold_of_the_group(
+    tmp_path: Path, name: str, cases: str, total: float, of_groups: dict[str, float]
+) -> None:
+    """The numbers are those of `eval` of FairLex's data sets (coastalcph/fairlex, b3f539a of
+    2023-07-25, with wilds 2.0.0), run on these cases: group, gold label, predicted label."""
+    task = load_task(name)
+    words = task.score.order["class"]
+    gold, rows = [], []
+    for key, (group, *labels) in enumerate(map(list, cases.split())):
+        right, told = [words[int(label)] if name == "scotus" else int(label) for label in labels]
+        gold.append({"id": key, "text": "…", "groups": {"g": group}, "label": right})
+        rows.append({"id": key, "label": told})
+    (tmp_path / "gold.jsonl").write_text("\n".join(map(dump, gold)), "utf-8")
+    (tmp_path / "submission.jsonl").write_text("\n".join(map(dump, rows)), "utf-8")
+    scores = score(Reader(task), tmp_path / "gold.jsonl", tmp_path)
+    assert scores.total.mean["macro_f1"] == pytest.approx(total, abs=1e-6)
+    found = {group: summary.mean["macro_f1"] for group, summary in scores.groups["g"].items()}
+    assert found == pytest.approx(of_groups, abs=1e-6)
+    report = fairness(Reader(task), tmp_path / "gold.jsonl", tmp_path, ["g"])
+    assert {key: group.value for key, group in report.attributes["g"].groups.items()} == found
