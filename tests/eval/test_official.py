@@ -1,10 +1,15 @@
-"""The official scorers, written anew from their definitions, agree on random submissions."""
+"""The official scorers agree: written anew from their definitions, and where they are present.
+
+`PANJUE_OFFICIAL` names a folder with clones of the organisers' repositories.
+"""
 
 import math
+import os
 import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -24,6 +29,14 @@ Case = tuple[Example, Row, Row]
 
 CLASSES = {"severity": (6, False), "scotus": (14, False), "fscs": (2, False), "ecthr": (10, True)}
 """Task of FairLex -> the number of its classes, and whether an answer is a set of them."""
+
+
+def official(repository: str) -> Path:
+    """Return the organisers' repository of this name; skip where it is absent."""
+    folder = Path(os.environ.get("PANJUE_OFFICIAL", "/nowhere"), repository)
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}: PANJUE_OFFICIAL names no folder with it")
+    return folder
 
 
 def judgments(draw: random.Random) -> list[Case]:
