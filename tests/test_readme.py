@@ -23,6 +23,7 @@ FOLDERS = (".", "prompts", "finetune", "serve", "eval")
 READMES = [f"{folder}/{name}" for folder in FOLDERS for name in ("README.md", "README.zh.md")]
 PAGES = [
     *READMES,
+    *("prompts/OFFICIAL.md", "prompts/OFFICIAL.zh.md"),
     *("serve/DEPLOY.md", "finetune/EXPERIMENTS.md", "tests/README.md", "tests/bench/README.md"),
     "CHANGELOG.md",
 ]
@@ -107,7 +108,8 @@ def test_the_pages_are_short() -> None:
     for page in READMES:
         assert len(text(page).split()) <= (700 if page.startswith("./") else 900), page
     english = [page for page in PAGES if ".zh." not in page]
-    assert sum(len(text(page).split()) for page in english) <= 8700
+    # The changelog grows with every version, and nobody reads it as a page.
+    assert sum(len(text(page).split()) for page in english if page != "CHANGELOG.md") <= 8000
     for page in english:
         cells, sentences = sentences_of(page)
         assert max(map(len, sentences)) <= 35, max(sentences, key=len)

@@ -49,6 +49,7 @@ class Classes:
     words: Sequence[str]  # the classes as the model writes them; files have the index
     several: bool = False  # an answer is a set of classes, which may be empty
     named: bool = False  # the files have the words instead of numbers
+    numbers: Sequence[str] = ()  # with `named`: what a number means that a file has all the same
     text: str = "text"  # the field with the text; FairLex's own files have `text`
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Fields to report by -> the names of their numbers; empty if they have names."""
@@ -76,9 +77,13 @@ class Classes:
             text=text,
             names=(person,) if person else (),
             inputs={"person": person},
-            answer=None if row.get(self.key) is None else self._answer(self._words(row)),
+            answer=self._answer(self._words(row)) if self._has_answer(row) else None,
             groups=self._groups(row),
         )
+
+    def _has_answer(self, row: Mapping[str, Any]) -> bool:
+        """Say whether a row has an answer; -1 is a missing ClassLabel of `datasets`."""
+        return row.get(self.key) not in (None, -1)
 
     def _groups(self, row: Mapping[str, Any]) -> dict[str, str]:
         """Return the known groups: fields of the row, or else of its `attributes`."""
@@ -96,12 +101,19 @@ class Classes:
         value = row[self.key]
         items = value if self.several else [value]
         known: Sequence[int | str] = self.words if self.named else range(len(self.words))
+        if isinstance(items, list) and self.numbers:
+            items = [self._named(item) for item in items]
         if not isinstance(items, list) or not all(_is_one_of(known, item) for item in items):
             expected = "a list of" if self.several else "one of"
             choice = ", ".join(map(str, known))
             raise UserError(f"{self.key!r} must be {expected} {choice}; found {quoted(value)}")
         places = {known.index(item) for item in items}
         return [self.words[place] for place in sorted(places)]
+
+    def _named(self, item: Any) -> Any:
+        """Return the class that a number means; anything else as it is."""
+        is_number = type(item) is int and 0 <= item < len(self.numbers)
+        return self.numbers[item] if is_number else item
 
     def _answer(self, words: Iterable[str]) -> Answer:
         ordered = sorted(words, key=self.words.index)
