@@ -101,6 +101,7 @@ def test_empty_lines(faults: Faults) -> None:
     assert faults(b"\n \n") == ["1: the line is empty", "2: the line is empty", *unanswered]
 
 
+NO_CLASS = "$.judgments[0].penalty: 8.0 is no whole number"
 TOO_HIGH = "$.judgments[0].penalty: 15 is greater than the maximum of 14"
 
 
@@ -110,6 +111,7 @@ TOO_HIGH = "$.judgments[0].penalty: 15 is greater than the maximum of 14"
         ([ALSO, ALSO], ["defendant '甲' is not answered", "defendant '乙' is answered 2 times"]),
         ([FIRST, ALSO, ("丙", *FIRST[1:])], ["'丙' is no defendant of this case"]),
         ([("甲", ["盗窃罪"], ["264"], 15), ALSO], [TOO_HIGH]),
+        ([("甲", ["盗窃罪"], ["264"], 8.0), ALSO], [NO_CLASS]),
         ([("甲", [], ["264"], 8), ALSO], ["$.judgments[0].charges: [] should be non-empty"]),
     ],
 )
