@@ -1,7 +1,8 @@
 """Score a submission against gold: the task's metrics with intervals, groups and baselines."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.table import Column, Table
 
 from panjue.eval.baselines import Baselines
 from panjue.eval.reliability import Calibration, Certainty, show_calibration
+from panjue.eval.stage import Lists, outside, read_lists, scored_by
 from panjue.eval.values import (
     UNWEIGHTED,
     MetricValues,
@@ -50,6 +52,7 @@ class ScoreResult:
     missing: int  # examples without a row, which are scored as unanswered
     faulty: int  # rows that count for nothing or that the contest may refuse
     answered_by: str  # a line on who answered, the model or the text classifier, and why
+    outside: Mapping[str, int]  # labels that the lists of a stage do not have, if there are any
     notes: Sequence[str]  # `id: note` on gold examples
     never_asked: Sequence[str]  # `id: reason` of examples that the model was never asked about
     in_sample: str | None  # how the answers come from these very cases, if they do
@@ -75,7 +78,7 @@ class ScoreResult:
         # `total` is spread above; the others are only for the console.
         for name in ("total", "headline", "classifier_fault", "changed"):
             del numbers[name]
-        for name in ("notes", "never_asked", "in_sample"):
+        for name in ("outside", "notes", "never_asked", "in_sample"):
             if not numbers[name]:  # there is nothing to say
                 del numbers[name]
         result: dict[str, Any] = without_nan(numbers)
@@ -83,15 +86,24 @@ class ScoreResult:
 
 
 def score(
-    reader: Reader, gold: Path, submission: Path, answered: AnsweredFile | None = None
+    reader: Reader,
+    gold: Path,
+    submission: Path,
+    answered: AnsweredFile | None = None,
+    labels: Sequence[Path] = (),
 ) -> ScoreResult:
-    """Score `submission` by the task's own metrics.
+    """Score `submission` by the task's own metrics; with lists of `labels`, by these alone.
 
     If it is that of opened answers, the score has more: baselines, the rate of unreadable replies,
     and the calibration of the confidences. Examples without a row are scored as unanswered. The
     files are streamed: only the numbers of each example stay in memory.
     """
     task = reader.task
+    lists: Lists = {}
+    if labels:
+        lists = read_lists(task, labels, task.ask.labels(reader.read(gold)))
+        task = scored_by(task, lists)
+        reader = replace(reader, task=task)
     submission = task.data.submission.find(submission)
     run = submission.parent
     rows = submission_rows(task, submission)
@@ -105,12 +117,15 @@ def score(
     values = MetricValues(task)
     faulty = 0
     notes: list[str] = []
+    n_outside = Counter[str]()
     for example, gold_row, row in score_rows(reader, gold, rows, values):
         baselines.add(example, gold_row)
         if certainty:
             certainty.add(example, gold_row, row)
         faulty += row is not None and any(task.data.check(example, row, None))
         notes += [f"{example.id}: {note}" for note in example.notes]
+        n_outside["gold"] += outside(lists, task, gold_row)
+        n_outside["submission"] += outside(lists, task, row) if row else 0
     groups = {}
     for attribute in values.groups:
         groups[attribute] = summaries_by_group(values, attribute, resamples=0)
@@ -126,6 +141,7 @@ def score(
         missing=values.missing,
         faulty=faulty + extra_rows + len(rows.duplicates),
         answered_by=decoding.get("answered_by", ""),
+        outside=dict(n_outside) if n_outside.total() else {},
         notes=notes,
         never_asked=decoding.get("refusals", ()),
         in_sample=in_sample(answered.answers) if answered and decoding else None,
@@ -211,6 +227,11 @@ def remarks(scores: ScoreResult) -> Iterator[str]:
     yield f"{scores.total.examples} examples; {scores.missing} without a row, scored as unanswered"
     if scores.faulty:
         yield f"{scores.faulty} rows have faults; `panjue check` names them"
+    if scores.outside:
+        yield (
+            f"labels outside the lists: {scores.outside['gold']} in gold, "
+            f"{scores.outside['submission']} in the submission; as in the contest, none counts"
+        )
     if scores.total.unweighted:
         yield UNWEIGHTED
     if scores.never_asked:
