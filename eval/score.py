@@ -51,6 +51,7 @@ class ScoreResult:
     unreadable_rate: float | None  # the share of replies that could not be read; None: no replies
     missing: int  # examples without a row, which are scored as unanswered
     faulty: int  # rows that count for nothing or that the contest may refuse
+    void: str  # why the contest gives no score at all to this file, if so
     answered_by: str  # a line on who answered, the model or the text classifier, and why
     outside: Mapping[str, int]  # labels that the lists of a stage do not have, if there are any
     notes: Sequence[str]  # `id: note` on gold examples
@@ -78,7 +79,7 @@ class ScoreResult:
         # `total` is spread above; the others are only for the console.
         for name in ("total", "headline", "classifier_fault", "changed"):
             del numbers[name]
-        for name in ("outside", "notes", "never_asked", "in_sample"):
+        for name in ("void", "outside", "notes", "never_asked", "in_sample"):
             if not numbers[name]:  # there is nothing to say
                 del numbers[name]
         result: dict[str, Any] = without_nan(numbers)
@@ -116,6 +117,7 @@ def score(
     certainty = _certainty(task, run, decoding) if decoding else None
     values = MetricValues(task)
     faulty = 0
+    unanswered = 0
     notes: list[str] = []
     n_outside = Counter[str]()
     for example, gold_row, row in score_rows(reader, gold, rows, values):
@@ -123,6 +125,7 @@ def score(
         if certainty:
             certainty.add(example, gold_row, row)
         faulty += row is not None and any(task.data.check(example, row, None))
+        unanswered += bool(row and task.score.needs and not task.score.needs(row))
         notes += [f"{example.id}: {note}" for note in example.notes]
         n_outside["gold"] += outside(lists, task, gold_row)
         n_outside["submission"] += outside(lists, task, row) if row else 0
@@ -130,6 +133,12 @@ def score(
     for attribute in values.groups:
         groups[attribute] = summaries_by_group(values, attribute, resamples=0)
     extra_rows = len(rows) - (len(values) - values.missing)
+    flaws = {
+        "missing": values.missing,
+        "of no case": extra_rows,
+        "for the second time": len(rows.duplicates),
+        "without an answer": unanswered,
+    }
     calls = decoding.get("calls")
     return ScoreResult(
         headline=task.score.headline,
@@ -140,6 +149,7 @@ def score(
         unreadable_rate=decoding["unreadable"] / calls if calls else None,
         missing=values.missing,
         faulty=faulty + extra_rows + len(rows.duplicates),
+        void=_counted(flaws) if task.score.needs else "",
         answered_by=decoding.get("answered_by", ""),
         outside=dict(n_outside) if n_outside.total() else {},
         notes=notes,
@@ -148,6 +158,11 @@ def score(
         changed=answered.changed if answered else "",
         classifier_fault=baselines.classifier_fault,
     )
+
+
+def _counted(rows: Mapping[str, int]) -> str:
+    """Return the numbers of rows that are not 0, each with what these rows are."""
+    return ", ".join(f"{count} {what}" for what, count in rows.items() if count)
 
 
 def _labels(task: Task, run: Path, answered: AnsweredFile | None) -> Labels | None:
@@ -225,6 +240,8 @@ def _group_table(attribute: str, groups: Mapping[str, Summary], headline: str) -
 def remarks(scores: ScoreResult) -> Iterator[str]:
     """Yield what a reader of the numbers should know, one line each."""
     yield f"{scores.total.examples} examples; {scores.missing} without a row, scored as unanswered"
+    if scores.void:
+        yield f"the contest gives no score to such a file; rows: {scores.void}"
     if scores.faulty:
         yield f"{scores.faulty} rows have faults; `panjue check` names them"
     if scores.outside:

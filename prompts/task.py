@@ -140,6 +140,9 @@ class Score:
     """Field -> the order of its values in reports; the key `class` is for those of `classes`."""
     readable: Mapping[str, Callable[[str], str]] = field(default_factory=dict)
     """Decided field -> how people read a label of it, if not as it is."""
+    needs: Callable[[Row], bool] | None = None
+    """Whether a row has an answer, if the contest scores no file without a row and an answer for
+    each example, once, and no others."""
     shown: Callable[[Row, Row | None], Iterator[Item]] | None = None
     """The fields that a report shows; None: the decided fields or the classes."""
     titles: Mapping[str, tuple[str, str]] = field(default_factory=dict)

@@ -68,15 +68,15 @@ def list_items(path: Path, key: str | None = None) -> list[Any]:
         return value
 
 
-def _id_of(row: Mapping[str, Json]) -> str:
-    return str(row["id"])
+def _id_of(row: Mapping[str, Json]) -> object:
+    return row["id"]
 
 
 class Rows:
     """A JSONL file that is read by id, in any order; only the places of its rows are in memory.
 
-    If several rows have the same id, the first one is used; `duplicates` lists the others as
-    (line number, id).
+    If several rows have the same id, the first one is used, or with `last_counts` the last;
+    `duplicates` lists all but the first as (line number, id).
     """
 
     def __init__(
@@ -84,11 +84,18 @@ class Rows:
         path: Path,
         *,
         name: Path | None = None,
-        key: Callable[[Mapping[str, Json]], str] = _id_of,
+        key: Callable[[Mapping[str, Json]], object] = _id_of,
+        same: Callable[[object], str] = str,
+        last_counts: bool = False,
     ) -> None:
-        """Index the rows of `path` by `key`; error messages call the file `name`."""
+        """Index the rows of `path` by `key`; error messages call the file `name`.
+
+        `same` gives equal texts for ids that mean the same example.
+        """
         self.path = name or path
         self._key = key
+        self._same = same
+        self._last_counts = last_counts
         self.duplicates: list[tuple[int, str]] = []
         self._offsets: dict[str, int] = {}
         self._file = open_bytes(path)
@@ -104,10 +111,11 @@ class Rows:
             row = parse_row(line)
             if "id" not in row:
                 raise UserError("the row has no 'id'")
-            key = self._key(row)
-        if key in self._offsets:
+            key = self._same(self._key(row))
+        is_known = key in self._offsets
+        if is_known:
             self.duplicates.append((number, key))
-        else:
+        if self._last_counts or not is_known:
             self._offsets[key] = offset
 
     def __len__(self) -> int:
@@ -117,7 +125,7 @@ class Rows:
         return set(self._offsets)
 
     def get(self, key: object) -> dict[str, Json] | None:
-        offset = self._offsets.get(str(key))
+        offset = self._offsets.get(self._same(key))
         if offset is None:
             return None
         self._file.seek(offset)
