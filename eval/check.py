@@ -1,8 +1,9 @@
 """Check a submission before it is handed in: every fault, with its place."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from panjue.eval.shown import own_gold
 from panjue.eval.values import metric_values, other_cases
@@ -29,7 +30,9 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
     label_file = submission.parent / "labels.json"
     labels = load_labels(label_file) if label_file.exists() else None
     same = task.data.submission.same
-    case_ids = {same(example.id): example.id for example in reader.read(cases)}
+    case_ids: dict[str, int | str] = {
+        same(example.id): example.id for example in reader.read(cases)
+    }
     if not case_ids:
         raise UserError(f"{cases}: has no cases")
     message = _other_cases(reader, submission, cases)
@@ -48,7 +51,8 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
             if key in seen:
                 raise UserError(f"id {row['id']} stands already at {seen[key]}")
             if key not in case_ids:
-                raise UserError(f"id {row['id']} is no case of {cases}")
+                hint = _other_type(row["id"], case_ids, same)
+                raise UserError(f"id {row['id']} is no case of {cases}{hint}")
         except UserError as error:
             yield f"{submission}:{place}: {error}"
             continue
@@ -67,6 +71,15 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
     decoding = decoding_of(submission) if submission.is_file() else None
     for refusal in decoding.get("refusals", ()) if decoding else ():
         yield f"{submission}: {never_asked([refusal])}"
+
+
+def _other_type(key: Any, case_ids: Container[str], same: Callable[[object], str]) -> str:
+    """Return a hint if a case has this id as a text instead of a number, or the reverse."""
+    if isinstance(key, int) and same(str(key)) in case_ids:
+        return "; there it is a text"
+    if isinstance(key, str) and key.isdecimal() and same(int(key)) in case_ids:
+        return "; there it is a number"
+    return ""
 
 
 def _other_cases(reader: Reader, submission: Path, cases: Path) -> str:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
@@ -46,6 +47,8 @@ class ScoreResult:
     headline: str  # the name of the headline metric
     total: Summary  # over all examples
     groups: dict[str, dict[str, Summary]]  # attribute -> its value -> metrics, without intervals
+    ranked_groups: Sequence[str]  # those over which the contest takes the mean, if all are there
+    ranked_by: dict[str, float]  # metric -> this mean
     baselines: dict[str, dict[str, float]]  # baseline, trivial or human -> its metrics
     calibration: dict[str, Calibration] | None  # of each field; None without confidences
     unreadable_rate: float | None  # the share of replies that could not be read; None: no replies
@@ -79,7 +82,15 @@ class ScoreResult:
         # `total` is spread above; the others are only for the console.
         for name in ("total", "headline", "classifier_fault", "changed"):
             del numbers[name]
-        for name in ("void", "outside", "notes", "never_asked", "in_sample"):
+        for name in (
+            "ranked_groups",
+            "ranked_by",
+            "void",
+            "outside",
+            "notes",
+            "never_asked",
+            "in_sample",
+        ):
             if not numbers[name]:  # there is nothing to say
                 del numbers[name]
         result: dict[str, Any] = without_nan(numbers)
@@ -132,6 +143,7 @@ def score(
     groups = {}
     for attribute in values.groups:
         groups[attribute] = summaries_by_group(values, attribute, resamples=0)
+    ranked_groups, ranked_by = _ranking(task, groups)
     extra_rows = len(rows) - (len(values) - values.missing)
     flaws = {
         "missing": values.missing,
@@ -144,6 +156,8 @@ def score(
         headline=task.score.headline,
         total=summarize(values),
         groups=groups,
+        ranked_groups=ranked_groups,
+        ranked_by=ranked_by,
         baselines=baselines.means(),
         calibration=certainty.fields() if certainty else None,
         unreadable_rate=decoding["unreadable"] / calls if calls else None,
@@ -158,6 +172,20 @@ def score(
         changed=answered.changed if answered else "",
         classifier_fault=baselines.classifier_fault,
     )
+
+
+def _ranking(
+    task: Task, groups: Mapping[str, Mapping[str, Summary]]
+) -> tuple[Sequence[str], dict[str, float]]:
+    """Return the groups over which the contest takes the mean, and each metric's mean."""
+    attribute, names = task.score.ranked_over or ("", ())
+    found = groups.get(attribute, {})
+    if not names or not found.keys() >= set(names):
+        return (), {}
+    means = {}
+    for metric in task.score.names:
+        means[metric] = float(np.mean([found[name].mean[metric] for name in names]))
+    return names, means
 
 
 def _counted(rows: Mapping[str, int]) -> str:
@@ -240,15 +268,9 @@ def _group_table(attribute: str, groups: Mapping[str, Summary], headline: str) -
 def remarks(scores: ScoreResult) -> Iterator[str]:
     """Yield what a reader of the numbers should know, one line each."""
     yield f"{scores.total.examples} examples; {scores.missing} without a row, scored as unanswered"
-    if scores.void:
-        yield f"the contest gives no score to such a file; rows: {scores.void}"
     if scores.faulty:
         yield f"{scores.faulty} rows have faults; `panjue check` names them"
-    if scores.outside:
-        yield (
-            f"labels outside the lists: {scores.outside['gold']} in gold, "
-            f"{scores.outside['submission']} in the submission; as in the contest, none counts"
-        )
+    yield from _remarks_of_the_contest(scores)
     if scores.total.unweighted:
         yield UNWEIGHTED
     if scores.never_asked:
@@ -270,3 +292,18 @@ def remarks(scores: ScoreResult) -> Iterator[str]:
         yield f"text classifier: unknown, {scores.classifier_fault}"
     if scores.answered_by:
         yield scores.answered_by
+
+
+def _remarks_of_the_contest(scores: ScoreResult) -> Iterator[str]:
+    """Yield what the contest makes of these numbers, where that is something else."""
+    if scores.ranked_by:
+        means = ", ".join(f"{metric} {mean:.4f}" for metric, mean in scores.ranked_by.items())
+        over = " and ".join(scores.ranked_groups)
+        yield f"mean of {over}, by which the contest ranks: {means}"
+    if scores.void:
+        yield f"the contest gives no score to such a file; rows: {scores.void}"
+    if scores.outside:
+        yield (
+            f"labels outside the lists: {scores.outside['gold']} in gold, "
+            f"{scores.outside['submission']} in the submission; as in the contest, none counts"
+        )

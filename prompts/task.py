@@ -143,6 +143,8 @@ class Score:
     needs: Callable[[Row], bool] | None = None
     """Whether a row has an answer, if the contest scores no file without a row and an answer for
     each example, once, and no others."""
+    ranked_over: tuple[str, Sequence[str]] | None = None
+    """Attribute and its groups, if the contest ranks by the mean of their scores."""
     shown: Callable[[Row, Row | None], Iterator[Item]] | None = None
     """The fields that a report shows; None: the decided fields or the classes."""
     titles: Mapping[str, tuple[str, str]] = field(default_factory=dict)
