@@ -43,10 +43,12 @@ def id_of(row: Mapping[str, Any]) -> int | str:
 
 
 def text_of(row: Mapping[str, Any], field: str) -> str:
+    """Return a text of a row without its invisible characters; it must not be empty."""
     value = row.get(field)
-    if not isinstance(value, str) or not visible(value).strip():
+    text = visible(value) if isinstance(value, str) else ""
+    if not text.strip():
         raise UserError(f"{field!r} must be a text that is not empty")
-    return value
+    return text
 
 
 def closed_object(properties: Mapping[str, Schema]) -> Schema:

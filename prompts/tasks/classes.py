@@ -70,8 +70,6 @@ class Classes:
         if not isinstance(written_name, str):
             raise UserError(f"{self.person!r} must be a name")
         person = visible(written_name)
-        if written_name:
-            text = text.replace(written_name, person)
         return Example(
             id=key,
             text=text,
@@ -100,6 +98,8 @@ class Classes:
         """Return the classes of a row of cases or of a submission, in the order of `words`."""
         value = row[self.key]
         items = value if self.several else [value]
+        if isinstance(items, list):
+            items = [visible(item) if isinstance(item, str) else item for item in items]
         known: Sequence[int | str] = self.words if self.named else range(len(self.words))
         if isinstance(items, list) and self.numbers:
             items = [self._named(item) for item in items]

@@ -12,7 +12,7 @@ from typing import Any
 
 from panjue.prompts.example import Answer, Decoded, Example, Ranking, known_groups
 from panjue.prompts.labels import Labels, collect
-from panjue.prompts.plumbing.decode import last_object, load_json, strings_in
+from panjue.prompts.plumbing.decode import last_object, load_json, strings_in, visible
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.render import render
 from panjue.prompts.task import Ask, Data, Schema, Score, Task, closed_object, text_of
@@ -131,7 +131,7 @@ def contest_form(answer: str) -> str:
     wants digits, and has a few in words all the same (`write`).
     """
     # An escape such as \\ud800 in JSON is half a character, which a submission cannot contain.
-    encodable = answer.encode("utf-8", "ignore").decode("utf-8")
+    encodable = visible(answer).encode("utf-8", "ignore").decode("utf-8")
     text = " ".join(encodable.lower().split())
     date = ISO_DATE.fullmatch(text)
     if not date:

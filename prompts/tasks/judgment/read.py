@@ -18,7 +18,7 @@ FIELDS = ("charges", "articles")
 
 def read(row: Mapping[str, Any]) -> Example:
     key = id_of(row)
-    fact = visible(text_of(row, "fact"))
+    fact = text_of(row, "fact")
     judgments = None if row.get("outcomes") is None else _judgments(row["outcomes"])
     given_names: Any = row.get("defendants")
     if given_names is None and judgments is not None:

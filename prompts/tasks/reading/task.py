@@ -12,10 +12,10 @@ from typing import Any
 
 from panjue.prompts.example import Answer, Decoded, Example, known_groups
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.decode import last_object, load_json
+from panjue.prompts.plumbing.decode import last_object, load_json, visible
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import FileRow, check_text, dump
-from panjue.prompts.plumbing.rows import list_items
+from panjue.prompts.plumbing.files import FileRow, dump
+from panjue.prompts.plumbing.rows import Faulty, check_item, list_items
 from panjue.prompts.plumbing.submissions import JSON_LIST
 from panjue.prompts.render import neutralize, render
 from panjue.prompts.task import (
@@ -65,11 +65,14 @@ def _items(parent: Any, key: str, place: str) -> list[tuple[str, Any]]:
 
 def _row(document: Any, paragraph: Any, question: Any) -> dict[str, Any]:
     """Return a question's fields with those of its paragraph and its document."""
-    if not all(isinstance(part, dict) for part in (document, paragraph, question)):
-        raise UserError("no document of the form {paragraphs: [{context, qas: [{id, …}]}]}")
+    for part in (document, paragraph, question):
+        if isinstance(part, Faulty):
+            raise UserError(part.reason)
+        if not isinstance(part, dict):
+            raise UserError("no document of the form {paragraphs: [{context, qas: [{id, …}]}]}")
     row = {"domain": document.get("domain"), **paragraph, **question}
     del row["qas"]
-    check_text(row)
+    check_item(row)
     return row
 
 
@@ -126,7 +129,7 @@ def _texts(answers: Any) -> tuple[str, ...]:
         text = answer.get("text") if isinstance(answer, dict) else answer
         if not isinstance(text, str):
             raise UserError("'answers' must be a list of {answer_start, text}")
-        texts.append(text)
+        texts.append(visible(text))
     return tuple(texts)
 
 
@@ -216,7 +219,7 @@ def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
     answer = row.get("answer")
     if not isinstance(answer, str):
         yield "'answer' must be a text"
-    elif kind_of(answer) == "span" and answer not in example.text:
+    elif kind_of(answer) == "span" and visible(answer) not in example.text:
         yield f"{answer[:40]!r} is not in the text"
 
 

@@ -49,6 +49,13 @@ def test_rows_as_they_are_published(
     assert task.data.read({"id": 7, "text": "某案", **task.gold(example)}).answer == example.answer
 
 
+@pytest.mark.parametrize("sign", ["\u200b", "\ufeff", "\u00ad"])
+def test_invisible_characters_are_left_out(sign: str) -> None:
+    row = {"id": 7, "text": f"Cer{sign}t.", "label": f"Un{sign}ions", "respondent_type": sign}
+    example = SCOTUS.data.read(row)
+    assert (example.text, example.answer, example.groups) == ("Cert.", {"label": "Unions"}, {})
+
+
 def test_the_prompt_names_the_person_without_invisible_characters() -> None:
     row = {"id": 7, "fact": "李\u200b某A行窃。", "region": "北京\ufeff", "defendant": "李\u200b某A"}
     example = SEVERITY.data.read(row)

@@ -236,6 +236,16 @@ def test_tables_that_nobody_can_score(tmp_path: Path, table: str, place: str) ->
     assert str(caught.value).endswith(told)
 
 
+@pytest.mark.parametrize("sign", ["\u200b", "\ufeff", "\u00ad"])
+def test_invisible_characters_are_left_out_of_what_is_asked_and_learned(sign: str) -> None:
+    row = {"qid": "q", "query": f"born{sign} in [MASK].", "answer": [f"pe{sign}ru"]}
+    example = TASK.data.read(row)
+    assert (example.text, example.answer) == ("born in [MASK].", {"answers": ["peru"]})
+    assert example.references == ((f"pe{sign}ru",),), "the contest's script keeps them"
+    decoded = TASK.ask.decode(dump({"answers": [f"pe{sign}ru"]}), EXAMPLE, COUNTED)
+    assert decoded.answer == {"answers": ["peru"]}
+
+
 def test_a_query_with_no_or_two_masks_is_noted() -> None:
     none, two = [TASK.data.read(row) for row in NUMBERED]
     assert (none.id, none.names, two.names) == (1, (), ("[MASK]",))

@@ -104,6 +104,24 @@ def test_bad_questions_may_be_skipped(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("remarks", [b"", b"// a remark\n"])
+def test_a_question_with_a_key_twice_may_be_skipped(tmp_path: Path, remarks: bytes) -> None:
+    path = gold_file(tmp_path, document(("甲",), ("乙",)), document(("丙",), domain="criminal"))
+    text = path.read_bytes()
+    for twice, kept in (
+        (b'"question"', ["civil_1", "criminal_0"]),
+        (b'"context"', ["criminal_0"]),
+        (b'"paragraphs"', ["criminal_0"]),
+        (b'"text"', ["civil_1", "criminal_0"]),
+    ):
+        path.write_bytes(remarks + text.replace(twice, twice + b':"",' + twice, 1))
+        reader = Reader(TASK, on_bad_row="skip")
+        assert [example.id for example in reader.read(path)] == kept
+        assert set(reader.skipped.rows.values()) == {
+            f"not JSON: the key {twice.decode().strip(chr(34))!r} is given twice"
+        }
+
+
 @pytest.mark.parametrize(
     ("part", "place"),
     [
@@ -122,6 +140,16 @@ def test_a_document_of_another_form_is_one_bad_row(part: Any, place: str, tmp_pa
     assert [example.id for example in reader.read(path)] == ["civil_0"]
     assert list(reader.skipped.rows) == [(path, place)]
     assert "no document of the form" in reader.skipped.rows[path, place]
+
+
+@pytest.mark.parametrize("sign", ["\u200b", "\ufeff", "\u00ad"])
+def test_invisible_characters_are_left_out(sign: str) -> None:
+    marked = {"context": f"原{sign}告甲。", "question": f"谁{sign}？"}
+    example = question(f"原{sign}告甲", f"YES{sign}", **marked)
+    assert (example.text, example.anchor) == ("原告甲。", "谁？")
+    assert (example.references, example.notes) == ((("YES",), ("原告甲",)), ())
+    row = {"id": "1", "answer": f"原{sign}告"}
+    assert list(TASK.data.check(example, row, None)) == []
 
 
 PART = "a span that is not in the text, shortened"
