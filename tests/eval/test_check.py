@@ -146,6 +146,12 @@ def test_an_unknown_label_is_a_fault_where_the_labels_are_known(
     ]
 
 
+def test_invisible_characters_in_labels_are_a_fault(faults: Faults, rows: Rows) -> None:
+    """The contest's code knows no such label; in gold they are left out."""
+    rows[2]["judgments"][0]["charges"] = ["盗窃罪\u200b"]
+    assert faults(rows) == [r"3: id 3: 甲: charges has '盗窃罪\u200b', with invisible characters"]
+
+
 def test_a_hand_in_of_other_cases_is_one_line_with_the_counts(
     faults: Faults, rows: Rows, row: Row, cases: Path
 ) -> None:

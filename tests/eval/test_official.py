@@ -324,7 +324,7 @@ def test_drdz_scores_damaged_submissions_alike(tmp_path: Path) -> None:
         cases, rows, judgments = damaged_judgments(random.Random(seed))
         gold = write_lines(tmp_path / f"gold-{seed}.jsonl", cases)
         submission = write_lines(tmp_path / "submission.jsonl", rows)
-        ours.append(score(Reader(load_task("judgment")), gold, submission, lists).total.mean)
+        ours.append(score(Reader(load_task("judgment")), gold, submission, labels=lists).total.mean)
         jobs.append({"gold": str(gold), "judgments": judgments})
     theirs = organisers_say("judgment", code, jobs, tmp_path)
     differences = []

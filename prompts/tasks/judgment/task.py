@@ -9,6 +9,7 @@ from typing import Any
 
 from panjue.prompts.example import Answer, AnswerFields, Example
 from panjue.prompts.labels import Labels, collect
+from panjue.prompts.plumbing.decode import visible
 from panjue.prompts.plumbing.errors import did_you_mean
 from panjue.prompts.plumbing.files import dump, read_object
 from panjue.prompts.render import render
@@ -102,6 +103,10 @@ def check(example: Example, row: Mapping[str, Any], labels: Labels | None) -> It
     for number, judgment in enumerate(row["judgments"]):
         if type(judgment["penalty"]) is not int:  # to JSON Schema 11.0 is an integer
             yield f"$.judgments[{number}].penalty: {judgment['penalty']} is no whole number"
+        for field in FIELDS:
+            for label in judgment[field]:
+                if label != visible(label):
+                    yield f"{judgment['name']}: {field} has {label!r}, with invisible characters"
     yield from _name_faults(example.given_names or example.names, row)
     if labels is not None:
         yield from _label_faults(row, labels)
