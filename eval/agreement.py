@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from panjue.prompts.example import Decoded, Example
 from panjue.prompts.task import Task
-from panjue.prompts.tasks.metrics import Field, Item
+from panjue.prompts.tasks.metrics import Field, Item, numbered
 
 AGREEMENTS = {
     "agree, right": "一致，都对",
@@ -34,8 +34,10 @@ def compared_opinions(
     `items` has the model's answer beside gold, `classifier_items` the classifier's. `decoded` says
     which fields the reply to `example`, as it was asked, lacks; None: not known, all are compared.
     """
-    numbers = {name: number for number, name in enumerate(example.names)}
-    for (name, answers), (_, classifier_answers) in zip(items, classifier_items, strict=True):
+    numbers = {name: number for number, name in enumerate(numbered(example.names))}
+    names = numbered(name for name, _ in items)
+    pairs = zip(names, items, classifier_items, strict=True)
+    for name, (_, answers), (_, classifier_answers) in pairs:
         number = numbers.get(name) if task.answer.items else 0
         compared = []
         fields = zip(answers, classifier_answers, task.answer.fields, strict=True)

@@ -1,8 +1,9 @@
 """Check a submission before it is handed in: every fault, with its place."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from panjue.eval.shown import own_gold
 from panjue.eval.values import metric_values, other_cases
@@ -28,7 +29,10 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
     submission = task.data.submission.find(submission)
     label_file = submission.parent / "labels.json"
     labels = load_labels(label_file) if label_file.exists() else None
-    case_ids = dict.fromkeys(str(example.id) for example in reader.read(cases))
+    same = task.data.submission.same
+    case_ids: dict[str, int | str] = {
+        same(example.id): example.id for example in reader.read(cases)
+    }
     if not case_ids:
         raise UserError(f"{cases}: has no cases")
     message = _other_cases(reader, submission, cases)
@@ -41,37 +45,41 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
     for place, load in task.data.submission.read(submission):
         try:
             row = load()
-            key = _checked_id(row, seen)
+            if "id" not in row:
+                raise UserError("no 'id'")
+            key = same(row["id"])
+            if key in seen:
+                raise UserError(f"id {row['id']} stands already at {seen[key]}")
             if key not in case_ids:
-                raise UserError(f"id {key} is no case of {cases}")
+                hint = _other_type(row["id"], case_ids, same)
+                raise UserError(f"id {row['id']} is no case of {cases}{hint}")
         except UserError as error:
             yield f"{submission}:{place}: {error}"
             continue
         seen[key] = place
         if key in waiting:
-            yield f"{submission}:{place}: id {key} is out of order"
+            yield f"{submission}:{place}: id {row['id']} is out of order"
         while key not in waiting:
             example = next(unread)
-            waiting[str(example.id)] = example
+            waiting[same(example.id)] = example
         example = waiting.pop(key)
         faults = list(task.data.check(example, row, labels)) or unscorable(task, example, row)
-        yield from (f"{submission}:{place}: id {key}: {fault}" for fault in faults)
-    for key in case_ids:
+        yield from (f"{submission}:{place}: id {row['id']}: {fault}" for fault in faults)
+    for key, case_id in case_ids.items():
         if key not in seen:
-            yield f"{submission}: id {key} is not answered"
+            yield f"{submission}: id {case_id} is not answered"
     decoding = decoding_of(submission)
     for refusal in decoding.get("refusals", ()) if decoding else ():
         yield f"{submission}: {never_asked([refusal])}"
 
 
-def _checked_id(row: Row, seen: Mapping[str, int | str]) -> str:
-    """Return the id of a row; UserError: it has none, or another row has it."""
-    if "id" not in row:
-        raise UserError("no 'id'")
-    key = str(row["id"])
-    if key in seen:
-        raise UserError(f"id {key} stands already at {seen[key]}")
-    return key
+def _other_type(key: Any, case_ids: Container[str], same: Callable[[object], str]) -> str:
+    """Return a hint if a case has this id as a text instead of a number, or the reverse."""
+    if isinstance(key, int) and same(str(key)) in case_ids:
+        return "; there it is a text"
+    if isinstance(key, str) and key.isdecimal() and same(int(key)) in case_ids:
+        return "; there it is a number"
+    return ""
 
 
 def _other_cases(reader: Reader, submission: Path, cases: Path) -> str:

@@ -14,7 +14,7 @@ from rich.table import Table
 from panjue.prompts.example import Example, is_same
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
-from panjue.prompts.tasks.metrics import Row
+from panjue.prompts.tasks.metrics import Row, by_name
 
 BINS = 10
 
@@ -79,9 +79,10 @@ class Certainty:
             return
         # By name as in the metric (None where items have none): persons whom gold does not have,
         # or a second time, are ignored.
-        gold_items = {item.get("name"): item for item in self._answer.items_of(gold)}
-        for confidence, item in zip(kept["confidence"], self._answer.items_of(row), strict=True):
-            gold_item = gold_items.pop(item.get("name"), None)
+        gold_items = by_name(self._answer.items_of(gold))
+        items = by_name(self._answer.items_of(row))
+        for confidence, (name, item) in zip(kept["confidence"], items.items(), strict=True):
+            gold_item = gold_items.get(name)
             if gold_item is None:
                 continue
             for field, chance in confidence.items():

@@ -1,16 +1,19 @@
 """Score a submission against gold: the task's metrics with intervals, groups and baselines."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
 from panjue.eval.baselines import Baselines
 from panjue.eval.reliability import Calibration, Certainty, show_calibration
+from panjue.eval.stage import Lists, outside, read_lists, scored_by
 from panjue.eval.values import (
     UNWEIGHTED,
     MetricValues,
@@ -44,12 +47,16 @@ class ScoreResult:
     headline: str  # the name of the headline metric
     total: Summary  # over all examples
     groups: dict[str, dict[str, Summary]]  # attribute -> its value -> metrics, without intervals
+    ranked_groups: Sequence[str]  # those over which the contest takes the mean, if all are there
+    ranked_by: dict[str, float]  # metric -> this mean
     baselines: dict[str, dict[str, float]]  # baseline, trivial or human -> its metrics
     calibration: dict[str, Calibration] | None  # of each field; None without confidences
     unreadable_rate: float | None  # the share of replies that could not be read; None: no replies
     missing: int  # examples without a row, which are scored as unanswered
     faulty: int  # rows that count for nothing or that the contest may refuse
+    void: str  # why the contest gives no score at all to this file, if so
     answered_by: str  # a line on who answered, the model or the text classifier, and why
+    outside: Mapping[str, int]  # labels that the lists of a stage do not have, if there are any
     notes: Sequence[str]  # `id: note` on gold examples
     never_asked: Sequence[str]  # `id: reason` of examples that the model was never asked about
     in_sample: str | None  # how the answers come from these very cases, if they do
@@ -75,7 +82,15 @@ class ScoreResult:
         # `total` is spread above; the others are only for the console.
         for name in ("total", "headline", "classifier_fault", "changed"):
             del numbers[name]
-        for name in ("notes", "never_asked", "in_sample"):
+        for name in (
+            "ranked_groups",
+            "ranked_by",
+            "void",
+            "outside",
+            "notes",
+            "never_asked",
+            "in_sample",
+        ):
             if not numbers[name]:  # there is nothing to say
                 del numbers[name]
         result: dict[str, Any] = without_nan(numbers)
@@ -83,15 +98,24 @@ class ScoreResult:
 
 
 def score(
-    reader: Reader, gold: Path, submission: Path, answered: AnsweredFile | None = None
+    reader: Reader,
+    gold: Path,
+    submission: Path,
+    answered: AnsweredFile | None = None,
+    labels: Sequence[Path] = (),
 ) -> ScoreResult:
-    """Score `submission` by the task's own metrics.
+    """Score `submission` by the task's own metrics; with lists of `labels`, by these alone.
 
     If it is that of opened answers, the score has more: baselines, the rate of unreadable replies,
     and the calibration of the confidences. Examples without a row are scored as unanswered. The
     files are streamed: only the numbers of each example stay in memory.
     """
     task = reader.task
+    lists: Lists = {}
+    if labels:
+        lists = read_lists(task, labels, task.ask.labels(reader.read(gold)))
+        task = scored_by(task, lists)
+        reader = replace(reader, task=task)
     submission = task.data.submission.find(submission)
     run = submission.parent
     rows = submission_rows(task, submission)
@@ -104,34 +128,69 @@ def score(
     certainty = _certainty(task, run, decoding) if decoding else None
     values = MetricValues(task)
     faulty = 0
+    unanswered = 0
     notes: list[str] = []
+    n_outside = Counter[str]()
     for example, gold_row, row in score_rows(reader, gold, rows, values):
         baselines.add(example, gold_row)
         if certainty:
             certainty.add(example, gold_row, row)
         faulty += row is not None and any(task.data.check(example, row, None))
+        unanswered += bool(row and task.score.needs and not task.score.needs(row))
         notes += [f"{example.id}: {note}" for note in example.notes]
+        n_outside["gold"] += outside(lists, task, gold_row)
+        n_outside["submission"] += outside(lists, task, row) if row else 0
     groups = {}
     for attribute in values.groups:
         groups[attribute] = summaries_by_group(values, attribute, resamples=0)
+    ranked_groups, ranked_by = _ranking(task, groups)
     extra_rows = len(rows) - (len(values) - values.missing)
+    flaws = {
+        "missing": values.missing,
+        "of no case": extra_rows,
+        "for the second time": len(rows.duplicates),
+        "without an answer": unanswered,
+    }
     calls = decoding.get("calls")
     return ScoreResult(
         headline=task.score.headline,
         total=summarize(values),
         groups=groups,
+        ranked_groups=ranked_groups,
+        ranked_by=ranked_by,
         baselines=baselines.means(),
         calibration=certainty.fields() if certainty else None,
         unreadable_rate=decoding["unreadable"] / calls if calls else None,
         missing=values.missing,
         faulty=faulty + extra_rows + len(rows.duplicates),
+        void=_counted(flaws) if task.score.needs else "",
         answered_by=decoding.get("answered_by", ""),
+        outside=dict(n_outside) if n_outside.total() else {},
         notes=notes,
         never_asked=decoding.get("refusals", ()),
         in_sample=in_sample(answered.answers) if answered and decoding else None,
         changed=answered.changed if answered else "",
         classifier_fault=baselines.classifier_fault,
     )
+
+
+def _ranking(
+    task: Task, groups: Mapping[str, Mapping[str, Summary]]
+) -> tuple[Sequence[str], dict[str, float]]:
+    """Return the groups over which the contest takes the mean, and each metric's mean."""
+    attribute, names = task.score.ranked_over or ("", ())
+    found = groups.get(attribute, {})
+    if not names or not found.keys() >= set(names):
+        return (), {}
+    means = {}
+    for metric in task.score.names:
+        means[metric] = float(np.mean([found[name].mean[metric] for name in names]))
+    return names, means
+
+
+def _counted(rows: Mapping[str, int]) -> str:
+    """Return the numbers of rows that are not 0, each with what these rows are."""
+    return ", ".join(f"{count} {what}" for what, count in rows.items() if count)
 
 
 def _labels(task: Task, run: Path, answered: AnsweredFile | None) -> Labels | None:
@@ -211,6 +270,7 @@ def remarks(scores: ScoreResult) -> Iterator[str]:
     yield f"{scores.total.examples} examples; {scores.missing} without a row, scored as unanswered"
     if scores.faulty:
         yield f"{scores.faulty} rows have faults; `panjue check` names them"
+    yield from _remarks_of_the_contest(scores)
     if scores.total.unweighted:
         yield UNWEIGHTED
     if scores.never_asked:
@@ -232,3 +292,18 @@ def remarks(scores: ScoreResult) -> Iterator[str]:
         yield f"text classifier: unknown, {scores.classifier_fault}"
     if scores.answered_by:
         yield scores.answered_by
+
+
+def _remarks_of_the_contest(scores: ScoreResult) -> Iterator[str]:
+    """Yield what the contest makes of these numbers, where that is something else."""
+    if scores.ranked_by:
+        means = ", ".join(f"{metric} {mean:.4f}" for metric, mean in scores.ranked_by.items())
+        over = " and ".join(scores.ranked_groups)
+        yield f"mean of {over}, by which the contest ranks: {means}"
+    if scores.void:
+        yield f"the contest gives no score to such a file; rows: {scores.void}"
+    if scores.outside:
+        yield (
+            f"labels outside the lists: {scores.outside['gold']} in gold, "
+            f"{scores.outside['submission']} in the submission; as in the contest, none counts"
+        )

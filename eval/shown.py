@@ -5,7 +5,7 @@ from typing import Any
 
 from panjue.prompts.plumbing.decode import visible
 from panjue.prompts.task import Task
-from panjue.prompts.tasks.metrics import Item, Row, same, texts
+from panjue.prompts.tasks.metrics import Item, Row, by_name, same, texts
 
 
 def class_fields(task: Task) -> Sequence[str]:
@@ -34,17 +34,14 @@ def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
 
 def _named_items(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
     """Yield the name and fields of each gold item, beside the predicted item of that name."""
-    predicted: dict[str, Mapping[str, Any]] = {}
-    for item in task.answer.items_of(row) if row else ():
-        predicted.setdefault(visible(str(item["name"])), item)  # of doubled names the first
-    for item in task.answer.items_of(gold):
-        name = visible(str(item["name"]))  # as in `Example.names`
-        given = predicted.get(name, {})
+    predicted = by_name(task.answer.items_of(row)) if row else {}
+    for key, item in by_name(task.answer.items_of(gold)).items():
+        given = predicted.get(key, {})
         fields = []
         for field in task.answer.fields:
             gold_texts = _readable(task, field, item)
             fields.append(same(field, gold_texts, _readable(task, field, given)))
-        yield name, fields
+        yield visible(str(item["name"])), fields  # as in `Example.names`
 
 
 def _readable(task: Task, field: str, item: Mapping[str, Any]) -> list[str]:

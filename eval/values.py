@@ -247,6 +247,9 @@ def other_cases(reader: Reader, cases: Path, rows: Rows) -> str:
     Files of other cases may have the same ids, and some of the names (张某). The cases are read up
     to `COMPARED` that the submission answers.
     """
+    message = _all_one_off(reader, cases, rows)
+    if message:
+        return message
     has_examples = False
     compared = 0
     foreign = []  # a text on each case that has other names in the submission
@@ -275,6 +278,32 @@ def other_cases(reader: Reader, cases: Path, rows: Rows) -> str:
             "are these the right files?"
         )
     return ""
+
+
+def _all_one_off(reader: Reader, cases: Path, rows: Rows) -> str:
+    """Return a message if the ids are whole numbers, and all of them one less or one more.
+
+    Line numbers begin at 1, and other people's files at 0.
+    """
+    first = next((example.id for example in reader.read(cases)), None)
+    if not isinstance(first, int):
+        return ""
+    if rows.get(first) is None:
+        step = 1
+    elif rows.get(first - 1) is not None:
+        step = -1
+    else:  # the usual case, in which no more is read
+        return ""
+    numbers = [example.id for example in reader.read(cases) if isinstance(example.id, int)]
+    same = reader.task.data.submission.same
+    if {same(number + step) for number in numbers} != rows.ids():
+        return ""
+    low = min(numbers)
+    high = max(numbers)
+    return (
+        f"{rows.path}: has the ids {low + step} to {high + step}, and {cases} has {low} to {high}: "
+        "number both alike"
+    )
 
 
 def item_names(task: Task, row: Row) -> list[str]:

@@ -67,6 +67,10 @@ def score(
     submission: SubmissionPath,
     task: OptionalTask = None,
     json: JsonPath = None,
+    labels: Annotated[
+        list[Path] | None,
+        typer.Option(help="the only labels that count, as in a stage of the contest; repeatable"),
+    ] = None,
 ) -> None:
     """Score SUBMISSION against GOLD by the task's official metric."""
     from panjue.eval.score import score as compute
@@ -75,7 +79,7 @@ def score(
     submission, reader, answered = submission_of(submission, gold, task)
     check_output(json)
     with reader.explaining():
-        scores = compute(reader, gold, submission, answered)
+        scores = compute(reader, gold, submission, answered, labels or ())
     if answered:
         print(f"scores of {answered.folder}")
     show(scores, Console())

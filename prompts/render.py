@@ -24,7 +24,7 @@ def prompt_file(task: str) -> Path:
 OPINIONS = "{opinions}"
 """The place in a template for what the text classifier thinks (`eval.opinions`)."""
 
-RULES = "7"
+RULES = "8"
 """Version of the code of all tasks that turns a text into a prompt, and an answer into the reply to
 learn: of this module, `names`, `shorten`, `tasks.classes`, `tasks.evidence` and the classifier's
 `opinions`. Increase it when a rule changes: cached tokens and classifiers are then computed again,

@@ -43,10 +43,12 @@ def id_of(row: Mapping[str, Any]) -> int | str:
 
 
 def text_of(row: Mapping[str, Any], field: str) -> str:
+    """Return a text of a row without its invisible characters; it must not be empty."""
     value = row.get(field)
-    if not isinstance(value, str) or not visible(value).strip():
+    text = visible(value) if isinstance(value, str) else ""
+    if not text.strip():
         raise UserError(f"{field!r} must be a text that is not empty")
-    return value
+    return text
 
 
 def closed_object(properties: Mapping[str, Schema]) -> Schema:
@@ -146,6 +148,11 @@ class Score:
     """Field -> the order of its values in reports; the key `class` is for those of `classes`."""
     readable: Mapping[str, Callable[[str], str]] = field(default_factory=dict)
     """Decided field -> how people read a label of it, if not as it is."""
+    needs: Callable[[Row], bool] | None = None
+    """Whether a row has an answer, if the contest scores no file without a row and an answer for
+    each example, once, and no others."""
+    ranked_over: tuple[str, Sequence[str]] | None = None
+    """Attribute and its groups, if the contest ranks by the mean of their scores."""
     shown: Callable[[Row, Row | None], Iterator[Item]] | None = None
     """The fields that a report shows; None: the decided fields or the classes."""
     titles: Mapping[str, tuple[str, str]] = field(default_factory=dict)

@@ -231,7 +231,7 @@ def check_complete(answered: AnsweredFile) -> None:
     """Refuse gold whose examples are not exactly those of the submission."""
     submission = answered.task.data.submission
     rows = submission.index(submission.find(answered.folder)).ids()
-    examples = {str(example.id) for example in answered.examples()}
+    examples = {submission.same(example.id) for example in answered.examples()}
     if rows != examples:
         raise UserError(
             f"{answered.test}: is not the gold file of {answered.folder}: "

@@ -24,6 +24,7 @@ ENGLISH = [*(f"{folder}/README.md" for folder in FOLDERS), "serve/ANSWERS.md"]
 READMES = [page for english in ENGLISH for page in (english, english.replace(".md", ".zh.md"))]
 PAGES = [
     *READMES,
+    *("prompts/OFFICIAL.md", "prompts/OFFICIAL.zh.md"),
     *("serve/DEPLOY.md", "finetune/EXPERIMENTS.md", "tests/README.md", "tests/bench/README.md"),
     "CONTRIBUTING.md",
     "CHANGELOG.md",

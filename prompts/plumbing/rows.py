@@ -1,11 +1,14 @@
 """Files of rows: JSON lines or one JSON list, read in their order; JSON lines read by id."""
 
+import json
+import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from panjue.prompts.plumbing.decode import each_key_once
 from panjue.prompts.plumbing.errors import UserError
@@ -50,17 +53,35 @@ def list_rows(path: Path) -> Iterator[FileRow]:
 
 
 def _checked_row(item: Json) -> dict[str, Json]:
-    check_text(item)
+    check_item(item)
     return as_object(item)
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """Stands for an object of a file that cannot be read."""
+
+    reason: str
+
+
+REMARK = re.compile(rb"^[ \t]*//.*", re.MULTILINE)
 
 
 def list_items(path: Path, key: str | None = None) -> list[Any]:
     """Return the items of a file's JSON list or, with `key`, of the list `key` in its object.
 
-    The whole file is read into memory, as the official scorers do. A byte order mark is accepted.
+    The whole file is read into memory, as the official scorers do. A byte order mark and `//`
+    comments are accepted. What is wrong within an item is left to `check_item`.
     """
     with open_bytes(path) as file, located(str(path)):
-        value = parse_json(file.read().removeprefix(BOM), each_key_once)
+        raw = REMARK.sub(b"", file.read().removeprefix(BOM))
+        # A byte that is no UTF-8 becomes a character that no UTF-8 has.
+        text = raw.decode("utf-8", "surrogateescape")
+        try:
+            value = json.loads(text, object_pairs_hook=_object_or_faulty)
+        except (ValueError, RecursionError) as error:
+            whole = "a list is read whole, so no row of it can be skipped"
+            raise UserError(f"not JSON: {error} ({whole})") from None
         if key is not None:
             value = value.get(key) if isinstance(value, dict) else None
         if not isinstance(value, list):
@@ -68,15 +89,40 @@ def list_items(path: Path, key: str | None = None) -> list[Any]:
         return value
 
 
-def _id_of(row: Mapping[str, Json]) -> str:
-    return str(row["id"])
+def _object_or_faulty(pairs: list[tuple[str, Json]]) -> dict[str, Json] | Faulty:
+    try:
+        return each_key_once(pairs)
+    except ValueError as error:
+        return Faulty(f"not JSON: {error}")
+
+
+NO_UTF8 = re.compile("[\udc80-\udcff]")
+
+
+def check_item(item: Any) -> None:
+    """Refuse an item of `list_items` in which something cannot be read."""
+    try:
+        text = json.dumps(item, ensure_ascii=False, default=_refuse)
+    except RecursionError:
+        raise UserError("it is nested too deeply") from None
+    if NO_UTF8.search(text):
+        raise UserError("not UTF-8; save the file as UTF-8")
+    check_text(item)
+
+
+def _refuse(faulty: Faulty) -> NoReturn:
+    raise UserError(faulty.reason)
+
+
+def _id_of(row: Mapping[str, Json]) -> object:
+    return row["id"]
 
 
 class Rows:
     """A JSONL file that is read by id, in any order; only the places of its rows are in memory.
 
-    If several rows have the same id, the first one is used; `duplicates` lists the others as
-    (line number, id).
+    If several rows have the same id, the first one is used, or with `last_counts` the last;
+    `duplicates` lists all but the first as (line number, id).
     """
 
     def __init__(
@@ -84,11 +130,18 @@ class Rows:
         path: Path,
         *,
         name: Path | None = None,
-        key: Callable[[Mapping[str, Json]], str] = _id_of,
+        key: Callable[[Mapping[str, Json]], object] = _id_of,
+        same: Callable[[object], str] = str,
+        last_counts: bool = False,
     ) -> None:
-        """Index the rows of `path` by `key`; error messages call the file `name`."""
+        """Index the rows of `path` by `key`; error messages call the file `name`.
+
+        `same` gives equal texts for ids that mean the same example.
+        """
         self.path = name or path
         self._key = key
+        self._same = same
+        self._last_counts = last_counts
         self.duplicates: list[tuple[int, str]] = []
         self._offsets: dict[str, int] = {}
         self._file = open_bytes(path)
@@ -104,10 +157,11 @@ class Rows:
             row = parse_row(line)
             if "id" not in row:
                 raise UserError("the row has no 'id'")
-            key = self._key(row)
-        if key in self._offsets:
+            key = self._same(self._key(row))
+        is_known = key in self._offsets
+        if is_known:
             self.duplicates.append((number, key))
-        else:
+        if self._last_counts or not is_known:
             self._offsets[key] = offset
 
     def __len__(self) -> int:
@@ -117,7 +171,7 @@ class Rows:
         return set(self._offsets)
 
     def get(self, key: object) -> dict[str, Json] | None:
-        offset = self._offsets.get(str(key))
+        offset = self._offsets.get(self._same(key))
         if offset is None:
             return None
         self._file.seek(offset)

@@ -35,6 +35,9 @@ class SubmissionFormat:
     """Gives the function to write rows with; the submission appears if the block succeeds."""
     is_one: Callable[[Path], bool] = Path.is_file
     """Whether a path is itself a submission in this format."""
+    same: Callable[[object], str] = str
+    """Id -> a text that is equal for all ids that the contest takes for this one."""
+    last_counts: bool = False  # of rows with the same id the last one, not the first
 
     def find(self, path: Path) -> Path:
         """Return the submission in a run folder; any other path as it is."""
@@ -48,7 +51,7 @@ class SubmissionFormat:
     def index(self, path: Path) -> Rows:
         """Return the rows by id; `Rows` reads JSON lines, so other formats are first made these."""
         if self.read is _read_lines:
-            return Rows(path)
+            return Rows(path, same=self.same, last_counts=self.last_counts)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".jsonl") as lines:
             for place, load in self.read(path):
                 with located(f"{path}:{place}"):
@@ -57,7 +60,8 @@ class SubmissionFormat:
                         raise UserError("the row has no 'id'")
                 lines.write(dump(row) + "\n")
             lines.flush()
-            return Rows(Path(lines.name), name=path)
+            made = Path(lines.name)
+            return Rows(made, name=path, same=self.same, last_counts=self.last_counts)
 
 
 def _read_lines(path: Path) -> Iterator[FileRow]:
@@ -78,14 +82,10 @@ def _writing_lines(path: Path) -> Iterator[WriteRow]:
         yield lambda row: print(dump(row), file=out)
 
 
-def check_bom(path: Path) -> None:
+def _read_list(path: Path) -> Iterator[FileRow]:
     with open_bytes(path) as file:
         if file.read(len(BOM)) == BOM:
             raise UserError(f"{path}: starts with a byte order mark; save it as UTF-8 without BOM")
-
-
-def _read_list(path: Path) -> Iterator[FileRow]:
-    check_bom(path)
     return list_rows(path)
 
 

@@ -49,6 +49,7 @@ class Classes:
     words: Sequence[str]  # the classes as the model writes them; files have the index
     several: bool = False  # an answer is a set of classes, which may be empty
     named: bool = False  # the files have the words instead of numbers
+    numbers: Sequence[str] = ()  # with `named`: what a number means that a file has all the same
     text: str = "text"  # the field with the text; FairLex's own files have `text`
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Fields to report by -> the names of their numbers; empty if they have names."""
@@ -69,16 +70,18 @@ class Classes:
         if not isinstance(written_name, str):
             raise UserError(f"{self.person!r} must be a name")
         person = visible(written_name)
-        if written_name:
-            text = text.replace(written_name, person)
         return Example(
             id=key,
             text=text,
             names=(person,) if person else (),
             inputs={"person": person},
-            answer=None if row.get(self.key) is None else self._answer(self._words(row)),
+            answer=self._answer(self._words(row)) if self._has_answer(row) else None,
             groups=self._groups(row),
         )
+
+    def _has_answer(self, row: Mapping[str, Any]) -> bool:
+        """Say whether a row has an answer; -1 is a missing ClassLabel of `datasets`."""
+        return row.get(self.key) not in (None, -1)
 
     def _groups(self, row: Mapping[str, Any]) -> dict[str, str]:
         """Return the known groups: fields of the row, or else of its `attributes`."""
@@ -95,13 +98,22 @@ class Classes:
         """Return the classes of a row of cases or of a submission, in the order of `words`."""
         value = row[self.key]
         items = value if self.several else [value]
+        if isinstance(items, list):
+            items = [visible(item) if isinstance(item, str) else item for item in items]
         known: Sequence[int | str] = self.words if self.named else range(len(self.words))
+        if isinstance(items, list) and self.numbers:
+            items = [self._named(item) for item in items]
         if not isinstance(items, list) or not all(_is_one_of(known, item) for item in items):
             expected = "a list of" if self.several else "one of"
             choice = ", ".join(map(str, known))
             raise UserError(f"{self.key!r} must be {expected} {choice}; found {quoted(value)}")
         places = {known.index(item) for item in items}
         return [self.words[place] for place in sorted(places)]
+
+    def _named(self, item: Any) -> Any:
+        """Return the class that a number means; anything else as it is."""
+        is_number = type(item) is int and 0 <= item < len(self.numbers)
+        return self.numbers[item] if is_number else item
 
     def _answer(self, words: Iterable[str]) -> Answer:
         ordered = sorted(words, key=self.words.index)
@@ -187,17 +199,16 @@ class Classes:
         return np.array([float(word in classes) for word in (*self.words, NONE)])
 
     def _macro_f1(self, sums: Numbers) -> Numbers:
-        """Return macro F1 as scikit-learn has it: `f1_score(average="macro", zero_division=0)`.
+        """Return macro F1 as FairLex computes it.
 
-        With one class per example it is over the classes that occur in gold or in predictions; with
-        `several` it is over all of them, and an empty set is a class of its own, as in FairLex.
-        Without a row no class is predicted.
+        With one class per example it is over the classes that occur in gold, of the group where a
+        group is scored. With `several` it is over all classes, also those that occur nowhere, and
+        an empty set is a class of its own. Without a row no class is predicted.
         """
         correct, gold, predicted = np.split(sums, 3, axis=-1)  # each [..., classes + 1]
-        with np.errstate(invalid="ignore"):
-            f1 = 2 * correct / (gold + predicted)  # NaN for a class that never occurs
-        present = ~np.isnan(f1) | self.several
-        scores: Numbers = np.nan_to_num(f1).sum(-1) / np.maximum(present.sum(-1), 1)
+        f1 = 2 * correct / np.maximum(gold + predicted, 1)
+        counts = (gold > 0) | self.several
+        scores: Numbers = (f1 * counts).sum(-1) / np.maximum(counts.sum(-1), 1)
         return scores
 
     def task(self) -> Task:

@@ -5,6 +5,7 @@ its mean over the examples, weighted by the task. Or it is a `CorpusMetric`. The
 None if the submission has no row for the example.
 """
 
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from panjue.prompts.plumbing.decode import visible
 from panjue.prompts.plumbing.files import dump
 
 Numbers = NDArray[np.float64]
@@ -45,6 +47,26 @@ def overlap_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
         return float(gold == predicted)
     overlap = (Counter(gold) & Counter(predicted)).total()
     return 2 * overlap / (len(gold) + len(predicted))
+
+
+def numbered(names: Iterable[Any]) -> list[tuple[str, int]]:
+    """Return each name, with the number of equal ones before it.
+
+    Persons of one name are told apart by their place alone. Names are equal whatever their
+    invisible characters and their Unicode normalization.
+    """
+    before: Counter[str] = Counter()
+    keys = []
+    for name in names:
+        plain = unicodedata.normalize("NFC", visible(str(name)))
+        keys.append((plain, before[plain]))
+        before[plain] += 1
+    return keys
+
+
+def by_name(items: Sequence[Row]) -> dict[tuple[str, int], Row]:
+    """Return the items in their order, each under its `numbered` name."""
+    return dict(zip(numbered(item.get("name") for item in items), items, strict=True))
 
 
 @dataclass(frozen=True)

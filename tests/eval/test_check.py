@@ -101,6 +101,7 @@ def test_empty_lines(faults: Faults) -> None:
     assert faults(b"\n \n") == ["1: the line is empty", "2: the line is empty", *unanswered]
 
 
+NO_CLASS = "$.judgments[0].penalty: 8.0 is no whole number"
 TOO_HIGH = "$.judgments[0].penalty: 15 is greater than the maximum of 14"
 
 
@@ -110,6 +111,7 @@ TOO_HIGH = "$.judgments[0].penalty: 15 is greater than the maximum of 14"
         ([ALSO, ALSO], ["defendant '甲' is not answered", "defendant '乙' is answered 2 times"]),
         ([FIRST, ALSO, ("丙", *FIRST[1:])], ["'丙' is no defendant of this case"]),
         ([("甲", ["盗窃罪"], ["264"], 15), ALSO], [TOO_HIGH]),
+        ([("甲", ["盗窃罪"], ["264"], 8.0), ALSO], [NO_CLASS]),
         ([("甲", [], ["264"], 8), ALSO], ["$.judgments[0].charges: [] should be non-empty"]),
     ],
 )
@@ -142,6 +144,12 @@ def test_an_unknown_label_is_a_fault_where_the_labels_are_known(
         "3: id 3: 甲: charges has the unknown label '盗窃'; did you mean '盗窃罪'?",
         "4: id x: 乙: articles has the unknown label '9'",
     ]
+
+
+def test_invisible_characters_in_labels_are_a_fault(faults: Faults, rows: Rows) -> None:
+    """The contest's code knows no such label; in gold they are left out."""
+    rows[2]["judgments"][0]["charges"] = ["盗窃罪\u200b"]
+    assert faults(rows) == [r"3: id 3: 甲: charges has '盗窃罪\u200b', with invisible characters"]
 
 
 def test_a_hand_in_of_other_cases_is_one_line_with_the_counts(

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from panjue.eval.check import check
 from panjue.eval.score import ScoreResult, score, show
 from panjue.eval.values import MetricValues, resampled, summarize
 from panjue.prompts.example import Example
@@ -159,6 +161,23 @@ def test_a_malformed_row_and_a_pipe_are_named(scored: Scored, gold: Path, tmp_pa
     for files in ((pipe, gold), (gold, pipe)):
         with pytest.raises(UserError, match=r"pipe: is a pipe, .*give a file"):
             score(Reader(TASK), *files)
+
+
+@pytest.mark.parametrize(("first", "other"), [(0, 1), (1, 0)])
+def test_ids_that_are_all_one_off_are_refused(write: Write, first: int, other: int) -> None:
+    """Files numbered from 0, and line numbers, which begin at 1."""
+    reader = Reader(load_task("fscs"))
+    numbers = [range(start, start + 5) for start in (first, other)]
+    cases = write("gold.jsonl", [{"id": n, "text": "…", "label": n % 2} for n in numbers[0]])
+    rows = write("submission.jsonl", [{"id": n, "label": 1} for n in numbers[1]])
+    told = f"{rows}: has the ids {other} to {other + 4}, and {cases} has {first} to {first + 4}"
+    with pytest.raises(UserError, match=re.escape(f"{told}: number both alike")):
+        score(reader, cases, rows)
+    assert list(check(reader, rows, cases)) == [f"{told}: number both alike"]
+    without = write("without.jsonl", [{"text": "…", "label": n % 2} for n in range(5)])
+    assert score(reader, without, write("s.jsonl", [{"id": 1, "label": 1}])).missing == 4
+    fewer = write("fewer.jsonl", [{"id": n, "label": 1} for n in numbers[1]][1:])
+    assert score(reader, cases, fewer).missing == 2 - first
 
 
 def test_gold_must_be_labelled(case: Row, write: Write) -> None:

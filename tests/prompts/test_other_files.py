@@ -1,6 +1,7 @@
 """A file that is not of ours is one line, with what it is and the way out, in every command."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,52 @@ def test_a_skipped_row_is_listed_whatever_the_name_of_its_file(tmp_path: Path) -
     skipped.write(tmp_path / "skipped.jsonl")
     row = '{"file":"?.jsonl","place":3,"reason":"not JSON"}\n'
     assert (tmp_path / "skipped.jsonl").read_text("utf-8") == row
+
+
+BAD_BYTES = ROW.encode().replace(b'"id": 0', b"").replace("甲".encode(), b"\xff", 1)
+TWICE = ROW.replace('"fact"', '"fact":"","fact"')
+DEEP_TWICE = ROW.replace('["甲"]', '[{"a":1,"a":2}]')
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (TWICE.encode(), "not JSON: the key 'fact' is given twice"),
+        (DEEP_TWICE.encode(), "not JSON: the key 'a' is given twice"),
+        (BAD_BYTES, "not UTF-8; save the file as UTF-8"),
+        (ROW.replace("盗窃", "\\ud800").encode(), "a lone \\ud800-\\udfff escape is only half"),
+        (b"3", "expected a JSON object, found int"),
+    ],
+)
+def test_a_bad_row_of_a_list_is_skipped_as_one_of_lines_is(
+    demo: Path, bad: bytes, reason: str
+) -> None:
+    path = demo.with_name("cases.json")
+    path.write_bytes(b"[\n" + bad + b",\n" + ROW.replace("0", "1", 1).encode() + b"\n]\n")
+    with pytest.raises(UserError, match=f"cases.json:row 1: {re.escape(reason)}"):
+        list(Reader(load_task("judgment")).read(path))
+    reader = Reader(load_task("judgment"), on_bad_row="skip")
+    assert [example.id for example in reader.read(path)] == [1]
+    [(place, told)] = [(place, told) for (_, place), told in reader.skipped.rows.items()]
+    assert (place, told.startswith(reason)) == ("row 1", True)
+
+
+def test_a_list_that_is_no_json_cannot_be_skipped_in(demo: Path) -> None:
+    path = demo.with_name("cases.json")
+    path.write_text(f"[{ROW}\n{ROW}]", "utf-8")
+    with pytest.raises(UserError, match="a list is read whole, so no row of it can be skipped"):
+        list(Reader(load_task("judgment"), on_bad_row="skip").read(path))
+
+
+@pytest.mark.parametrize("remarks", ["// one\n", "\ufeff// one\n\n  // two\n"])
+def test_remarks_may_stand_before_a_list(demo: Path, remarks: str) -> None:
+    path = demo.with_name("cases.json")
+    path.write_text(f"{remarks}[{ROW},\n// another\n{ROW.replace('0', '1', 1)}]\n", "utf-8")
+    assert [example.id for example in Reader(load_task("judgment")).read(path)] == [0, 1]
+    path.write_text(f"{remarks}[{ROW},\n7,]", "utf-8")
+    line = remarks.count("\n") + 2
+    with pytest.raises(UserError, match=f"line {line} column"):
+        list(Reader(load_task("judgment")).read(path))
 
 
 def test_a_list_as_the_first_row_is_a_bad_row(demo: Path) -> None:

@@ -1,7 +1,11 @@
-"""The submission of the contest: a table of `id` and `ret`, a JSON list; UTF-8 without a mark."""
+"""The submission of the contest: a table of `id` and `ret`, a JSON list.
+
+It is read as the contest's script reads it, with pandas, and written plainly.
+"""
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -9,23 +13,29 @@ from pathlib import Path
 from typing import Any
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import FileRow, atomic_write, check_text, dump, open_bytes
-from panjue.prompts.plumbing.submissions import SubmissionFormat, WriteRow, check_bom
+from panjue.prompts.plumbing.files import BOM, FileRow, atomic_write, check_text, dump, open_bytes
+from panjue.prompts.plumbing.submissions import SubmissionFormat, WriteRow
 
 COLUMNS = ["id", "ret"]
 
+NO_SCORE = "the contest gives no score to such a file"
+
+WHOLE_NUMBER = re.compile(r"\s*0*([0-9]+?)(?:\.0)?\s*")
+
 
 def _read_table(path: Path) -> Iterator[FileRow]:
-    check_bom(path)
     with open_bytes(path) as file:
+        if file.read(len(BOM)) != BOM:
+            file.seek(0)
         rows = csv.reader((line.decode("utf-8") for line in file), strict=True)
         try:
             header = next(rows, [])
-            if header != COLUMNS:
+            if not {*COLUMNS} <= {*header}:
                 found = ",".join(header)[:60]
-                raise UserError(f"{path}:1: the header is not {','.join(COLUMNS)} but {found!r}")
-            for cells in rows:
-                yield rows.line_num, partial(_parse_cells, cells)
+                problem = f"the header has no {' and '.join(COLUMNS)} but {found!r}; {NO_SCORE}"
+                raise UserError(f"{path}:1: {problem}")
+            for cells in filter(None, rows):  # empty lines are none to pandas
+                yield rows.line_num, partial(_parse_cells, header, cells)
         except UnicodeDecodeError:
             place = f"{path}:{rows.line_num + 1}"
             raise UserError(f"{place}: not UTF-8; save the file as UTF-8") from None
@@ -33,16 +43,27 @@ def _read_table(path: Path) -> Iterator[FileRow]:
             raise UserError(f"{path}:{rows.line_num}: not CSV: {error}") from None
 
 
-def _parse_cells(cells: list[str]) -> dict[str, Any]:
-    if len(cells) != len(COLUMNS):
-        raise UserError(f"{len(cells)} columns instead of {len(COLUMNS)}")
-    [key, text] = cells
+def _parse_cells(header: list[str], cells: list[str]) -> dict[str, Any]:
+    if len(cells) != len(header):
+        raise UserError(f"{len(cells)} columns instead of {len(header)}; {NO_SCORE}")
+    values = dict(zip(header, cells, strict=True))
+    for column, value in values.items():
+        if not value:  # in whatever column: its row is dropped, and then one is missing
+            raise UserError(f"nothing in column {column!r}; {NO_SCORE}")
+    text = values["ret"]
     try:
         ret = json.loads(text)
     except (ValueError, RecursionError):
-        raise UserError(f"'ret' is not JSON such as [\"…\"]: {text[:40]!r}") from None
+        problem = f"'ret' is not JSON such as [\"…\"]: {text[:40]!r}"
+        raise UserError(f"{problem}; {NO_SCORE}") from None
     check_text(ret)
-    return {"id": key, "ret": ret}
+    return {"id": values["id"], "ret": ret}
+
+
+def same_id(value: object) -> str:
+    """Return an id as pandas reads it: whole numbers lose the zeros before them."""
+    number = WHOLE_NUMBER.fullmatch(str(value))
+    return number[1] if number else str(value)
 
 
 @contextmanager
@@ -57,4 +78,4 @@ def _writing_table(path: Path) -> Iterator[WriteRow]:
         yield write
 
 
-RET_TABLE = SubmissionFormat("submission.csv", _read_table, _writing_table)
+RET_TABLE = SubmissionFormat("submission.csv", _read_table, _writing_table, same=same_id)

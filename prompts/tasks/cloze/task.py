@@ -12,17 +12,17 @@ from typing import Any
 
 from panjue.prompts.example import Answer, Decoded, Example, Ranking, known_groups
 from panjue.prompts.labels import Labels, collect
-from panjue.prompts.plumbing.decode import last_object, load_json, strings_in
+from panjue.prompts.plumbing.decode import last_object, load_json, strings_in, visible
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.render import render
-from panjue.prompts.task import Ask, Data, Schema, Score, Task, closed_object
+from panjue.prompts.task import Ask, Data, Schema, Score, Task, closed_object, text_of
 from panjue.prompts.tasks.cloze.table import RET_TABLE
 from panjue.prompts.tasks.metrics import Field, Item, Row, overlap_f1, texts
 
 MASK = "[MASK]"
 
 MAX_ANSWERS = 5
-"""Number of answers that count; K of the contest."""
+"""Number of answers; K of the contest, though its script counts all that are there."""
 
 MAX_ANSWER_LENGTH = 100
 """In characters."""
@@ -59,22 +59,23 @@ ARTICLE = re.compile(r"\b(a|an|the)\b")
 
 
 def read(row: Mapping[str, Any]) -> Example:
-    if not isinstance(row.get("qid"), str) or not row["qid"].strip():
-        raise UserError("'qid' must be a text that is not empty")
-    query = row.get("query")
-    if not isinstance(query, str) or query.count(MASK) != 1:
-        raise UserError(f"'query' must be a text with one {MASK}")
+    key = row.get("qid")
+    if not isinstance(key, str | int) or isinstance(key, bool) or not str(key).strip():
+        raise UserError("'qid' must be a text that is not empty, or a whole number")
+    query = text_of(row, "query")
+    masks = query.count(MASK)
     gold = row.get("answer")
     if gold is not None and not _is_texts(gold):
         raise UserError("'answer' must list one text or more")
     answers = list(dict.fromkeys(map(contest_form, gold or ())))[:MAX_ANSWERS]
     return Example(
-        id=row["qid"],
+        id=key,
         text=query,
-        names=(MASK,),  # `shorten` keeps its sentence
+        names=(MASK,) if masks else (),  # `shorten` keeps its sentence
         answer={"answers": answers} if gold else None,
         references=(tuple(gold),) if gold else (),
         groups=known_groups({name: row[name] for name in GROUPS if name in row}),
+        notes=() if masks == 1 else (f"the query has {masks} {MASK} instead of one",),
     )
 
 
@@ -126,15 +127,15 @@ def _is_valid(reply: str, answers: list[str]) -> bool:
 def contest_form(answer: str) -> str:
     """Convert an answer to the contest's format; an answer in this format does not change.
 
-    Lower case; a date as year, English month and day; a number below a hundred in digits if it is
-    the whole answer, since a name may contain one (`three gorges dam`).
+    Lower case; a date as year, English month and day. A number stays as it is written: the contest
+    wants digits, and has a few in words all the same (`write`).
     """
     # An escape such as \\ud800 in JSON is half a character, which a submission cannot contain.
-    encodable = answer.encode("utf-8", "ignore").decode("utf-8")
+    encodable = visible(answer).encode("utf-8", "ignore").decode("utf-8")
     text = " ".join(encodable.lower().split())
     date = ISO_DATE.fullmatch(text)
     if not date:
-        return NUMBER_WORDS.get(text.replace("-", " ")) or _date_in_words(text) or text
+        return _date_in_words(text) or text
     month = int(date[2])
     if not 1 <= month <= 12:
         return text
@@ -172,7 +173,18 @@ def count_answers(examples: Iterable[Example]) -> Labels:
 
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
-    return {"id": example.id, "ret": answer["answers"]}
+    """Return the submission row: numbers below a hundred in digits, and if there is room in words.
+
+    Only a number that is the whole answer is one: a name may contain it (`three gorges dam`).
+    """
+    in_digits = []
+    in_words = []
+    for text in answer["answers"]:
+        digits = NUMBER_WORDS.get(text.replace("-", " "))
+        in_digits.append(digits or text)
+        in_words += [text] if digits else []
+    both = dict.fromkeys([*in_digits, *in_words])
+    return {"id": example.id, "ret": list(both)[:MAX_ANSWERS]}
 
 
 def check(_example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
@@ -180,18 +192,22 @@ def check(_example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
     if not _is_texts(ret):
         yield "'ret' must be a list of texts"
     elif len(ret) > MAX_ANSWERS:
-        yield f"'ret' has {len(ret)} answers instead of 1 to {MAX_ANSWERS}"
+        yield f"'ret' has {len(ret)} answers: 1 to {MAX_ANSWERS} are asked for, though all count"
     elif len(set(ret)) < len(ret):
         yield "'ret' has an answer twice"
+
+
+def has_answer(row: Row) -> bool:
+    return bool(row["ret"])
 
 
 def f1(gold: Row, predicted: Row | None) -> float:
     """Best token F1 of any answer against any gold answer; 0 without a row or an answer.
 
-    TypeError: the answers are no list of at most five texts.
+    TypeError: the answers are no list.
     """
     answers = [] if predicted is None else predicted["ret"]
-    if not isinstance(answers, list) or len(answers) > MAX_ANSWERS:
+    if not isinstance(answers, list):
         raise TypeError
     [references] = gold["references"]
     pairs = product(references, answers)
@@ -221,6 +237,7 @@ TASK = Task(
     ask=Ask(prompt=partial(render, "cloze"), schema=schema, decode=decode, labels=count_answers),
     score=Score(
         metrics=(f1,),
+        needs=has_answer,
         fallback="commonest answers",
         shown=shown,
         titles={

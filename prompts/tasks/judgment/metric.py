@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from panjue.prompts.plumbing.decode import visible
-from panjue.prompts.tasks.metrics import Row
+from panjue.prompts.tasks.metrics import Row, by_name
 
 
 def label_precision(gold: Sequence[str], predicted: Sequence[str]) -> float:
@@ -52,9 +51,9 @@ def penalty_accuracy(gold: Row, predicted: Row | None) -> float:
 
 
 def _same_class(gold: Row, predicted: Row) -> float:
-    # False == 0 in Python, and class 0 is death.
-    is_number = type(predicted["penalty"]) is not bool
-    return float(is_number and gold["penalty"] == predicted["penalty"])
+    # Only whole numbers are classes. In Python False == 0, which is death, and 11.0 == 11.
+    is_class = type(predicted["penalty"]) is int
+    return float(is_class and gold["penalty"] == predicted["penalty"])
 
 
 def final(gold: Row, predicted: Row | None) -> float:
@@ -102,18 +101,14 @@ NO_JUDGMENT: dict[str, Any] = {"charges": (), "articles": (), "penalty": None}
 
 
 def _over_defendants(gold: Row, predicted: Row | None, score: Callable[[Row, Row], float]) -> float:
-    """Mean over the gold defendants, matched by name without invisible characters.
+    """Mean over the gold defendants, matched by name; those of one name by their order.
 
     The official code matches by position and fails if names or their number differ. Here: a
     defendant without a judgment scores 0, of several judgments the first counts, and judgments of
     other persons are ignored.
     """
-    by_name: dict[str, Row] = {}
-    if predicted is not None:
-        for judgment in predicted["judgments"]:
-            by_name.setdefault(visible(str(judgment["name"])), judgment)
+    answers = by_name(predicted["judgments"]) if predicted is not None else {}
     scores = []
-    for judgment in gold["judgments"]:
-        answer = by_name.get(visible(str(judgment["name"])), NO_JUDGMENT)
-        scores.append(score(judgment, answer))
+    for name, judgment in by_name(gold["judgments"]).items():
+        scores.append(score(judgment, answers.get(name, NO_JUDGMENT)))
     return sum(scores) / len(scores)

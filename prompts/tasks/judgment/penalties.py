@@ -67,7 +67,8 @@ def sentence(**given: Any) -> dict[str, Any]:
 def penalty_class(penalty: Mapping[str, Any]) -> int:
     """Return the class 0-14 of a sentence, the first match wins; KeyError: a field is missing."""
     for flag in FLAGS:
-        if type(penalty[flag]) is not bool:  # "false" would mean death
+        if not isinstance(penalty[flag], int | float) or penalty[flag] not in (0, 1):
+            # "false", as a text, would mean death.
             raise UserError(f"{flag!r} must be true or false, found {quoted(penalty[flag])}")
     for term in TERMS:
         months = penalty[term]

@@ -1,5 +1,6 @@
 """Read a case: its facts, its defendants and the sentence of each (official lines of CMDL)."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import located, quoted
 from panjue.prompts.task import id_of, text_of
 from panjue.prompts.tasks.judgment.penalties import PENALTIES, TERMS, penalty_class
+from panjue.prompts.tasks.metrics import by_name, numbered
 
 FIELDS = ("charges", "articles")
 """The two label sets of a judgment."""
@@ -16,25 +18,28 @@ FIELDS = ("charges", "articles")
 
 def read(row: Mapping[str, Any]) -> Example:
     key = id_of(row)
-    fact = visible(text_of(row, "fact"))
-    names = _names(row.get("defendants"))
+    fact = text_of(row, "fact")
+    judgments = None if row.get("outcomes") is None else _judgments(row["outcomes"])
+    given_names: Any = row.get("defendants")
+    if given_names is None and judgments is not None:
+        given_names = [outcome["name"] for outcome in row["outcomes"]]
+    names = _names(given_names)
     notes: list[str] = []
-    for given, name in zip(row["defendants"], names, strict=True):
+    for given, name in zip(given_names, names, strict=True):
         if given != name:
             notes.append(f"the name {given!r} has invisible characters, left out")
+    for name, count in Counter(name for name, _ in numbered(names)).items():
+        if count > 1:
+            notes.append(f"{count} defendants are called {name!r}: told apart by their place alone")
     answer: Answer | None = None
-    if row.get("outcomes") is not None:
-        judgments = _judgments(row["outcomes"])
-        odd = sorted(set(judgments) ^ set(names))
-        if odd:
-            raise UserError(f"{quoted(odd)}: not in both 'defendants' and 'outcomes'")
-        answer = {"judgments": [judgments[name] for name in names]}
+    if judgments is not None:
+        answer = {"judgments": _in_order(names, judgments)}
         notes += _fractions(row["outcomes"])
     return Example(
         id=key,
         text=fact,
         names=tuple(names),
-        given_names=tuple(row["defendants"]),
+        given_names=tuple(given_names),
         inputs={"defendants": "、".join(names)},
         answer=answer,
         groups={"defendants": str(len(names)) if len(names) < 5 else "5+"},
@@ -51,25 +56,33 @@ def _names(given: Any) -> list[str]:
     listed = given if isinstance(given, list) else []
     names = [visible(name) for name in listed if isinstance(name, str)]
     names = [name for name in names if name.strip()]
-    if not names or len(set(names)) < len(listed):
-        raise UserError("'defendants' must list the defendants' names, one or more, each once")
+    if not names or len(names) < len(listed):
+        raise UserError("'defendants' must list the defendants' names, one or more")
     return names
 
 
-def _judgments(outcomes: Any) -> dict[str, dict[str, Any]]:
-    """Return name -> judgment, the penalty as its class in words."""
+def _judgments(outcomes: Any) -> list[dict[str, Any]]:
+    """Return the judgments in their order, the penalty as its class in words."""
     if not isinstance(outcomes, list):
         raise UserError(f"'outcomes' must be a list, found {quoted(outcomes)}")
-    judgments: dict[str, dict[str, Any]] = {}
+    judgments = []
     for outcome in outcomes:
-        name = None
-        if isinstance(outcome, dict) and isinstance(outcome.get("name"), str):
-            name = visible(outcome["name"])
-        if name is None or name in judgments:
-            raise UserError(f"'outcomes' needs each name once, found {quoted(outcome)}")
+        if not isinstance(outcome, dict) or not isinstance(outcome.get("name"), str):
+            raise UserError(f"'outcomes' needs a name of each, found {quoted(outcome)}")
+        name = visible(outcome["name"])
         with located(f"defendant {name!r}"):
-            judgments[name] = {"name": name, **_judgment(outcome)}
+            judgments.append({"name": name, **_judgment(outcome)})
     return judgments
+
+
+def _in_order(names: Sequence[str], judgments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the judgment of each name; equal names take theirs in the order of the outcomes."""
+    waiting = by_name(judgments)
+    keys = numbered(names)
+    odd = sorted({name for name, _ in waiting.keys() ^ set(keys)})
+    if odd:
+        raise UserError(f"{quoted(odd)}: not in both 'defendants' and 'outcomes'")
+    return [{**waiting[key], "name": name} for key, name in zip(keys, names, strict=True)]
 
 
 def _judgment(outcome: Mapping[str, Any]) -> dict[str, Any]:

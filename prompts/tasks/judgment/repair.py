@@ -1,6 +1,7 @@
 """Read the judgments of a reply, whatever it has around them and however it spells the labels."""
 
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from panjue.prompts.tasks.judgment.penalties import GUESSED, PENALTIES, PENALTY_
 KEYS = ("name", "charges", "articles", "penalty")
 """The fields of a judgment."""
 
+TWICE = "answered twice, the last complete answer counts"
+
 
 def name_in_reply(name: str) -> str:
     """Return a name as replies have it: many tokenizers compose accents and change U+F9E1."""
@@ -34,11 +37,11 @@ def decode(reply: str, example: Example, labels: Labels) -> Decoded:
     Total and linear in the reply's length: every defendant gets known labels for any reply, and
     every repair and guess is listed.
     """
-    found, repairs = _judgments_by_name(json_objects(reply), example.names)
+    found, repairs = _judgments_by_place(json_objects(reply), example.names)
     judgments = []
     guesses = []
     for number, name in enumerate(example.names):
-        person = Person(found.get(name, {}), labels)
+        person = Person(found.get(number, {}), labels)
         judgments.append({"name": name, **person.judgment()})
         guesses += [(number, field) for field in person.guessed]
         repairs += [f"{name}: {repair}" for repair in person.repairs]
@@ -54,42 +57,106 @@ def in_reply(answer: Mapping[str, Any]) -> dict[str, Any]:
     return {"judgments": judgments}
 
 
-def _judgments_by_name(
-    objects: Sequence[Found], names: Sequence[str]
-) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
-    """Give each defendant their object: of several the last of the most complete ones.
+Owners = tuple[int, ...]
+"""Places of the defendants whom a name may mean: several only if they have one name."""
 
-    A name in another width, case or spacing counts if it can be one defendant's alone.
+OwnersOf = Callable[[Mapping[str, Any]], Owners | None]
+"""Object of a reply -> its owners, or None if it is no judgment."""
+
+
+def _judgments_by_place(
+    objects: Sequence[Found], names: Sequence[str]
+) -> tuple[dict[int, Mapping[str, Any]], list[str]]:
+    """Give each defendant, by place, their object: of several the last of the most complete ones.
+
+    A name in another width, case or spacing counts if it can be one defendant's alone. Those of one
+    name are told apart by their places in one list.
     """
-    exact = _by_form(name_in_reply, names)
-    similar = _by_form(_loose, names)
-    judgments: dict[str, Mapping[str, Any]] = {}
-    best: dict[str, tuple[bool, int]] = {}
+    owners_of = _owners_of(names)
+    judgments: dict[int, Mapping[str, Any]] = {}
+    best: dict[int, tuple[bool, int]] = {}
+    namesakes: Counter[Owners] = Counter()  # with the number of their objects
     repairs = []
     for value, is_whole in objects:
-        written = value.get("name")
-        given = value.keys() & KEYS
-        if not isinstance(written, str) or len(given) == 1:  # no name, or nothing else
+        owners = owners_of(value)
+        if owners is None:
             continue
-        owners = exact.get(name_in_reply(written)) or similar.get(_loose(written), [])
-        if len(owners) != 1:
-            repairs.append(f"name {written[:40]!r} is no defendant, dropped")
+        if not owners:
+            repairs.append(f"name {value['name'][:40]!r} is no defendant, dropped")
             continue
-        [name] = owners
-        if name in judgments:
-            repairs.append(f"{name}: answered twice, the last complete answer counts")
-        completeness = (is_whole, len(given))
-        if completeness >= best.get(name, completeness):
-            best[name] = completeness
-            judgments[name] = value
+        if len(owners) > 1:
+            namesakes[owners] += 1
+            continue
+        [place] = owners
+        if place in judgments:
+            repairs.append(f"{names[place]}: {TWICE}")
+        completeness = (is_whole, len(value.keys() & KEYS))
+        if completeness >= best.get(place, completeness):
+            best[place] = completeness
+            judgments[place] = value
+    for owners, n_objects in namesakes.items():
+        name = names[owners[0]]
+        own = _in_one_list(objects, owners, owners_of)
+        judgments.update(zip(owners, own, strict=False))  # a reply that is cut has fewer
+        if not own:
+            repairs.append(f"{name}: {len(owners)} of this name cannot be told apart, dropped")
+        elif n_objects > len(own):
+            repairs.append(f"{name}: {TWICE}")
     return judgments, repairs
 
 
-def _by_form(form: Callable[[str], str], names: Sequence[str]) -> dict[str, list[str]]:
-    """Return form -> the names that have it; `form` gives the form of a name."""
-    forms: dict[str, list[str]] = {}
-    for name in names:
-        forms.setdefault(form(name), []).append(name)
+def _owners_of(names: Sequence[str]) -> OwnersOf:
+    """Return what finds the owners of an object; None: it is no judgment, as it says nothing."""
+    exact = _by_form(name_in_reply, names)
+    similar = _by_form(_loose, names)
+
+    def owners(value: Mapping[str, Any]) -> Owners | None:
+        written = value.get("name")
+        if not isinstance(written, str) or len(value.keys() & KEYS) == 1:
+            return None
+        places = exact.get(name_in_reply(written)) or similar.get(_loose(written), [])
+        forms = {name_in_reply(names[place]) for place in places}
+        return tuple(places) if len(forms) == 1 else ()
+
+    return owners
+
+
+def _in_one_list(
+    objects: Sequence[Found], owners: Owners, owners_of: OwnersOf
+) -> list[Mapping[str, Any]]:
+    """Return the objects of `owners` from a list with one for each: the last of the most complete.
+
+    A list has fewer only if the reply ends in it: then the others would have followed.
+    """
+    is_whole = {id(found.value): found.is_whole for found in objects}
+    lists = []
+    for found in objects:
+        if isinstance(found.value.get("judgments"), list):
+            lists.append((found.value["judgments"], found.is_whole))
+    if not lists:  # without a grammar a model may write a bare list
+        lists = [([found.value for found in objects], all(is_whole.values()))]
+    best = (0, False, 0)
+    most_complete: list[Mapping[str, Any]] = []
+    for items, has_end in lists:
+        own: list[Mapping[str, Any]] = []
+        for item in items:
+            if isinstance(item, dict) and owners_of(item) == owners:
+                own.append(item)
+        if len(own) > len(owners) or (has_end and len(own) < len(owners)):
+            continue
+        are_whole = all(is_whole[id(item)] for item in own)
+        completeness = (len(own), are_whole, sum(len(item.keys() & KEYS) for item in own))
+        if completeness >= best:
+            best = completeness
+            most_complete = own
+    return most_complete
+
+
+def _by_form(form: Callable[[str], str], names: Sequence[str]) -> dict[str, list[int]]:
+    """Return form -> the places of the names that have it; `form` gives the form of a name."""
+    forms: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        forms.setdefault(form(name), []).append(place)
     return forms
 
 

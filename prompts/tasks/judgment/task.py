@@ -2,13 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from panjue.prompts.example import Answer, AnswerFields, Example
 from panjue.prompts.labels import Labels, collect
+from panjue.prompts.plumbing.decode import visible
 from panjue.prompts.plumbing.errors import did_you_mean
 from panjue.prompts.plumbing.files import dump, read_object
 from panjue.prompts.render import render
@@ -111,21 +112,34 @@ def check(example: Example, row: Mapping[str, Any], labels: Labels | None) -> It
         return
     if row["id"] != example.id:
         yield f"the id is {row['id']!r}, the case has {example.id!r}"
-    expected = example.given_names or example.names
-    names = [judgment["name"] for judgment in row["judgments"]]
-    counts = Counter(names)
-    for name in expected:
-        if name not in counts:
-            yield f"defendant {name!r} is not answered"
-    for name, n in counts.items():
-        if name not in expected:
-            yield f"{name!r} is no defendant of this case"
-        if n > 1:
-            yield f"defendant {name!r} is answered {n} times"
-    if names != list(expected) and set(names) == set(expected):
-        yield "the defendants are not in the order of the case"
+    for number, judgment in enumerate(row["judgments"]):
+        if type(judgment["penalty"]) is not int:  # to JSON Schema 11.0 is an integer
+            yield f"$.judgments[{number}].penalty: {judgment['penalty']} is no whole number"
+        for field in FIELDS:
+            for label in judgment[field]:
+                if label != visible(label):
+                    yield f"{judgment['name']}: {field} has {label!r}, with invisible characters"
+    yield from _name_faults(example.given_names or example.names, row)
     if labels is not None:
         yield from _label_faults(row, labels)
+
+
+def _name_faults(expected: Sequence[str], row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield who is not answered, answered too often, or no defendant; of one name may be two."""
+    names = [judgment["name"] for judgment in row["judgments"]]
+    wanted = Counter(expected)
+    given = Counter(names)
+    for name, n_persons in wanted.items():
+        if name not in given:
+            yield f"defendant {name!r} is not answered"
+        elif given[name] != n_persons:
+            but = f", not {n_persons}" if n_persons > 1 else ""
+            yield f"defendant {name!r} is answered {given[name]} times{but}"
+    for name in given:
+        if name not in wanted:
+            yield f"{name!r} is no defendant of this case"
+    if names != list(expected) and given == wanted:
+        yield "the defendants are not in the order of the case"
 
 
 def _label_faults(row: Mapping[str, Any], labels: Labels) -> Iterator[str]:

@@ -1,8 +1,4 @@
-"""The metrics of the official scorer of CAIL2019-CJRC (after CoQA's) for reading comprehension.
-
-As everywhere in panjue, of rows with the same id the first counts (in the official code the last),
-and the ids `1` and `"1"` are equal. `panjue check` reports both.
-"""
+"""The metrics of the official scorer of CAIL2019-CJRC (after CoQA's) for reading comprehension."""
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import SequenceMatcher
 from functools import partial
 from itertools import combinations
@@ -11,10 +12,10 @@ from typing import Any
 
 from panjue.prompts.example import Answer, Decoded, Example, known_groups
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.decode import last_object, load_json
+from panjue.prompts.plumbing.decode import last_object, load_json, visible
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import FileRow, check_text, dump
-from panjue.prompts.plumbing.rows import list_items
+from panjue.prompts.plumbing.files import FileRow, dump
+from panjue.prompts.plumbing.rows import Faulty, check_item, list_items
 from panjue.prompts.plumbing.submissions import JSON_LIST
 from panjue.prompts.render import neutralize, render
 from panjue.prompts.task import (
@@ -35,6 +36,12 @@ FILE_TEXTS = {"yes": "YES", "no": "NO", "unknown": ""}
 
 KIND_OF_TEXT = {text: kind for kind, text in FILE_TEXTS.items()}
 KINDS = ("span", *FILE_TEXTS)
+
+DOMAINS = ("civil", "criminal")
+"""The test sets of the contest, which ranks by the mean of their scores."""
+
+SUBMISSION = replace(JSON_LIST, same=dump, last_counts=True)
+"""To the contest's script 1 is not "1", and a doubled id counts with its last answer."""
 
 MAX_SPAN_LENGTH = 400
 """In characters; the longest of 18,000 real references has 397."""
@@ -58,11 +65,14 @@ def _items(parent: Any, key: str, place: str) -> list[tuple[str, Any]]:
 
 def _row(document: Any, paragraph: Any, question: Any) -> dict[str, Any]:
     """Return a question's fields with those of its paragraph and its document."""
-    if not all(isinstance(part, dict) for part in (document, paragraph, question)):
-        raise UserError("no document of the form {paragraphs: [{context, qas: [{id, …}]}]}")
+    for part in (document, paragraph, question):
+        if isinstance(part, Faulty):
+            raise UserError(part.reason)
+        if not isinstance(part, dict):
+            raise UserError("no document of the form {paragraphs: [{context, qas: [{id, …}]}]}")
     row = {"domain": document.get("domain"), **paragraph, **question}
     del row["qas"]
-    check_text(row)
+    check_item(row)
     return row
 
 
@@ -79,6 +89,9 @@ def read(row: Mapping[str, Any]) -> Example:
         if kind_of(text) == "span" and text not in context:
             notes.append(f"the reference {text[:40]!r} is not in the text")
     groups = known_groups({"domain": row.get("domain")})
+    domain = groups.get("domain", "civil")
+    if texts and domain not in DOMAINS:
+        notes.append(f"domain {domain!r} is neither civil nor criminal: the contest stops there")
     answer = None
     if texts:
         answer = _gold_answer(texts)
@@ -102,7 +115,7 @@ def _references_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     answer only if that is "true", or if the file does not have it.
     """
     texts = _texts([] if row.get("answers") is None else row["answers"])
-    if any(texts) or "is_impossible" not in row:
+    if any(map(str.strip, texts)) or "is_impossible" not in row:
         return texts
     if row["is_impossible"] in ("true", True):
         return texts or ("",)
@@ -116,7 +129,7 @@ def _texts(answers: Any) -> tuple[str, ...]:
         text = answer.get("text") if isinstance(answer, dict) else answer
         if not isinstance(text, str):
             raise UserError("'answers' must be a list of {answer_start, text}")
-        texts.append(text)
+        texts.append(visible(text))
     return tuple(texts)
 
 
@@ -137,8 +150,8 @@ def leave_one_out(texts: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 
 
 def kind_of(reference: str) -> str:
-    """Return the type of an answer in the format of the files."""
-    return KIND_OF_TEXT.get(reference, "span")
+    """Return the type of an answer in the format of the files, whatever white space it has."""
+    return KIND_OF_TEXT.get("".join(reference.split()), "span")
 
 
 def _answer(kind: str, text: str) -> dict[str, str]:
@@ -206,7 +219,7 @@ def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
     answer = row.get("answer")
     if not isinstance(answer, str):
         yield "'answer' must be a text"
-    elif kind_of(answer) == "span" and answer not in example.text:
+    elif kind_of(answer) == "span" and visible(answer) not in example.text:
         yield f"{answer[:40]!r} is not in the text"
 
 
@@ -223,7 +236,7 @@ def baselines(example: Example) -> Iterator[tuple[str, Row, Row]]:
 
 
 TASK = Task(
-    data=Data(read=read, write=write, rows=rows, submission=JSON_LIST, check=check),
+    data=Data(read=read, write=write, rows=rows, submission=SUBMISSION, check=check),
     ask=Ask(
         prompt=partial(render, "reading"),
         schema=schema,
@@ -233,6 +246,7 @@ TASK = Task(
     ),
     score=Score(
         metrics=(em, f1),
+        ranked_over=("domain", DOMAINS),
         fallback="always unknown",
         baselines=baselines,
         shown=shown,

@@ -33,8 +33,10 @@ def test_what_is_written_is_read_again(
     write(form, folder / form.name, rows)
     assert [load() for _, load in form.read(folder / form.name)] == rows
     index = form.index(folder / form.name)
-    assert index.ids() == lists.keys()
-    assert [index.get(key) for key in lists] == rows
+    assert index.ids() == {form.same(key) for key in lists}
+    for row in reversed(rows):  # of ids that are the same the first counts
+        first = next(one for one in rows if form.same(one["id"]) == form.same(row["id"]))
+        assert index.get(row["id"]) == first
 
 
 def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -64,11 +66,10 @@ BROKEN = [
     ("list", b"\xef\xbb\xbf[]", ": starts with a byte order mark; save"),
     ("list", b'[{"id": 1}, {"id"', ": not JSON"),
     ("list", b'[{"id": 1}, 7]', ":row 2: expected a JSON object, found int"),
-    ("list", '[{"id": "罪"}]'.encode("gbk"), ": not UTF-8 at byte 9; save the file as UTF-8"),
+    ("list", '[{"id": "罪"}]'.encode("gbk"), ":row 1: not UTF-8; save the file as UTF-8"),
     ("list", b'[{"id": 1}, {"ret": 1}]', ":row 2: the row has no 'id'"),
     ("list", b'[{"id": "\\ud800"}]', ":row 1: .* only half a character"),
-    ("table", b"\xef\xbb\xbfid,ret\n", ": starts with a byte order mark; save"),
-    ("table", b"", ":1: the header is not id,ret"),
+    ("table", b"", ":1: the header has no id and ret but ''"),
     ("table", b"id,ret\n1,[],2\n", ":2: 3 columns instead of 2"),
     ("table", b"id,ret\n1,[]\n2,peru\n", ":3: 'ret' is not JSON"),
     ("table", b'id,ret\n1,"[]', ":2: not CSV: unexpected end"),

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from panjue.eval.fairness import fairness
+from panjue.eval.score import score
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -24,10 +26,14 @@ LABELS = Labels({"label": {"一年以下": 3, "没有刑期": 1}})
         (SEVERITY, {"label": 5, "gender": "female", "region": None}, "十年以上", ["female"]),
         (SEVERITY, {"label": 1, "defendant_gender": 1.0}, "一年以下", ["female"]),
         (SEVERITY, {"label": 0, "court_region": "北京"}, "没有刑期", ["北京"]),
+        (SEVERITY, {"label": 0, "court_region": 5}, "没有刑期", ["Guangxi"]),
+        (SEVERITY, {"label": -1, "court_region": 0.0}, None, ["Beijing"]),
         (ECTHR, {"labels": [9, 1], "applicant_age": 3}, ["Article 3", "Article P1-1"], [">65"]),
         (ECTHR, {"labels": [], "applicant_gender": 0}, [], []),  # 0 is "N/A", no group
         (SCOTUS, {"label": "Unions", "attributes": {"respondent_type": 1}}, "Unions", ["person"]),
         (SCOTUS, {"label": "Unions", "attributes": 3}, "Unions", []),
+        (SCOTUS, {"label": 6}, "Unions", []),
+        (SCOTUS, {"label": 10}, "Federal Taxation", []),  # of eleven areas; the database has 14
         (FSCS, {"label": 1, "legal_area": -1}, "approval", []),  # a missing ClassLabel
     ],
 )
@@ -36,9 +42,18 @@ def test_rows_as_they_are_published(
 ) -> None:
     example = task.data.read({"id": 7, "text": "某案", **fields})
     [key] = task.answer.fields
-    assert (example.text, example.answer) == ("某案", {key: answer})
-    assert list(example.groups.values()) == groups
+    assert (example.text, list(example.groups.values())) == ("某案", groups)
+    assert example.answer == (None if answer is None else {key: answer})
+    if answer is None:
+        return
     assert task.data.read({"id": 7, "text": "某案", **task.gold(example)}).answer == example.answer
+
+
+@pytest.mark.parametrize("sign", ["\u200b", "\ufeff", "\u00ad"])
+def test_invisible_characters_are_left_out(sign: str) -> None:
+    row = {"id": 7, "text": f"Cer{sign}t.", "label": f"Un{sign}ions", "respondent_type": sign}
+    example = SCOTUS.data.read(row)
+    assert (example.text, example.answer, example.groups) == ("Cert.", {"label": "Unions"}, {})
 
 
 def test_the_prompt_names_the_person_without_invisible_characters() -> None:
@@ -65,7 +80,9 @@ def test_the_prompt_names_the_person_without_invisible_characters() -> None:
         (SEVERITY, {"gender": True}, "'gender' must be a name or a number, found True"),
         (ECTHR, {"labels": [10]}, "'labels' must be a list of 0, 1"),
         (ECTHR, {"labels": 1}, "'labels' must be a list of 0, 1"),
-        (SCOTUS, {"label": 10}, "'label' must be one of Criminal Procedure, Civil"),
+        (SCOTUS, {"label": 11}, "'label' must be one of Criminal Procedure, Civil"),
+        (SCOTUS, {"label": True}, "'label' must be one of Criminal Procedure, Civil"),
+        (SEVERITY, {"region": 7}, "'region' must be a name or a number from 0 to 6"),
         (FSCS, {"legal_area": 6}, "'legal_area' must be a name or a number from 0 to 5"),
     ],
 )
@@ -163,3 +180,45 @@ def test_a_class_without_a_row_is_missed() -> None:
         macro_f1.counts({"label": 1}, None),
     ]
     assert macro_f1.value(np.sum(counts, axis=0)) == pytest.approx(1 / 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "cases", "total", "of_groups"),
+    [
+        ("severity", "a00 a01", 2 / 3, {"a": 2 / 3}),
+        ("severity", "a00 a01 b11 b11 c23 c54", 0.366667, {"a": 2 / 3, "b": 1, "c": 0}),
+        ("fscs", "a00 a01 b00 b11", 0.733333, {"a": 2 / 3, "b": 1}),
+        ("scotus", "a00 a03 a66 b76", 0.444444, {"a": 0.833333, "b": 0}),
+    ],
+)
+def test_macro_f1_is_over_the_classes_in_gold_of_the_group(
+    tmp_path: Path, name: str, cases: str, total: float, of_groups: dict[str, float]
+) -> None:
+    """The numbers are those of `eval` of FairLex's data sets (coastalcph/fairlex, b3f539a of
+    2023-07-25, with wilds 2.0.0), run on these cases: group, gold label, predicted label."""
+    task = load_task(name)
+    words = task.score.order["class"]
+    gold, rows = [], []
+    for key, (group, *labels) in enumerate(map(list, cases.split())):
+        right, told = [words[int(label)] if name == "scotus" else int(label) for label in labels]
+        gold.append({"id": key, "text": "…", "groups": {"g": group}, "label": right})
+        rows.append({"id": key, "label": told})
+    (tmp_path / "gold.jsonl").write_text("\n".join(map(dump, gold)), "utf-8")
+    (tmp_path / "submission.jsonl").write_text("\n".join(map(dump, rows)), "utf-8")
+    scores = score(Reader(task), tmp_path / "gold.jsonl", tmp_path)
+    assert scores.total.mean["macro_f1"] == pytest.approx(total, abs=1e-6)
+    found = {group: summary.mean["macro_f1"] for group, summary in scores.groups["g"].items()}
+    assert found == pytest.approx(of_groups, abs=1e-6)
+    report = fairness(Reader(task), tmp_path / "gold.jsonl", tmp_path, ["g"])
+    assert {key: group.value for key, group in report.attributes["g"].groups.items()} == found
+
+
+def test_the_empty_set_is_an_eleventh_class_as_in_the_paper() -> None:
+    """A perfect submission of all articles and "none" has 1.0 by FairLex's code of the paper
+    (coastalcph/fairlex, 2bce307 of 2022-03-02); that of b3f539a, 2023-07-25, gives 0.9167."""
+    *_, macro_f1 = ECTHR.score.metrics
+    assert isinstance(macro_f1, CorpusMetric)
+    rows: list[dict[str, Any]] = [{"labels": [number]} for number in range(10)]
+    rows.append({"labels": []})
+    counts = [macro_f1.counts(row, row) for row in rows]
+    assert macro_f1.value(np.sum(counts, axis=0)) == 1

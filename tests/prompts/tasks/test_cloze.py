@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.eval.score import score
+from panjue.eval.check import check
+from panjue.eval.score import ScoreResult, remarks, score
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -26,9 +27,10 @@ COUNTED = Labels({"answers": {"france": 5, "japan": 3, "italy": 2, "spain": 2, "
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"qid": " "}, "'qid' must be a text that is not empty"),
-        ({"qid": 1}, "'qid' must be a text"),
-        ({"query": "[MASK] in [MASK]."}, r"'query' must be a text with one \[MASK\]"),
+        ({"qid": " "}, "'qid' must be a text that is not empty, or a whole number"),
+        ({"qid": True}, "'qid' must be a text"),
+        ({"qid": 1.5}, "'qid' must be a text"),
+        ({"query": " "}, "'query' must be a text"),
         ({"answer": []}, "'answer' must list one text or more"),
     ],
 )
@@ -61,8 +63,7 @@ def test_the_contest_form_stays_as_it_is(text: str) -> None:
         ("1785-13-17", "1785-13-17"),
         ("10 17 1785", "10 17 1785"),
         ("17 oc 1785", "17 oc 1785"),
-        ("Twelve", "12"),
-        ("twenty-one", "21"),
+        ("Twelve", "twelve"),
         ("twenty-fold", "twenty-fold"),
         ("peru\ud800", "peru"),
         ("three gorges dam", "three gorges dam"),
@@ -120,7 +121,137 @@ def test_without_an_answer_the_score_is_0() -> None:
     gold = {"references": (("peru",),)}
     assert f1(gold, {"ret": []}) == f1(gold, None) == 0
     with pytest.raises(TypeError):
-        f1(gold, {"ret": ["a", "b", "c", "d", "e", "peru"]})
+        f1(gold, {"ret": "peru"})
+
+
+@pytest.mark.parametrize(
+    ("answers", "ret"),
+    [
+        (["one"], ["1", "one"]),
+        (["twenty-one", "peru", "one"], ["21", "peru", "1", "twenty-one", "one"]),
+        (["1", "one"], ["1", "one"]),
+        (["one", "a", "b", "c", "d"], ["1", "a", "b", "c", "d"]),
+        (["twenty-fold", "three gorges dam"], ["twenty-fold", "three gorges dam"]),
+    ],
+)
+def test_a_number_is_handed_in_as_digits_and_as_words(answers: list[str], ret: list[str]) -> None:
+    assert TASK.data.write(EXAMPLE, {"answers": answers}) == {"id": "q", "ret": ret}
+
+
+def test_no_real_gold_answer_is_lost(shared: Path) -> None:
+    for name in ("train", "dev"):
+        for example in Reader(TASK).read(shared / f"kct/{name}.jsonl"):
+            for reference in example.references[0]:
+                row = TASK.data.write(example, {"answers": [contest_form(reference)]})
+                assert f1({"references": ((reference,),)}, row) == 1, reference
+
+
+GOLD = [
+    {"qid": "0001", "query": "a [MASK].", "answer": ["peru"]},
+    {"qid": "0002", "query": "b [MASK].", "answer": ["cuba", "the sea"]},
+]
+NUMBERED = [
+    {"qid": 1, "query": "no mask.", "answer": ["peru"]},
+    {"qid": 2, "query": "[MASK] [MASK].", "answer": ["cuba"]},
+]
+PERU = '"[""peru""]"'
+CUBA = '"[""x"",""cuba""]"'
+SEVENTH = '"[""a"",""b"",""c"",""d"",""e"",""f"",""peru""]"'
+PLAIN = f"id,ret\n0001,{PERU}\n0002,{CUBA}\n"
+
+
+def kct(folder: Path, gold: list[dict[str, Any]], table: str) -> ScoreResult:
+    (folder / "gold.jsonl").write_text("\n".join(map(dump, gold)), "utf-8")
+    (folder / "submission.csv").write_text(table, "utf-8", newline="")
+    return score(Reader(TASK), folder / "gold.jsonl", folder)
+
+
+@pytest.mark.parametrize(
+    ("gold", "table", "f1_of_contest"),
+    [
+        (GOLD, PLAIN, 1),
+        (GOLD, f"\ufeff{PLAIN}", 1),
+        (GOLD, PLAIN.replace("000", ""), 1),
+        (GOLD, PLAIN.replace("\n", "\n\n").replace("\n", "\r\n"), 1),
+        (GOLD, f"ret,id\n{PERU},1.0\n{CUBA}, 0002\n", 1),
+        (GOLD, f"id,why,ret\n2,-,{CUBA}\n1,-,{PERU}\n", 1),
+        (GOLD, f"id,ret\n1,{SEVENTH}\n2,{CUBA}\n", 1),
+        (GOLD, f'id,ret\n1,"[""""]"\n2,{CUBA}\n', 0.5),
+        (NUMBERED, PLAIN, 1),
+        (NUMBERED, PLAIN.replace("000", ""), 1),
+    ],
+)
+def test_tables_that_the_contest_reads(
+    tmp_path: Path, gold: list[dict[str, Any]], table: str, f1_of_contest: float
+) -> None:
+    """The scores are those of "Official evaluation script for KCT version 1.0", as kept in
+    zetian1025/BDCI509_Reproduction (f8a8a17 of 2021-09-30), run with pandas 3.1.1."""
+    scores = kct(tmp_path, gold, table)
+    assert (scores.total.mean["f1"], scores.void) == (f1_of_contest, "")
+    found = list(check(Reader(TASK), tmp_path, tmp_path / "gold.jsonl"))
+    more = [":2: id 1: 'ret' has 7 answers: 1 to 5 are asked for, though all count"]
+    blank = [":2: id 1: 'ret' must be a list of texts"]
+    told = more if SEVENTH in table else blank if '""""' in table else []
+    expected = [f"{tmp_path / 'submission.csv'}{fault}" for fault in told]
+    if table.startswith("id,why"):  # the contest does not mind the order
+        expected = [f"{tmp_path / 'submission.csv'}:3: id 1 is out of order"]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "void"),
+    [
+        (f"id,ret\n0001,{PERU}\n", "1 missing"),
+        (f"{PLAIN}3,{CUBA}\n", "1 of no case"),
+        (f"{PLAIN}2,{CUBA}\n", "1 for the second time"),
+        (f"id,ret\n1,{PERU}\n1,{PERU}\n", "1 missing, 1 for the second time"),
+        (f"id,ret\n1,[]\n2,{CUBA}\n", "1 without an answer"),
+    ],
+)
+def test_tables_that_the_contest_gives_no_score(tmp_path: Path, table: str, void: str) -> None:
+    """The script of KCT 1.0 (f8a8a17, see above) prints `2;2;None`, and stops at an empty list."""
+    scores = kct(tmp_path, GOLD, table)
+    assert scores.void == void
+    [line] = [line for line in remarks(scores) if "contest" in line]
+    assert line == f"the contest gives no score to such a file; rows: {void}"
+    assert scores.to_json()["void"] == void
+
+
+@pytest.mark.parametrize(
+    ("table", "place"),
+    [
+        (PLAIN.replace("id,ret", "qid,ret"), ":1: the header has no id and ret but 'qid,ret'"),
+        (PLAIN.replace("id,ret", "id, ret"), ":1: the header has no id and ret but 'id, ret'"),
+        (f"id,ret\n1,\n2,{CUBA}\n", ":2: nothing in column 'ret'"),
+        (f"id,ret,why\n1,{PERU},\n2,{CUBA},-\n", ":2: nothing in column 'why'"),
+        (f"id,ret\n1,{PERU}\n2\n", ":3: 1 columns instead of 2"),
+        (f"id,ret\n1,{PERU}\n2,cuba\n", ":3: 'ret' is not JSON such as [\"…\"]: 'cuba'"),
+    ],
+)
+def test_tables_that_nobody_can_score(tmp_path: Path, table: str, place: str) -> None:
+    """The script of KCT 1.0 (f8a8a17, see above) prints `2;2;None` or stops."""
+    with pytest.raises(UserError) as caught:
+        kct(tmp_path, GOLD, table)
+    told = f"submission.csv{place}; the contest gives no score to such a file"
+    assert str(caught.value).endswith(told)
+
+
+@pytest.mark.parametrize("sign", ["\u200b", "\ufeff", "\u00ad"])
+def test_invisible_characters_are_left_out_of_what_is_asked_and_learned(sign: str) -> None:
+    row = {"qid": "q", "query": f"born{sign} in [MASK].", "answer": [f"pe{sign}ru"]}
+    example = TASK.data.read(row)
+    assert (example.text, example.answer) == ("born in [MASK].", {"answers": ["peru"]})
+    assert example.references == ((f"pe{sign}ru",),), "the contest's script keeps them"
+    decoded = TASK.ask.decode(dump({"answers": [f"pe{sign}ru"]}), EXAMPLE, COUNTED)
+    assert decoded.answer == {"answers": ["peru"]}
+
+
+def test_a_query_with_no_or_two_masks_is_noted() -> None:
+    none, two = [TASK.data.read(row) for row in NUMBERED]
+    assert (none.id, none.names, two.names) == (1, (), ("[MASK]",))
+    assert none.notes == ("the query has 0 [MASK] instead of one",)
+    assert two.notes == ("the query has 2 [MASK] instead of one",)
+    assert TASK.data.read(GOLD[0]).notes == ()
 
 
 @given(st.lists(st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=5, unique=True)))

@@ -1,5 +1,6 @@
 """Reading comprehension: files, references, scores, and replies that are nearly right."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from panjue.eval.check import check
-from panjue.eval.score import score
+from panjue.eval.score import remarks, score
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -34,6 +35,8 @@ def question(*references: str, **fields: Any) -> Example:
         (["", "甲", "乙"], "span", "甲"),  # the commonest type, though no words are
         (["YES", "NO", "YES"], "yes", ""),
         (["NO"], "no", ""),
+        ([" NO ", "YES\n", " NO"], "no", ""),  # as the organisers' own baseline reads them
+        ([" ", "\u3000", "甲"], "unknown", ""),
         (["", "", "甲"], "unknown", ""),
     ],
 )
@@ -101,6 +104,24 @@ def test_bad_questions_may_be_skipped(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("remarks", [b"", b"// a remark\n"])
+def test_a_question_with_a_key_twice_may_be_skipped(tmp_path: Path, remarks: bytes) -> None:
+    path = gold_file(tmp_path, document(("甲",), ("乙",)), document(("丙",), domain="criminal"))
+    text = path.read_bytes()
+    for twice, kept in (
+        (b'"question"', ["civil_1", "criminal_0"]),
+        (b'"context"', ["criminal_0"]),
+        (b'"paragraphs"', ["criminal_0"]),
+        (b'"text"', ["civil_1", "criminal_0"]),
+    ):
+        path.write_bytes(remarks + text.replace(twice, twice + b':"",' + twice, 1))
+        reader = Reader(TASK, on_bad_row="skip")
+        assert [example.id for example in reader.read(path)] == kept
+        assert set(reader.skipped.rows.values()) == {
+            f"not JSON: the key {twice.decode().strip(chr(34))!r} is given twice"
+        }
+
+
 @pytest.mark.parametrize(
     ("part", "place"),
     [
@@ -119,6 +140,16 @@ def test_a_document_of_another_form_is_one_bad_row(part: Any, place: str, tmp_pa
     assert [example.id for example in reader.read(path)] == ["civil_0"]
     assert list(reader.skipped.rows) == [(path, place)]
     assert "no document of the form" in reader.skipped.rows[path, place]
+
+
+@pytest.mark.parametrize("sign", ["\u200b", "\ufeff", "\u00ad"])
+def test_invisible_characters_are_left_out(sign: str) -> None:
+    marked = {"context": f"原{sign}告甲。", "question": f"谁{sign}？"}
+    example = question(f"原{sign}告甲", f"YES{sign}", **marked)
+    assert (example.text, example.anchor) == ("原告甲。", "谁？")
+    assert (example.references, example.notes) == ((("YES",), ("原告甲",)), ())
+    row = {"id": "1", "answer": f"原{sign}告"}
+    assert list(TASK.data.check(example, row, None)) == []
 
 
 PART = "a span that is not in the text, shortened"
@@ -180,6 +211,71 @@ def test_faults(row: dict[str, Any], complaint: str | None) -> None:
     found = list(TASK.data.check(EXAMPLE, row, None))
     assert bool(found) == (complaint is not None)
     assert complaint is None or complaint in found[0]
+
+
+CJRC = (("1", "甲"), ("2", "NO"), ("3", "丙"))
+"""Answers to `cjrc_gold`: id, text."""
+
+
+def cjrc_gold(folder: Path, *others: Any) -> Path:
+    documents = [document(("甲",), ("NO",)), document(("乙", "丙丁"), domain="criminal"), *others]
+    numbers = itertools.count(1)
+    for one in documents:
+        for asked in one["paragraphs"][0]["qas"]:
+            asked["id"] = str(next(numbers))
+    return gold_file(folder, *documents)
+
+
+@pytest.mark.parametrize(
+    ("answers", "civil", "criminal", "overall", "mean"),
+    [
+        (CJRC, 1, 1 / 3, 0.778, 0.667),
+        ((("1", "丙"), *CJRC), 1, 1 / 3, 0.778, 0.667),
+        ((*CJRC, ("1", "丙"), ("1", " 甲 。")), 1, 1 / 3, 0.778, 0.667),
+        ((*CJRC, ("3", "乙")), 1, 0.5, 0.833, 0.75),
+        (((1, "甲"), *CJRC[1:]), 0.5, 1 / 3, 0.444, 0.417),
+        ((*CJRC, (1, "丙")), 1, 1 / 3, 0.778, 0.667),
+        (CJRC[:1], 0.5, 0, 0.333, 0.25),
+        ((("9", "甲"), CJRC[0]), 0.5, 0, 0.333, 0.25),
+    ],
+)
+def test_the_scores_of_the_contest(
+    tmp_path: Path, answers: Any, civil: float, criminal: float, overall: float, mean: float
+) -> None:
+    """F1 as 阅读理解/evaluate/evaluate.py gives it (CAIL2019, caf3437 of 2019-05-13): a doubled id
+    counts with its last answer, and 1 is not "1". The page asks for the mean of the domains."""
+    rows = [{"id": key, "answer": text} for key, text in answers]
+    (tmp_path / "submission.json").write_text(dump(rows), "utf-8")
+    scores = score(Reader(TASK), cjrc_gold(tmp_path), tmp_path)
+    of_domains = {name: found.mean["f1"] for name, found in scores.groups["domain"].items()}
+    assert of_domains == pytest.approx({"civil": civil, "criminal": criminal}, abs=5e-4)
+    assert scores.total.mean["f1"] == pytest.approx(overall, abs=5e-4)
+    assert scores.ranked_by["f1"] == pytest.approx(mean, abs=5e-4)
+    [line] = [line for line in remarks(scores) if "mean of" in line]
+    means = ", ".join(f"{name} {value:.4f}" for name, value in scores.ranked_by.items())
+    assert line == f"mean of civil and criminal, by which the contest ranks: {means}"
+
+
+def test_a_domain_that_the_contest_does_not_have_is_noted(tmp_path: Path) -> None:
+    """Its script stops with a KeyError (CAIL2019, caf3437 of 2019-05-13)."""
+    gold = cjrc_gold(tmp_path, document(("甲",), domain="行政"))
+    *_, other = Reader(TASK).read(gold)
+    assert other.notes == ("domain '行政' is neither civil nor criminal: the contest stops there",)
+    (tmp_path / "submission.json").write_text(dump([{"id": "1", "answer": "甲"}]), "utf-8")
+    assert score(Reader(TASK), gold, tmp_path).ranked_by["f1"] == pytest.approx(0.25)
+    only = gold_file(tmp_path, document(("甲",)))
+    (tmp_path / "submission.json").write_text(dump([{"id": "civil_0", "answer": "甲"}]), "utf-8")
+    assert score(Reader(TASK), only, tmp_path).ranked_by == {}, "there is no other to compare"
+
+
+def test_an_id_of_another_type_is_named(tmp_path: Path) -> None:
+    gold = cjrc_gold(tmp_path)
+    path = tmp_path / "submission.json"
+    path.write_text(
+        dump([{"id": 1, "answer": "甲"}, *({"id": k, "answer": ""} for k in "123")]), "utf-8"
+    )
+    [found] = check(Reader(TASK), path, gold)
+    assert found == f"{path}:row 1: id 1 is no case of {gold}; there it is a text"
 
 
 def test_a_file_by_hand(tmp_path: Path) -> None:

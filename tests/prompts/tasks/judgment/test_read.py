@@ -46,6 +46,28 @@ def test_a_line_by_hand() -> None:
     assert TASK.data.read({**CASE, "outcomes": None}).answer is None
 
 
+@pytest.mark.parametrize("flags", [(0, 0), (1, 0), (0, 1), (0.0, 1.0)])
+def test_flags_may_be_numbers(flags: tuple[float, float]) -> None:
+    """As in drdz/baseline (CAIL2024, c4790bf of 2025-07-08), which asks whether they are true."""
+    death, life = flags
+    penalty = {**PENALTY, "death_penalty": death, "life_imprisonment": life}
+    outcomes = [{"name": "甲", "penalty": penalty, **THEFT}]
+    example = TASK.data.read({**CASE, "defendants": ["甲"], "outcomes": outcomes})
+    assert example.answer is not None
+    expected = PENALTIES[0 if death else 1 if life else 11]
+    assert example.answer["judgments"][0]["penalty"] == expected
+
+
+def test_the_defendants_may_be_those_of_the_outcomes() -> None:
+    """As in drdz/baseline (CAIL2024, c4790bf of 2025-07-08), which never reads `defendants`."""
+    without = {key: value for key, value in CASE.items() if key != "defendants"}
+    assert TASK.data.read(without).names == ("乙", "甲")
+    with pytest.raises(UserError, match=NAMES):
+        TASK.data.read({**without, "outcomes": None})
+    with pytest.raises(UserError, match=NAMES):
+        TASK.data.read({**without, "outcomes": []})
+
+
 def test_five_defendants_and_more_are_one_group() -> None:
     assert by_hand("事实", list("甲乙丙丁")).groups == {"defendants": "4"}
     assert by_hand("事实", list("甲乙丙丁戊")).groups == {"defendants": "5+"}
@@ -53,8 +75,8 @@ def test_five_defendants_and_more_are_one_group() -> None:
 
 FIRST = "defendant '乙':"
 BOTH = "not in both 'defendants' and 'outcomes'"
-ONCE = "'outcomes' needs each name once, found"
-NAMES = "'defendants' must list the defendants' names, one or more, each once"
+NAMED = "'outcomes' needs a name of each, found"
+NAMES = "'defendants' must list the defendants' names, one or more"
 
 
 @pytest.mark.parametrize(
@@ -64,18 +86,18 @@ NAMES = "'defendants' must list the defendants' names, one or more, each once"
         ("id", " ", "'id' is an empty text"),
         ("fact", " \n", "'fact' must be a text that is not empty"),
         ("fact", " \u200b", "'fact' must be a text that is not empty"),
-        ("defendants", ..., NAMES),
+        ("defendants", [], NAMES),
         ("defendants", ["甲", "\u200b"], NAMES),
-        ("defendants", ["甲", "甲\ufeff"], NAMES),
+        ("defendants", ["甲", "乙", "甲\ufeff"], f'["甲"]: {BOTH}'),
         ("defendants", ["甲", 2], NAMES),
         ("defendants", ["甲", "丙"], f'["丙","乙"]: {BOTH}'),
         ("defendants", ["甲", "乙 "], f'["乙","乙 "]: {BOTH}'),
         ("outcomes", "", "'outcomes' must be a list, found \"\""),
-        ("outcomes", [3], f"{ONCE} 3"),
+        ("outcomes", [3], f"{NAMED} 3"),
         ("outcomes 0", ..., f'["乙"]: {BOTH}'),
-        ("outcomes 0", {"name": None}, f'{ONCE} {{"name":null}}'),
-        ("outcomes 1 name", 7, f'{ONCE} {{"name":7,"penalty":{{"surveillance":0,"d'),
-        ("outcomes 1 name", "乙", f'{ONCE} {{"name":"乙","penalty":{{"surveillance":0,'),
+        ("outcomes 0", {"name": None}, f'{NAMED} {{"name":null}}'),
+        ("outcomes 1 name", 7, f'{NAMED} {{"name":7,"penalty":{{"surveillance":0,"d'),
+        ("outcomes 1 name", "乙", f'["乙","甲"]: {BOTH}'),
         ("outcomes 0 charges", ..., f"{FIRST} 'charges' is missing"),
         ("outcomes 0 charges", "诈骗罪", f"{FIRST} 'charges' must be a list, found \"诈骗罪\""),
         ("outcomes 0 charges", ["\u200b"], f"{FIRST} 'charges' has \"\u200b\", which is no label"),
@@ -88,8 +110,8 @@ NAMES = "'defendants' must list the defendants' names, one or more, each once"
         ("outcomes 0 penalty detention", ..., f"{FIRST} 'detention' is missing"),
         (
             "outcomes 0 penalty death_penalty",
-            0,
-            f"{FIRST} 'death_penalty' must be true or false, found 0",
+            2,
+            f"{FIRST} 'death_penalty' must be true or false, found 2",
         ),
     ],
 )

@@ -1,0 +1,79 @@
+"""The label lists of a contest's stage: its code knows no other labels, in gold neither."""
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_json
+from panjue.prompts.task import Task
+from panjue.prompts.tasks.metrics import CorpusMetric, Metric, Row
+
+Lists = Mapping[str, AbstractSet[str]]
+"""Field -> its labels that count."""
+
+
+def read_lists(task: Task, paths: Sequence[Path], gold: Labels) -> Lists:
+    """Read `labels.json` of a run, or lists of one field: `{label: number}`, or a JSON list.
+
+    Such a list is that of the field with which it shares the most labels of `gold`.
+    """
+    if not task.answer.items:
+        raise UserError("--labels: the labels of this task are always the same")
+    lists: dict[str, set[str]] = {}
+    for path in paths:
+        for field, names in _lists_of(task, path, gold).items():
+            lists.setdefault(field, set()).update(names)
+    return lists
+
+
+def _lists_of(task: Task, path: Path, gold: Labels) -> dict[str, set[str]]:
+    value = read_json(path)
+    if isinstance(value, dict) and "counts" in value:
+        counts = load_labels(path).counts
+        return {field: set(counts.get(field, ())) for field in task.answer.sets}
+    names = set(map(str, value)) if isinstance(value, list | dict) else set()
+    shared = {field: len(names & set(gold.names(field))) for field in task.answer.sets}
+    if not any(shared.values()):
+        raise UserError(f"{path}: shares no label with gold; is it a list of labels?")
+    return {max(shared, key=lambda field: shared[field]): names}
+
+
+def scored_by(task: Task, lists: Lists) -> Task:
+    """Return the task with metrics that see no other labels, as the contest's code does."""
+    metrics = tuple(_seeing_only(lists, task, metric) for metric in task.score.metrics)
+    return replace(task, score=replace(task.score, metrics=metrics))
+
+
+def _seeing_only(lists: Lists, task: Task, metric: Metric) -> Metric:
+    assert not isinstance(metric, CorpusMetric), "no task with items has one"
+
+    @wraps(metric)
+    def on_listed(gold: Row, predicted: Row | None) -> float:
+        return metric(_listed(lists, task, gold), predicted and _listed(lists, task, predicted))
+
+    return on_listed
+
+
+def _listed(lists: Lists, task: Task, row: Row) -> Row:
+    """Return a row without the labels outside the lists."""
+    items = []
+    for item in task.answer.items_of(row):
+        kept: dict[str, Any] = {}
+        for field, known in lists.items():
+            kept[field] = [label for label in item[field] if label in known]
+        items.append({**item, **kept})
+    return task.answer.with_items(row, items)
+
+
+def outside(lists: Lists, task: Task, row: Row) -> int:
+    """Return the number of labels of a row that are outside the lists."""
+    count = 0
+    for item in task.answer.items_of(row):
+        for field, known in lists.items():
+            count += sum(label not in known for label in item[field])
+    return count
