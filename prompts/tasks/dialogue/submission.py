@@ -35,11 +35,11 @@ def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
     for name in row.get("names", ()):
         if name.startswith(OLD_NAMES):
             yield f"the organisers' scripts do not read {name}; `panjue decode` gives other names"
-    if row["chat"] is None:
+    if row.get("chat") is None:
         yield f"chat/output_chat_{example.id}.json is missing"
     else:
         yield from _chat_faults(example, row["chat"])
-    if row["emo"] is None:
+    if row.get("emo") is None:
         yield f"emo/output_emotions_{example.id}.json is missing"
     else:
         yield from _emo_faults(example, row["emo"])
