@@ -19,7 +19,7 @@ from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import exclusive_lock, read_object, replace_folder
 from panjue.prompts.plumbing.run import MANIFEST, RunRecord
 
-WEIGHTS = "adapter_model.safetensors"
+WEIGHTS_FILE = "adapter_model.safetensors"
 
 MAX_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Type -> largest relative L2 difference of outputs that rounding to it explains."""
@@ -83,11 +83,11 @@ def named_for_vllm(adapter: Path, base: Path) -> Path:
     out = adapter.absolute().with_name("unmerged")
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     shutil.copytree(adapter, temporary, dirs_exist_ok=True)
-    weights = load_file(adapter / WEIGHTS)
+    weights = load_file(adapter / WEIGHTS_FILE)
     old = "base_model.model.model."
     new = "base_model.model.model.language_model."
     renamed = {key.replace(old, new, 1): value for key, value in weights.items()}
-    save_file(renamed, temporary / WEIGHTS, {"format": "pt"})
+    save_file(renamed, temporary / WEIGHTS_FILE, {"format": "pt"})
     replace_folder(temporary, out)
     return out
 

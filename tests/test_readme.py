@@ -123,7 +123,7 @@ def test_files_that_a_page_names_exist(page: str) -> None:
 
 def test_the_pages_are_short() -> None:
     for page in READMES:
-        assert len(text(page).split()) <= (700 if page.startswith("./") else 900), page
+        assert len(text(page).split()) <= (700 if page.startswith("./") else 950), page
     english = [page for page in PAGES if ".zh." not in page]
     without_changelog = english[:-1]  # which every version adds to
     assert sum(len(text(page).split()) for page in without_changelog) <= 8600

@@ -15,7 +15,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.serve.ask import Budget
 from panjue.serve.engine import Engine, LoRARequest, check_adapter, engine, first_token_logprobs
-from panjue.serve.merge import KNOWN_TEXT, WEIGHTS, logits, served_model
+from panjue.serve.merge import KNOWN_TEXT, WEIGHTS_FILE, logits, served_model
 
 Weights = dict[str, torch.Tensor]
 
@@ -56,7 +56,7 @@ def test_what_vllm_would_ignore_or_cannot_load_is_refused(
     tmp_path: Path,
 ) -> None:
     adapter = shutil.copytree(trained / "adapter", tmp_path / "adapter")
-    save_file(change(load_file(adapter / WEIGHTS)), adapter / WEIGHTS)
+    save_file(change(load_file(adapter / WEIGHTS_FILE)), adapter / WEIGHTS_FILE)
     place = adapter / "adapter_config.json"
     write_json(place, {**read_json(place), **config})
     lora = LoRARequest(str(tmp_path), 2 + hash(tmp_path) % 10**6, str(adapter))
