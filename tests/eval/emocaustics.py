@@ -394,7 +394,7 @@ def _write_as_a_baseline(sentence: Row, draw: random.Random) -> None:
         del sentence["event"]
     response = sentence["final_model_response"]
     if not response:
-        nothing = draw.choice([[], {}, None, {"raw_response": "不知道"}, [{}]])
+        nothing: Any = draw.choice([[], {}, None, {"raw_response": "不知道"}, [{}]])
         sentence["final_model_response"] = nothing
         return
     [sextuple] = response

@@ -76,7 +76,7 @@ def _events(row: Row | None) -> dict[str, list[dict[str, Any]]]:
     return events_by_holder(row["emo"]) if row else {}
 
 
-def _shown_fields(right: list[Row], given: list[Row]) -> list[Field]:
+def _shown_fields(right: Sequence[Row], given: Sequence[Row]) -> list[Field]:
     """Return the fields of a sentence: gold and the best of the given sextuples."""
     gold: Row = right[0] if right else {}
     best: Row = given[0] if given else {}

@@ -166,7 +166,7 @@ def test_gold_emotions_that_are_none_are_noted(value: object, gold: Path, answer
     assert score(READER, gold, answers).total.mean["sextuple"] == 1
 
 
-VALUES = (
+VALUES: tuple[Any, ...] = (
     None,
     True,
     3,
