@@ -12,7 +12,7 @@ from transformers import TrainerCallback, TrainerState
 
 from panjue.finetune.data import IGNORED, TrainingRows
 from panjue.finetune.examples import Examples
-from panjue.finetune.model import gpu_memory, lacks_kernels
+from panjue.finetune.model import gpu_memory, lacks_kernels, unused_device
 from panjue.finetune.trainer import ReplyTrainer, step_size, steps
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
@@ -134,6 +134,8 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     total = trainer.model.num_parameters()  # counts four-bit weights, which are stored in pairs
     yield "weights", f"{trained:,} trained of {total:,} ({trained / total:.2%})"
+    if device := unused_device():
+        yield "device", device
     if args.world_size > 1:
         strategy = "sharded weights (FSDP)" if trainer.is_fsdp_enabled else "DDP"
         each = f"{args.train_batch_size} × {args.gradient_accumulation_steps} examples"

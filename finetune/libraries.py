@@ -5,6 +5,7 @@ What is checked here would give a wrong result without a word, or fail late.
 
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -58,6 +59,9 @@ SILENT = (
     "fsdp",
     "fsdp_config",
     "accelerator_config",  # decides which rows a step has
+    # The lowest held-out loss is kept.
+    "metric_for_best_model",
+    "greater_is_better",
     # With these a training would resume from other weights, rows or patience.
     "save_only_model",
     "ignore_data_skip",
@@ -117,6 +121,10 @@ POSITIVE = {
 }
 """Numbers above 0; transformers takes some of them at 0 or below for `not set`."""
 
+UNUSABLE = ("lora_bias", "alora_invocation_tokens")
+"""Settings of peft with which an adapter is trained that nothing can answer with: peft merges no
+bias into a layer without one, and vLLM 0.32 has neither biases nor activated adapters."""
+
 KEEPS_BASE = (True, False, "gaussian", "orthogonal")
 """Initializations of LoRA that leave the base as it is. With others the adapter does not fit the
 original base, which vLLM and `merge` use."""
@@ -130,30 +138,13 @@ FLASH_ATTENTION = {
 
 def check_library_settings(config: SftConfig) -> None:
     """Refuse settings that panjue sets itself, or that would give a wrong result silently."""
-    for name, use in INSTEAD.items():
-        if name in config.trainer:
-            raise UserError(f"trainer.{name}: use {use}")
-    for name in NOT_READ:
-        if name in config.trainer:
-            raise UserError(f"trainer.{name}: has no effect here; leave it out")
-    for name, kind in POSITIVE.items():
-        value = config.trainer.get(name)
-        is_number = isinstance(value, kind) and not isinstance(value, bool)
-        if value is not None and not (is_number and value > 0):
-            what = "a whole number" if kind is int else "a number"
-            raise UserError(f"trainer.{name}: must be {what} above 0, got {value}")
-    if config.trainer.get("save_strategy") == "best":  # a signal's step would not be saved
-        raise UserError("trainer.save_strategy: use that of eval_strategy; the best is kept then")
-    if config.lora.get("init_lora_weights", True) not in KEEPS_BASE:
-        reason = "others change the base too"
-        raise UserError(f"lora.init_lora_weights: use true, gaussian or orthogonal; {reason}")
+    check_trainer(config.trainer)
+    check_lora(config.lora)
     if (config.method == "qlora") != bool(config.quantization):
         way_out = "quantization={} empties it" if config.quantization else "set both or neither"
         raise UserError(f"quantization: goes with method=qlora; {way_out}")
     if config.quantization.get("load_in_8bit"):
         raise UserError("quantization.load_in_8bit: method=qlora has four bits; use load_in_4bit")
-    if "task_type" in config.lora:
-        raise UserError("lora.task_type: is CAUSAL_LM already; remove it")
     check_attention(config)
     check_managed("trainer", config.trainer, (*SILENT, *FIXED))
     check_managed("lora", config.lora, ("layer_replication", "inference_mode"))  # neither works
@@ -164,6 +155,44 @@ def check_library_settings(config: SftConfig) -> None:
     validated("lora", LoraConfig, config.lora)
     with of_library("quantization"):
         BitsAndBytesConfig(**config.quantization)
+
+
+def check_trainer(given: Mapping[str, Any]) -> None:
+    """Refuse settings of trl that something else decides, or with which a training goes wrong."""
+    for name, use in INSTEAD.items():
+        if name in given:
+            raise UserError(f"trainer.{name}: use {use}")
+    for name in NOT_READ:
+        if name in given:
+            raise UserError(f"trainer.{name}: has no effect here; leave it out")
+    for name, kind in POSITIVE.items():
+        value = given.get(name)
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
+        if value is not None and not (is_number and value > 0):
+            what = "a whole number" if kind is int else "a number"
+            raise UserError(f"trainer.{name}: must be {what} above 0, got {value}")
+    if given.get("eval_strategy") == "steps" and not given.get("eval_steps"):
+        # transformers would take `logging_steps`, which may change when a run resumes.
+        raise UserError("trainer.eval_steps: set how often trainer.eval_strategy=steps evaluates")
+    if given.get("save_strategy") == "best":  # a signal's step would not be saved
+        raise UserError("trainer.save_strategy: use that of eval_strategy; the best is kept then")
+    if given.get("train_sampling_strategy") == "batch_rebalance":
+        # Its order is the same for every seed and, after a resume, for every epoch.
+        raise UserError("trainer.train_sampling_strategy: use group_by_length or random")
+    if given.get("use_liger_kernel") and not find_spec("liger_kernel"):
+        raise UserError("trainer.use_liger_kernel: the package liger-kernel is not installed")
+
+
+def check_lora(given: Mapping[str, Any]) -> None:
+    """Refuse settings of peft with which nothing could answer, or the base would change."""
+    if given.get("init_lora_weights", True) not in KEEPS_BASE:
+        reason = "others change the base too"
+        raise UserError(f"lora.init_lora_weights: use true, gaussian or orthogonal; {reason}")
+    for name in UNUSABLE:
+        if given.get(name):
+            raise UserError(f"lora.{name}: could be neither merged nor served; leave it out")
+    if "task_type" in given:
+        raise UserError("lora.task_type: is CAUSAL_LM already; remove it")
 
 
 def validated(section: str, kind: type[T], settings: Mapping[str, Any]) -> T:

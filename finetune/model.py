@@ -1,5 +1,6 @@
 """The model to train: the base model, optionally in four bits, optionally with LoRA."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -7,7 +8,9 @@ from typing import Any, TypeAlias
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
+from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
+from pyarrow import compute
 from rich.console import Console
 from transformers import BitsAndBytesConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import import_utils
@@ -162,6 +165,7 @@ def choose_packing(config: SftConfig, model: Model, args: Any, console: Console)
         raise UserError(f"trainer.packing: {problem}; set trainer.packing=auto")
     args.train_sampling_strategy = config.trainer.get("train_sampling_strategy", "group_by_length")
     console.print(f"{'packing':12s} no: {problem}; examples are grouped by length")
+    console.print(f"{'':12s} batch={config.batch} counts cases then, not packs")
     return False
 
 
@@ -203,6 +207,38 @@ def has_bf16() -> bool:
 def gpu_memory() -> int | None:
     """Return the bytes of this process's GPU; None without one."""
     return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
+
+
+DEVICES = {
+    "/dev/nvidia0": ("NVIDIA GPU", "rm -r .venv, then make install"),
+    "/dev/kfd": ("AMD GPU", "panjue installs what NVIDIA GPUs and CPUs need"),
+    "/dev/davinci0": ("Ascend NPU", "panjue installs what NVIDIA GPUs and CPUs need"),
+}
+"""Device file -> what it belongs to, and what to do where torch cannot use it."""
+
+
+def unused_device() -> str:
+    """Return that the CPU trains though this machine has more; empty if it has not, or hides it."""
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    if is_hidden or torch.accelerator.is_available():
+        return ""
+    for path, (name, way_out) in DEVICES.items():
+        if Path(path).exists():
+            return f"the CPU: the torch in this .venv cannot use the {name} ({way_out})"
+    return ""
+
+
+def check_embeddings(folder: Path, model: Model, tokenizer: Any, *rows: Dataset) -> None:
+    """Refuse token ids beyond the model's embeddings: torch would fail at the first step."""
+    size = model.get_input_embeddings().weight.shape[0]
+    for dataset in rows:
+        highest = compute.max(compute.list_flatten(dataset.data.column("input_ids"))).as_py()
+        if highest is not None and highest >= size:
+            token = tokenizer.convert_ids_to_tokens(highest)
+            raise UserError(
+                f"{folder}: its tokenizer has a token {highest} ({token!r}), and the model has "
+                f"{size} embeddings; restore the files of one of them"
+            )
 
 
 def lacks_kernels(model: Any) -> bool:

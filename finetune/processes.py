@@ -10,7 +10,7 @@ import torch
 from accelerate import PartialState
 from trl import SFTConfig as TrainerConfig
 
-from panjue.finetune.settings import SftConfig
+from panjue.finetune.settings import LAUNCHED, SftConfig, is_launched
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.files import exclusive_lock
 from panjue.prompts.plumbing.parent import end_with_parent
@@ -19,14 +19,22 @@ NO_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver")
 """What torch says where there is no GPU, or where CUDA_VISIBLE_DEVICES hides it."""
 
 
+OF_ACCELERATE = ("ACCELERATE_", "FSDP_")
+"""Beginnings of the variables with which accelerate's launcher hands on its settings."""
+
+CHANGES_TRAINING = ("mixed_precision", "dynamo_backend")
+"""Settings of accelerate that would change a training beside those of `trainer`."""
+
+
 def join_processes(config: SftConfig) -> PartialState:
     """Join the processes of this training, with the config's timeout for all communication."""
+    check_environment()
     check_driver()
     check_sharding(config)
     # Rows differ tenfold in length: fixed segments would leave gaps in a GPU's memory. Read at the
     # first use of a GPU (c10/cuda/CUDAAllocatorConfig.h:136).
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    if "LOCAL_RANK" in os.environ:
+    if is_launched():
         end_with_parent()  # after `kill -9` of the launcher its processes would train on
     on_cpu = not torch.accelerator.is_available()
     if on_cpu:
@@ -37,6 +45,22 @@ def join_processes(config: SftConfig) -> PartialState:
         timeout = timedelta(seconds=config.trainer.get("ddp_timeout", TrainerConfig.ddp_timeout))
     # Without cpu=True accelerate does not see several processes launched on a CPU.
     return PartialState(cpu=on_cpu, timeout=timeout)
+
+
+def check_environment() -> None:
+    """Drop what is left of another launcher's variables; refuse settings that change a training.
+
+    accelerate reads them all: RANK and WORLD_SIZE make it wait for processes that do not exist.
+    """
+    if not is_launched():
+        stray = [name for name in os.environ if name in LAUNCHED or name.startswith(OF_ACCELERATE)]
+        for name in stray:
+            print(f"environment: {name}={os.environ.pop(name)} is ignored: no launcher is at work")
+        return
+    for name in CHANGES_TRAINING:
+        value = os.environ.get(f"ACCELERATE_{name.upper()}", "no")
+        if value.lower() != "no":
+            raise UserError(f"accelerate: {name} is {value}; set it to no: `trainer` has all that")
 
 
 def check_driver() -> None:

@@ -26,6 +26,10 @@ LONGEST_STEP_S = 1800
 processes; by default it would do so after 30 s."""
 
 
+LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+"""Environment variables of each process that a launcher has started."""
+
+
 class SftConfig(Config):
     """Settings of one run; the resolved copy is saved in the run folder."""
 
@@ -42,7 +46,7 @@ class SftConfig(Config):
     hash."""
     mix: Path | None = None
     """Further cases to train on (for example, with one defendant); never held out."""
-    mix_ratio: float = Field(1.0, ge=0)
+    mix_ratio: float = Field(1.0, ge=0, allow_inf_nan=False)
     """Cases taken from `mix` per case of `train`, chosen by hash; all if `mix` has fewer."""
     on_bad_row: OnBadRow = "stop"
     """If a row of these files is not a valid case: stop the run, or list and skip the row."""
@@ -62,7 +66,7 @@ class SftConfig(Config):
     """Settings of a task with several calls per example; training uses the same calls."""
     patience: int = Field(3, ge=1)
     """Evaluations without a lower held-out loss after which training stops."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**32)
     """Seed of the data order, the adapter's initial weights and dropout."""
     dry_run: bool = False
     """Print the plan and one example as the model sees it, then stop before the first step."""
@@ -151,11 +155,16 @@ def check_data(config: SftConfig) -> None:
             raise UserError(f"{name}: {file} is empty")
 
 
+def is_launched() -> bool:
+    """Say whether torchrun or accelerate has started this process, as one of several."""
+    return all(name in os.environ for name in LAUNCHED)
+
+
 def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
     """Start `gpus` processes of this command in place of this one; return in each of them."""
     if config.accelerate and config.gpus == 1:
         raise UserError("accelerate: is for several processes; say how many, e.g. gpus=8")
-    if config.gpus == 1 or "LOCAL_RANK" in os.environ:
+    if config.gpus == 1 or is_launched():
         return
     from torch.cuda import device_count
 

@@ -18,7 +18,7 @@ from panjue.finetune.data import RowMaker, pack, training_rows
 from panjue.finetune.examples import Examples
 from panjue.finetune.journal import Journal, print_example, print_plan
 from panjue.finetune.libraries import check_library_settings, trainer_config
-from panjue.finetune.model import check_trainable, choose_packing, load_model
+from panjue.finetune.model import check_embeddings, check_trainable, choose_packing, load_model
 from panjue.finetune.processes import join_processes, make_once
 from panjue.finetune.result import TrainingRun, fits_classifier, kept_loss, run_record
 from panjue.finetune.settings import BaseConfig, SftConfig
@@ -88,6 +88,7 @@ def run_training(
         args.load_best_model_at_end = False
     console.print("2/4 loading the base model")
     model = load_model(config, base, args)
+    check_embeddings(base, model, maker.tokenizer, rows.train, rows.held_out)
     if choose_packing(config, model, args, console):
         rows = replace(rows, train=pack(rows.train, config.max_tokens))
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []

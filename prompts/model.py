@@ -18,6 +18,9 @@ CLASSIFIER = "classifier.npz"
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", CLASSIFIER)
 """Files of a model that are downloaded, hashed and read: no pickles, no code."""
 
+NOT_READ_FILES = ("*/*", "consolidated*")
+"""Files of the hub that are not downloaded: the same weights again, in another format."""
+
 CONFIG_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json")
 """Files that are downloaded first, to check what the model is."""
 
@@ -62,6 +65,13 @@ def check_weights(folder: Path) -> None:
     if not paths:
         raise UserError(
             f"{folder}: has no .safetensors weights; {again}, or convert weights of another format"
+        )
+    single = folder / "model.safetensors"
+    shards = sorted(folder.glob("model-*-of-*.safetensors"))
+    if single in paths and shards:  # transformers reads the one, vLLM the others
+        raise UserError(
+            f"{folder}: has {single.name} and {shards[0].name}, which may be of two models; keep "
+            "those that belong to it"
         )
     for index in folder.glob("*.safetensors.index.json"):
         paths |= {folder / name for name in read_object(index)["weight_map"].values()}
@@ -110,7 +120,11 @@ def _from_hub(name: str, files: Sequence[str]) -> Path:
     with making_client():  # which names a broken setting of proxy or certificate
         get_session()
     try:
-        return Path(snapshot_download(name, allow_patterns=list(files)))
+        return Path(
+            snapshot_download(
+                name, allow_patterns=list(files), ignore_patterns=list(NOT_READ_FILES)
+            )
+        )
     except (OSError, HFValidationError, RuntimeError) as error:
         raise UserError(
             f"base model {name!r}: no such folder, and the hub cannot provide it "

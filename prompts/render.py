@@ -172,6 +172,8 @@ def render(task: str, example: Example) -> Messages:
             f"{path}: {problem}; the fields are {known}; a brace that is text is written twice: "
             "{{ or }}"
         ) from None
+    if "{text}" not in template:
+        raise UserError(f"{path}: has no {{text}}, so that the model would not see the case")
     return [{"role": "user", "content": content}]
 
 

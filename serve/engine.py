@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from panjue.prompts.architecture import is_part
 from panjue.prompts.plumbing.config import check_known, check_managed, first_complaint
 from panjue.prompts.plumbing.errors import UserError, first_line
-from panjue.serve.ask import Budget, Request
+from panjue.serve.ask import LONGEST, Budget, Request
 from panjue.serve.engine_processes import starting_engine
 from panjue.serve.merge import KNOWN_TEXT, Served
 from panjue.serve.settings import BACKEND, DEFAULTS, environment
@@ -288,8 +288,19 @@ def check_engine(settings: Mapping[str, Any], further: Sequence[str] = ()) -> No
     check_known("engine", settings, [*known, *further])
 
 
-def check_sampling(sampling: Mapping[str, Any]) -> None:
-    """Refuse sampling settings that panjue sets itself, that vLLM lacks or that crash it."""
+MAX_LOGPROBS = 20  # of vLLM, without its setting `max_logprobs`
+
+
+def check_sampling(sampling: Mapping[str, Any], engine: Mapping[str, Any]) -> None:
+    """Refuse sampling settings that panjue sets itself, that vLLM lacks or that crash it.
+
+    `engine` are the settings of the engine, of which some go together with those of sampling.
+    """
+    most = engine.get("max_logprobs", MAX_LOGPROBS)  # -1: all tokens, as for `logprobs`
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = sampling.get(name)
+        if isinstance(wanted, int) and most != -1 and (wanted == -1 or wanted > most):
+            raise UserError(f"sampling.{name}: at most {most}; or set engine.max_logprobs={wanted}")
     if "seed" in sampling and on_cpu():
         raise UserError(
             "sampling.seed: a seed per request kills vLLM on the CPU; set the top-level seed"
@@ -297,7 +308,7 @@ def check_sampling(sampling: Mapping[str, Any]) -> None:
     try:
         # A TypeError if one of `sampling` is among those that panjue sets.
         SamplingParams(
-            **{"temperature": 0.0, **sampling},
+            **{"temperature": 0.0, "max_tokens": LONGEST, **sampling},  # min_tokens is no more
             structured_outputs=None,
             output_kind=RequestOutputKind.FINAL_ONLY,
             detokenize=True,

@@ -61,7 +61,7 @@ def make_job(run: Run, config: GenerateConfig) -> Job:
     """Return the job of a run; the model is not chosen yet."""
     check_engine(config.engine)
     if not config.endpoint:  # whose server checks its own
-        check_sampling(config.sampling)
+        check_sampling(config.sampling, config.engine)
     if config.endpoint and not run.result:
         assert config.task, "checked with the settings"
         job = Job(config, run, config.task, solve=config.solve)

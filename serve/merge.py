@@ -156,12 +156,16 @@ def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) ->
 
     base_model = load_dequantized(base)
     dtype = base_model.dtype
+    # Not one for all: some weights of some models stay in float32.
+    types = {name: weight.dtype for name, weight in base_model.named_parameters()}
     try:
         # The adapter is in float32: each sum is computed in it, then rounded to the base's type.
         model = PeftModel.from_pretrained(base_model, str(adapter))
         ids = torch.tensor([tokens])
         before = logits(model, ids)
-        merged = model.merge_and_unload().to(dtype)
+        merged = model.merge_and_unload()
+        for name, weight in merged.named_parameters():
+            weight.data = weight.data.to(types.get(name, dtype))
         merged.generation_config = GenerationConfig()  # transformers loads some that it cannot save
         merged.save_pretrained(out)
     except (LookupError, TypeError, ValueError, RuntimeError, SafetensorError) as error:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 from pydantic.fields import FieldInfo
 
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
-from panjue.prompts.plumbing.files import dump, open_bytes
+from panjue.prompts.plumbing.files import dump, located, open_bytes
 from panjue.prompts.plumbing.other_names import OURS
 
 SomeConfig = TypeVar("SomeConfig", bound="Config")
@@ -77,13 +77,21 @@ def load_values(path: Path) -> dict[str, Any]:
             loaded = OmegaConf.load(file)
         if not isinstance(loaded, DictConfig):
             raise UserError(f"{path}: expected lines of `key: value`, found a list")
-        return _plain(loaded)
+        with located(str(path)):
+            return _plain(loaded)
     except (*YAML_ERRORS, OSError) as error:  # OmegaConf's for a single number
         raise UserError(f"{path}: {_one_line(error)}") from None
 
 
+OF_ENVIRONMENT = re.compile(r"\$\{(?:oc\.)?env[.:][^}]*\}")
+"""A value that OmegaConf takes from the environment."""
+
+
 def _plain(config: Any) -> dict[str, Any]:
     """Return the values of an OmegaConf object as JSON has them: all keys are texts."""
+    if found := OF_ENVIRONMENT.search(OmegaConf.to_yaml(config)):
+        reason = "settings are saved and packed, and may not have values of the environment"
+        raise UserError(f"{found[0]}: {reason}; write the value")
     values = OmegaConf.to_container(config, resolve=True)
     return dict(json.loads(json.dumps(values)))
 

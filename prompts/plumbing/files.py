@@ -1,5 +1,6 @@
 """Robust files: JSON lines, atomic writes, append-only streams that resume, and locks."""
 
+import errno
 import hashlib
 import json
 import os
@@ -161,6 +162,10 @@ def sync_names(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems (CIFS, VirtualBox, some of FUSE) cannot sync a folder.
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+            raise
     finally:
         os.close(descriptor)
 

@@ -5,6 +5,7 @@ themselves for two GPUs. What takes seconds, their imports, is done once for all
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -22,7 +23,8 @@ import torch
 
 from panjue.finetune import processes
 from panjue.finetune.data import cached
-from panjue.finetune.processes import check_driver, check_sharding
+from panjue.finetune.processes import check_driver, check_environment, check_sharding
+from panjue.finetune.settings import LAUNCHED
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines
 
@@ -232,6 +234,28 @@ def test_fsdp_that_would_not_shard_or_not_save_is_refused(
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(UserError, match=complaint) if complaint else nullcontext():
         check_sharding(qlora)
+
+
+def test_what_is_left_of_a_launcher_is_ignored_and_what_changes_a_training_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    check_environment()
+    assert not {"WORLD_SIZE", "ACCELERATE_MIXED_PRECISION"} & os.environ.keys()
+    ignored = capsys.readouterr().out.splitlines()
+    line = "environment: WORLD_SIZE=4 is ignored: no launcher is at work"
+    assert (len(ignored), line in ignored) == (2, True)
+    for name in LAUNCHED:
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    check_environment()
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
+    with pytest.raises(UserError, match=r"^accelerate: dynamo_backend is INDUCTOR; set it to no"):
+        check_environment()
+    assert not capsys.readouterr().out
 
 
 def test_a_gpu_that_torch_cannot_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from peft import LoraConfig
 from trl import SFTConfig as TrainerConfig
 
 from panjue.finetune.libraries import FLASH_ATTENTION, check_library_settings, trainer_config
-from panjue.finetune.settings import BaseConfig, SftConfig, launch
+from panjue.finetune.settings import LAUNCHED, BaseConfig, SftConfig, launch
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.other_names import OTHERS, OURS
@@ -46,6 +46,11 @@ def test_no_is_a_strategy_and_not_a_truth_value(name: str) -> None:
         ("trainer.dataloader_drop_last=true", "^trainer: 'dataloader_drop_last' is set by panjue$"),
         ("trainer.model_init_kwargs={}", "^trainer: 'model_init_kwargs' is set by panjue$"),
         ("trainer.optim=galore_adamw", "^trainer: "),
+        ("trainer.greater_is_better=true", "^trainer: 'greater_is_better' is set by panjue$"),
+        ("trainer.metric_for_best_model=f1", "^trainer: 'metric_for_best_model' is set by panjue"),
+        ("trainer.eval_steps=null", "^trainer.eval_steps: set how often .*=steps evaluates$"),
+        ("trainer.train_sampling_strategy=batch_rebalance", "use group_by_length or random$"),
+        ("trainer.use_liger_kernel=true", "^trainer.use_liger_kernel: the package liger-kernel"),
         ("trainer.lr=1", "^trainer: no setting 'lr'; it is trainer.learning_rate here$"),
         ("trainer.hub_model_id=x", "^trainer.hub_model_id: has no effect here; leave it out$"),
         ("trainer.bf16_full_eval=true", "^trainer.bf16_full_eval: has no effect here"),
@@ -57,6 +62,8 @@ def test_no_is_a_strategy_and_not_a_truth_value(name: str) -> None:
         ("lora.init_lora_weights=pissa_niter_4", "^lora.init_lora_weights: .* change the base too"),
         ("lora.target_modules=[nope]", r"^lora: Target modules \{'nope'\} not found"),
         ("lora.kasa_config={}", "^lora: these settings change the base's weights too"),
+        ("lora.lora_bias=true", "^lora.lora_bias: could be neither merged nor served"),
+        ("lora.alora_invocation_tokens=[1]", "^lora.alora_invocation_tokens: could be neither"),
         ("lora.rank=8", "^lora: no setting 'rank'; it is lora.r here$"),
         # bitsandbytes', and of attention
         ("quantization.load_in_4bit=true", "method=qlora; quantization={} empties it$"),
@@ -73,6 +80,8 @@ def test_no_is_a_strategy_and_not_a_truth_value(name: str) -> None:
         ("task=judgement", "did you mean 'judgment'"),
         ("max_token=10", r"no setting 'max_token'; did you mean 'max_tokens'\?$"),
         ("mix=nowhere.jsonl", "mix: no file"),
+        ("seed=-1", "seed: Input should be greater than or equal to 0$"),
+        ("mix_ratio=.inf", "mix_ratio: Input should be a finite number$"),
         ("epochs=3", "no setting 'epochs'; it is trainer.num_train_epochs here$"),
         ("learning_rate=1", "no setting 'learning_rate'; it is trainer.learning_rate here$"),
         ("lora_rank=8", "no setting 'lora_rank'; it is lora.r here$"),
@@ -181,7 +190,8 @@ def test_accelerate_starts_a_process_for_each_gpu(
         launch(a_config(**settings), Path("a.yaml"), ["gpus=8", "seed=1"])
 
     start(gpus=1)
-    monkeypatch.setenv("LOCAL_RANK", "3")
+    for name in LAUNCHED:
+        monkeypatch.setenv(name, "3")
     start(gpus=8)
     assert not started, "it is alone, or one of the eight"
     monkeypatch.delenv("LOCAL_RANK")

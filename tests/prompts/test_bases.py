@@ -56,6 +56,14 @@ def test_weights_that_are_not_whole_are_found_before_anything_long(
     assert "\n" not in str(error.value)
 
 
+def test_two_models_in_one_folder_are_refused(base: Path) -> None:
+    (base / "model-00001-of-00002.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"has model\.safetensors and model-00001-of-00002\.safete"):
+        model_folder(str(base))
+    (base / "model-00001-of-00002.safetensors").unlink()
+    assert model_folder(str(base)) == base
+
+
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [("qwen9_moe", "qwen9_moe"), ("qwen2_5_vl", "no language model of qwen2_5_vl alone")],

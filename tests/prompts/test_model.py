@@ -5,11 +5,22 @@ from typing import Any
 
 import pytest
 from huggingface_hub import close_session, constants
+from huggingface_hub.utils._paths import filter_repo_objects
 
-from panjue.prompts.model import MIB, has_classifier, is_demo, model_folder, model_sha256
+from panjue.prompts.model import (
+    MIB,
+    MODEL_FILES,
+    _from_hub,
+    has_classifier,
+    is_demo,
+    model_folder,
+    model_sha256,
+)
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.plumbing.run import RunRecord
+
+OF_A_HUB = ["config.json", "model-00001-of-00001.safetensors", "tokenizer.json", "a.jinja"]
 
 
 @pytest.fixture
@@ -102,6 +113,20 @@ def test_a_base_that_cannot_be_had_is_one_line_with_the_ways_out(
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
         with pytest.raises(UserError, match=hub):
             model_folder("Qwen/Qwen3-8B")
+
+
+def test_the_same_weights_are_not_fetched_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [*OF_A_HUB, "consolidated.safetensors", "original/model.safetensors"]
+    fetched: list[list[str]] = []
+
+    def fetch(_: str, **patterns: Any) -> str:
+        fetched.append([*filter_repo_objects(names, **patterns)])
+        raise OSError("no more")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    with pytest.raises(UserError, match="no more"):
+        _from_hub("a/b", MODEL_FILES)
+    assert fetched == [OF_A_HUB]
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,9 @@ def test_a_wrong_template_is_named_with_what_to_write(
         f"{path}: {problem}; the fields are {{text}}, {{defendants}}; a brace that is text is "
         "written twice: {{ or }}"
     )
+    path.write_text("{defendants}", "utf-8")
+    with pytest.raises(UserError, match=r"prompt\.md: has no \{text\}, so that the"):
+        render("judgment", NASTY)
     path.write_text('{text} {{}} {{"a": 1}}', "utf-8")
     assert render("judgment", NASTY)[0]["content"].endswith(' {} {"a": 1}')
 

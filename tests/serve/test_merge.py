@@ -10,7 +10,13 @@ import pytest
 import torch
 from peft import LoraConfig, LoraModel, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+)
 
 from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
@@ -112,6 +118,17 @@ def test_sums_are_computed_in_float32_and_other_weights_stay(tmp_path: Path) -> 
             expected = (before.float() + scale * (b @ a)).bfloat16()
             assert not torch.equal(expected, before)
         assert torch.equal(new[key], expected)
+
+
+def test_weights_that_a_model_keeps_in_float32_stay_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = make(tmp_path, dtype=torch.bfloat16, tied=False, target_modules=LAYERS)
+    kept = ("model.norm", "lm_head")
+    monkeypatch.setattr(Qwen3ForCausalLM, "_keep_in_fp32_modules_strict", [*kept])
+    write_merged(*places, range(40))
+    for key, weight in weights_of(tmp_path / "out").items():
+        assert weight.dtype == (torch.float32 if key.startswith(kept) else torch.bfloat16), key
 
 
 def test_what_peft_cannot_merge_is_an_error_of_one_line(tmp_path: Path) -> None:

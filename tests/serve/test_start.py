@@ -118,6 +118,8 @@ def job_of(run: Path, test: Path, *words: str) -> Job:
     [
         ("sampling.temprature=1", "sampling: Unexpected keyword argument 'temprature'"),
         ("sampling.seed=1", "set the top-level seed"),
+        ("sampling.logprobs=50", "^sampling.logprobs: at most 20; or set engine.max_logprobs=50$"),
+        ("sampling.prompt_logprobs=-1", "^sampling.prompt_logprobs: at most 20; or set engine.ma"),
         ("sampling.detokenize=false", "multiple values for keyword argument 'detokenize'"),
         ("engine.dtyp=float32", "engine: no setting 'dtyp'; did you mean 'dtype'"),
         ("task=drop", "was trained for 'judgment'; leave out `task`"),
@@ -133,6 +135,12 @@ def test_bad_settings_end_in_one_line(
     with pytest.raises(UserError, match=complaint) as error:
         job_of(trained, workshop / "demo/test.jsonl", word)
     assert "\n" not in str(error.value)
+
+
+def test_settings_of_sampling_that_go_with_others_are_taken(trained: Path, workshop: Path) -> None:
+    words = ["sampling.min_tokens=20", "sampling.logprobs=50", "engine.max_logprobs=50"]
+    job = job_of(trained, workshop / "demo/test.jsonl", *words)
+    assert job.passes == [{"min_tokens": 20, "logprobs": 50}]
 
 
 def test_missing_files_and_packages_are_named(

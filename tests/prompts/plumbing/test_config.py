@@ -54,6 +54,7 @@ def test_file_then_overrides_then_defaults(path: Path) -> None:
         ("sft: {name: a, max_tokns: 3}", "no setting 'max_tokns'; did you mean 'max_tokens'?"),
         ("[1]", "expected lines of `key: value`, found a list"),
         ("3", "Invalid loaded object type: int"),
+        ("sft: {name: '${oc.env:HOME}/x'}", "${{oc.env:HOME}}: settings are saved and packed, and"),
         ("a: 1\nname: [a", "expected ',' or ']' in \"{path}\", line 3"),
     ],
 )

@@ -1,6 +1,8 @@
+import errno
 import os
 import re
-from contextlib import suppress
+import stat
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from panjue.prompts.plumbing.files import (
     read_object,
     sha256,
     stream,
+    write_json,
 )
 from panjue.prompts.plumbing.rows import Rows
 
@@ -138,6 +141,27 @@ def test_a_deep_row_with_an_escape_is_read_or_refused_in_a_line(depth: int) -> N
     except UserError as error:
         result = str(error)
     assert re.search("^一$|nested too deeply|maximum recursion depth", result)
+
+
+@pytest.mark.parametrize(
+    ("of_folder", "code", "is_error"),
+    [
+        (True, errno.EINVAL, False),
+        (True, errno.ENOTSUP, False),
+        (True, errno.EIO, True),
+        (False, errno.EINVAL, True),
+    ],
+)
+def test_a_folder_that_cannot_be_synced_is_no_error(
+    of_folder: bool, code: int, is_error: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        if of_folder == stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=os.strerror(code)) if is_error else nullcontext():
+        write_json(tmp_path / "a.json", code)
 
 
 def test_files_that_differ_are_named_by_their_paths() -> None:
