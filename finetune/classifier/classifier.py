@@ -10,13 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from panjue.finetune.classifier.features import Hashes, View, facts, how_known, views
+from panjue.finetune.classifier.features import Array, View, facts, how_known, marked, views
 from panjue.finetune.classifier.label_sets import (
     LabelField,
     Probabilities,
-)
-from panjue.finetune.classifier.linear import (
-    view_scores,
 )
 from panjue.finetune.classifier.trees import (
     FieldTrees,
@@ -56,22 +53,39 @@ class Classifier:
 
     def probabilities(self, example: Example) -> list[dict[str, Probabilities]]:
         """Return, for every item of the answer, field -> label -> probability."""
-        count = len(example.names) if self.decides.items else 1
-        whole, own = views(example, count)
-        scores = self.scores(whole, own)
+        [of_items] = self.predict([example])
+        return of_items
+
+    def predict(self, examples: Sequence[Example]) -> list[list[dict[str, Probabilities]]]:
+        """Return what `probabilities` does, for each of some hundred examples: faster by far."""
+        if not examples:
+            return []
+        sizes = [len(example.names) if self.decides.items else 1 for example in examples]
+        cases = list(map(marked, examples, sizes))
+        whole, own = views(cases)
+        rows_of_cases, shares = self.views[0].rows_and_shares(whole)
+        scores = self._scores(rows_of_cases, self.views[1].rows(own), np.array(sizes))
         of_items: dict[str, NDArray[Any]] = {}
         for name, of_field in self.fields.items():
-            of_items[name] = of_field.probabilities(scores[name].sum(0))
+            if name not in self.second:
+                of_items[name] = of_field.probabilities(scores[name].sum(0))
         if self.second:
             assert self.decides.evidence, "there was evidence in training"
-            about = np.array(facts(example, count, self.decides.evidence), float)
-            items = Items(np.array([count]), scores, about)
+            about: list[list[float]] = []
+            for case in cases:
+                about += facts(case, self.decides.evidence)
+            items = Items(np.array(sizes), scores, np.array(about, float))
             of_items |= corrected_probabilities(self.second, items)
-        share = self.views[0].share_known(whole)
-        known = how_known(np.full(count, share), self.usual_share)
+        known = np.repeat(how_known(shares, self.usual_share), sizes)
         for name, of_field in self.fields.items():
             of_items[name] = of_field.as_far_as_known(of_items[name], known)
-        return [self.item_probabilities(of_items, i) for i in range(count)]
+        predictions = []
+        start = 0
+        for size in sizes:
+            numbers = range(start, start + size)
+            predictions.append([self.item_probabilities(of_items, number) for number in numbers])
+            start += size
+        return predictions
 
     def item_probabilities(
         self, of_items: Mapping[str, NDArray[Any]], number: int
@@ -80,10 +94,13 @@ class Classifier:
         fields = self.fields.items()
         return {name: of_field.by_label(of_items[name][number]) for name, of_field in fields}
 
-    def scores(self, whole: Hashes, own: Sequence[Hashes]) -> dict[str, NDArray[np.float32]]:
-        """Return field -> scores of the items of a case by each view, [views, items, labels]."""
-        rows = (self.views[0].rows([whole]), self.views[1].rows(own))
-        of_all_fields = view_scores(rows, self.weights, self.bias)
+    def _scores(
+        self, of_cases: csr_array, of_own: csr_array, sizes: Array
+    ) -> dict[str, NDArray[np.float32]]:
+        """Return field -> scores of the items of cases by each view, [views, items, labels]."""
+        whole = (of_cases @ self.weights[0]).toarray() + self.bias
+        own = (of_own @ self.weights[1]).toarray()
+        of_all_fields = np.stack([np.repeat(whole, sizes, axis=0), own])
         # The columns of the fields stand side by side.
         ends = np.cumsum([len(of_field.labels) for of_field in self.fields.values()])
         of_each_field = np.split(of_all_fields, ends[:-1], axis=2)

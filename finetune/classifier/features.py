@@ -1,118 +1,79 @@
-"""What the text classifier looks at: n-grams of a case and of its items, and facts about them."""
+"""What the text classifier looks at: n-grams of cases and of their items, and facts about them."""
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
-from zlib import crc32
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
+from panjue.finetune.classifier.grams import FIRST_NAME, Hashes, Text, grams
 from panjue.prompts.example import Example
 from panjue.prompts.names import split_at_names
-
-Hashes = NDArray[np.uint32]
 
 Array = NDArray[Any]
 
 PLACES = ("number", "of", "place", "length", "own length", "named", "first named")
 """Facts that say where an item stands; of these alone the label sets know."""
 
-PERSON = 0xE000  # private-use characters: this one replaces the item's own name
-
-OTHER = 0xE001  # any other name
-
-FIRST_NAME = 0xE010  # the first name of a case; the others follow
-
-FIRST_NUMBER = 0xF000  # the number 0; see `magnitude`
-
-NUMBER = re.compile(r"(\d[\d,]*(?:\.\d+)?)余?(万)?")
-
-CLAUSE = re.compile(r"(?<=[。；，;\n])|(?<=,)(?!\d)")
-
-TOKEN = re.compile(r"[^\W\d_\u4e00-\u9fff]+|[\u4e00-\u9fff\ue000-\uf8ff]")
-"""A Chinese character, a word of another script, a name or a number."""
+CLAUSE_END = re.compile(r"[。；，;\n]|,(?!\d)")
 
 
-def magnitude(number: re.Match[str]) -> str:
-    """Return one character for a match of `NUMBER`; numbers of a third of a decade have the same.
+class MarkedCase(NamedTuple):
+    """A case with a character from `FIRST_NAME` on in place of each name."""
 
-    There are 99 characters, from that of a thousandth and less to that of 10**30, and one for 0.
-    """
-    value = float(number[1].replace(",", ""))
-    if number[2]:
-        value *= 10_000
-    if value <= 0:
-        return chr(FIRST_NUMBER)
-    thirds = round(3 * math.log10(min(value, 1e30)))
-    return chr(FIRST_NUMBER + max(1, min(99, thirds + 10)))
+    text: str
+    names: int
+    own: Sequence[str]  # the clauses that name each item
 
 
-def grams(text: str, marks: Sequence[str] = ()) -> Hashes:
-    """Return the hashes of all tokens of a text, of all pairs of neighbors, and of `marks`."""
-    with_magnitudes = NUMBER.sub(magnitude, text.lower())
-    tokens = [token.encode() for token in TOKEN.findall(with_magnitudes)]
-    single = list(map(crc32, tokens))
-    # crc32(b" b", crc32(b"a")) is crc32(b"a b"): the hash of a pair continues that of its first
-    # token. The last token begins no pair, and `map` leaves it out.
-    with_space = [b" " + token for token in tokens[1:]]
-    pairs = map(crc32, with_space, single)
-    of_marks = [crc32(mark.encode()) for mark in marks]
-    return np.fromiter(chain(single, pairs, of_marks), np.uint32)
-
-
-def everybody(example: Example) -> range:
-    """Return the code points that replace the names of a case."""
-    return range(FIRST_NAME, FIRST_NAME + len(example.names))
-
-
-def own_clauses(example: Example, items: int) -> tuple[str, list[str]]:
-    """Return the text with a mark in place of each name, and the clauses that name each item."""
+def marked(example: Example, items: int) -> MarkedCase:
     pieces = []
     for piece, number in split_at_names(example.text, example.names):
         pieces.append(piece if number is None else chr(FIRST_NAME + number))
     text = "".join(pieces)
-    marks = set(map(chr, everybody(example)))
+    names = len(example.names)
+    marks = {chr(FIRST_NAME + number) for number in range(names)}
+    ends = [found.end() for found in CLAUSE_END.finditer(text)]
     clauses: dict[str, list[str]] = defaultdict(list)
-    for clause in CLAUSE.split(text):
+    for start, end in pairwise([0, *ends, len(text)]):
+        clause = text[start:end]
         for mark in marks.intersection(clause):
             clauses[mark].append(clause)
-    return text, ["".join(clauses[chr(FIRST_NAME + number)]) for number in range(items)]
+    own = ["".join(clauses[chr(FIRST_NAME + number)]) for number in range(items)]
+    return MarkedCase(text, names, own)
 
 
-def views(example: Example, items: int) -> tuple[Hashes, list[Hashes]]:
-    """Return the n-grams of the whole text, and for each item those of its own clauses.
+def views(cases: Sequence[MarkedCase]) -> tuple[list[Hashes], list[Hashes]]:
+    """Return the n-grams of the whole text of each case, and those of each item's own clauses.
 
     All names are masked. An item's own clauses are those that name its person; its place among the
     items is a mark there.
     """
-    text, clauses = own_clauses(example, items)
-    others = dict.fromkeys(everybody(example), OTHER)
-    whole = grams(text.translate(others))
-    of_items = []
-    for number, own in enumerate(clauses):
-        masked = own.translate({**others, FIRST_NAME + number: PERSON})
-        place = f"place {min(number, 6)}"
-        of = f"of {min(items, 7)}"
-        last = f"last {number == items - 1}"
-        of_items.append(grams(masked, (place, of, last)))
-    return whole, of_items
+    texts = [Text(case.text, case.names) for case in cases]
+    for case in cases:
+        items = len(case.own)
+        for number, own in enumerate(case.own):
+            place = f"place {min(number, 6)}"
+            of = f"of {min(items, 7)}"
+            last = f"last {number == items - 1}"
+            texts.append(Text(own, case.names, number, (place, of, last)))
+    hashes = grams(texts)
+    return hashes[: len(cases)], hashes[len(cases) :]
 
 
-def facts(
-    example: Example, items: int, evidence: Callable[[str], Sequence[float]]
-) -> list[list[float]]:
+def facts(case: MarkedCase, evidence: Callable[[str], Sequence[float]]) -> list[list[float]]:
     """Return for each item its `PLACES`, and the evidence about the case and about itself."""
-    text, clauses = own_clauses(example, items)
+    text = case.text
+    items = len(case.own)
     length = max(1, len(text))
     of_case = evidence(text)
     rows = []
-    for number, own in enumerate(clauses):
+    for number, own in enumerate(case.own):
         mark = chr(FIRST_NAME + number)
         places = {
             "number": number,
@@ -146,29 +107,41 @@ class View:
     kept: Hashes  # their hashes, ascending, [columns]
     idf: NDArray[np.float32]  # inverse document frequencies, [columns]
 
-    def share_known(self, text: Hashes) -> float:
-        """Return the share of a text's distinct n-grams that count; 0 of an empty text."""
-        distinct = np.unique(text)
-        known = np.isin(distinct, self.kept, assume_unique=True)
-        return float(known.sum() / max(1, len(distinct)))
-
     def rows(self, texts: Sequence[Hashes]) -> csr_array:
         """Return the vectors of texts, [texts, columns]: sublinear TF-IDF, each of length 1."""
-        columns = []
-        values = []
-        ends = [0]
-        for hashes in texts:
-            distinct, counts = np.unique(hashes, return_counts=True)
-            places = np.searchsorted(self.kept, distinct)
-            is_kept = np.searchsorted(self.kept, distinct, side="right") > places
-            places = places[is_kept]
-            vector = (1 + np.log(counts[is_kept])) * self.idf[places]
-            vector /= max(float(np.linalg.norm(vector)), 1e-9)
-            columns.append(places)
-            values.append(vector.astype(np.float32))
-            ends.append(ends[-1] + len(vector))
+        return self.rows_and_shares(texts)[0]
+
+    def rows_and_shares(self, texts: Sequence[Hashes]) -> tuple[csr_array, Array]:
+        """Return `rows`, and the share of each text's distinct n-grams that have a column, [texts].
+
+        That of an empty text is 0.
+        """
+        text_of, distinct, counts = distinct_grams(texts)
+        places, is_kept = self._columns(distinct)
+        columns = places[is_kept]
+        row_of = text_of[is_kept]
+        values = (1 + np.log(counts[is_kept])) * self.idf[columns]
+        lengths = np.sqrt(np.bincount(row_of, values * values, minlength=len(texts)))
+        values /= np.maximum(lengths, 1e-9)[row_of]
+        starts = np.searchsorted(row_of, np.arange(len(texts) + 1))
         # scikit-learn takes 32-bit indices only.
-        indices = np.concatenate(columns).astype(np.int32)
-        starts = np.array(ends, dtype=np.int32)
-        shape = (len(texts), len(self.kept))
-        return csr_array((np.concatenate(values), indices, starts), shape=shape)
+        parts = (values.astype(np.float32), columns.astype(np.int32), starts.astype(np.int32))
+        rows = csr_array(parts, shape=(len(texts), len(self.kept)))
+        shares = np.diff(starts) / np.maximum(1, np.bincount(text_of, minlength=len(texts)))
+        return rows, shares
+
+    def _columns(self, hashes: Hashes) -> tuple[Array, NDArray[np.bool_]]:
+        """Return the column of each hash, and whether it has one."""
+        if not len(self.kept):
+            return np.zeros(len(hashes), np.int64), np.zeros(len(hashes), bool)
+        places = np.minimum(np.searchsorted(self.kept, hashes), len(self.kept) - 1)
+        return places, self.kept[places] == hashes
+
+
+def distinct_grams(texts: Sequence[Hashes]) -> tuple[Array, Hashes, Array]:
+    """Return the distinct n-grams of each text, ascending: number of the text, hash, count."""
+    text_of = np.repeat(np.arange(len(texts), dtype=np.uint64), list(map(len, texts)))
+    hashes = np.concatenate(texts).astype(np.uint64)
+    both, counts = np.unique(text_of << np.uint64(32) | hashes, return_counts=True)
+    numbers = (both >> np.uint64(32)).astype(np.int64)
+    return numbers, both.astype(np.uint32), counts

@@ -14,7 +14,7 @@ from scipy.sparse import csr_array, hstack
 
 from panjue.finetune.classifier.calibration import FOLDS
 from panjue.finetune.classifier.classifier import Classifier, read_classifier
-from panjue.finetune.classifier.features import Array, facts, how_known
+from panjue.finetune.classifier.features import Array, facts, how_known, marked
 from panjue.finetune.classifier.label_sets import LabelField, Probabilities, size_weights
 from panjue.finetune.classifier.linear import (
     UNUSUAL,
@@ -170,7 +170,7 @@ def fit_corrections(
         return {}, {}
     about = []
     for example, size in zip(items.cases, items.sizes.tolist(), strict=True):
-        about += facts(example, size, decides.evidence)
+        about += facts(marked(example, size), decides.evidence)
     scores = {name: stage.scores for name, stage in stages.items()}
     gold = {name: stage.gold for name, stage in stages.items()}
     scored_items = Items(items.sizes, scores, np.array(about, float))

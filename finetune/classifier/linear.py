@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, hstack
+from scipy.sparse import csr_array, hstack, vstack
 
 from panjue.finetune.classifier.calibration import FOLDS, fit_calibration
-from panjue.finetune.classifier.features import Array, Hashes, View, views
+from panjue.finetune.classifier.features import Array, View, marked, views
+from panjue.finetune.classifier.grams import Hashes
 from panjue.finetune.classifier.label_sets import LabelField, label_frequencies
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
@@ -39,6 +40,9 @@ MIN_PASSES = 6
 
 UNUSUAL = 0.05
 """Share of the training's cases whose texts have so few known n-grams that they are unusual."""
+
+CASES_AT_ONCE = 256
+"""Their n-grams are made together; more would not be faster."""
 
 MIN_WEIGHT = 0.1
 """Smaller weights are left out of the file."""
@@ -81,15 +85,30 @@ class FittedViews(NamedTuple):
 
 
 def fit_views(items: TrainingItems) -> FittedViews:
-    whole: list[Hashes] = []
+    of_cases: list[Hashes] = []
     own: list[Hashes] = []
-    for example, size in zip(items.cases, items.sizes.tolist(), strict=True):
-        of_case, of_items = views(example, size)
-        whole += [of_case] * size
-        own += of_items
+    for start in range(0, len(items.cases), CASES_AT_ONCE):
+        part = slice(start, start + CASES_AT_ONCE)
+        sizes = items.sizes[part].tolist()
+        more_of_cases, more_own = views(list(map(marked, items.cases[part], sizes)))
+        of_cases += more_of_cases
+        own += more_own
+    case_of_item = np.repeat(np.arange(len(items.cases)), items.sizes)
+    whole = [of_cases[case] for case in case_of_item]
     both = [fit_view(whole), fit_view(own)]
-    rows = [both[0].rows(whole), both[1].rows(own)]
+    rows = [
+        csr_array(_rows(both[0], of_cases)[case_of_item]),
+        _rows(both[1], own),
+    ]
     return FittedViews(both, rows, shares_known_apart(whole, rows[0], items))
+
+
+def _rows(view: View, texts: Sequence[Hashes]) -> csr_array:
+    """Return the vectors of texts, in parts that need little memory."""
+    parts = []
+    for start in range(0, len(texts), CASES_AT_ONCE):
+        parts.append(view.rows(texts[start : start + CASES_AT_ONCE]))
+    return csr_array(vstack(parts, format="csr"))
 
 
 def shares_known_apart(
@@ -243,5 +262,4 @@ def view_scores(
     of_whole, of_own = rows
     whole = (of_whole @ weights[0]).toarray() + bias
     own = (of_own @ weights[1]).toarray()
-    of_each_item = np.broadcast_to(whole, own.shape)  # the whole text may be one row
-    return np.stack([of_each_item, own])
+    return np.stack([whole, own])

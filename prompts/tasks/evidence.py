@@ -5,6 +5,7 @@ After a change here raise `render.RULES`.
 
 import math
 import re
+from collections import defaultdict
 
 AMOUNT = re.compile(
     r"(?<!\d)(?<!\d[,，])(\d[\d,，]*+(?:\.\d++)?+)\s*+余?\s*+([万千百亿])?\s*+余?\s*+多?\s*+"
@@ -31,6 +32,11 @@ WORDS = """
 """.split()  # noqa: SIM905  # one word a line would be too long
 """Roles, conduct before and after, means, injuries, drugs and posts, as judgments write them."""
 
+BY_FIRST_CHARACTER: dict[str, list[int]] = defaultdict(list)
+"""First character -> numbers of words. Most texts lack most of them, and are not searched."""
+for _number, _word in enumerate(WORDS):
+    BY_FIRST_CHARACTER[_word[0]].append(_number)
+
 
 def evidence(text: str) -> list[float]:
     """Return the sizes of amounts of money and of grams, the numbers of acts, dates and words."""
@@ -43,7 +49,10 @@ def evidence(text: str) -> list[float]:
         else:
             money.append(value)
     acts = [len(ACTS.findall(text)), len(YEAR_AND_MONTH.findall(text))]
-    words = [text.count(word) for word in WORDS]
+    words = [0] * len(WORDS)
+    for character in set(text).intersection(BY_FIRST_CHARACTER):
+        for number in BY_FIRST_CHARACTER[character]:
+            words[number] = text.count(WORDS[number])
     return [*_sizes(money), *_sizes(grams), *acts, *words]
 
 

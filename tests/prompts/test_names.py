@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.finetune.classifier.features import own_clauses
+from panjue.finetune.classifier.features import marked
 from panjue.prompts.example import Example
 from panjue.prompts.names import STEMS, WITH_STEM, name_places, split_at_names
 from panjue.prompts.shorten import leaving_order
@@ -74,9 +74,9 @@ def test_any_text_and_any_names_have_places(text: str, names: list[str]) -> None
 def test_every_reader_of_names_takes_the_same_places() -> None:
     sentences = ["乙供述。", "甲基苯丙胺被查获。", "甲望风。", "甲又望风。"]
     example = Example(1, "".join(sentences), ("甲", "乙"))
-    text, clauses = own_clauses(example, 2)
-    assert "甲基苯丙胺" in text
-    assert [clause.count("。") for clause in clauses] == [2, 1]
+    case = marked(example, 2)
+    assert "甲基苯丙胺" in case.text
+    assert [clauses.count("。") for clauses in case.own] == [2, 1]
     assert leaving_order(sentences, example.names, "") == [1, 3], "the drug introduces nobody"
 
 

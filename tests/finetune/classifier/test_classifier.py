@@ -3,8 +3,11 @@
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -14,7 +17,8 @@ from scipy.sparse import csr_array
 from scipy.special import expit
 
 from panjue.finetune.classifier.classifier import Classifier, load_classifier, read_classifier
-from panjue.finetune.classifier.features import NUMBER, PLACES, View, facts, grams, magnitude, views
+from panjue.finetune.classifier.features import PLACES, View, facts, marked, views
+from panjue.finetune.classifier.grams import NUMBER, Hashes, Text, grams, magnitude
 from panjue.finetune.classifier.label_sets import LabelField
 from panjue.prompts.example import AnswerFields, Example
 from panjue.prompts.model import CLASSIFIER
@@ -30,7 +34,7 @@ CASE = Example(id=1, text=TEXT, names=NAMES)
 
 
 def masked(text: str) -> str:
-    return NUMBER.sub(magnitude, text)
+    return NUMBER.sub(lambda found: magnitude(found[0]), text)
 
 
 def test_numbers_of_one_third_of_a_decade_are_one_character() -> None:
@@ -43,24 +47,24 @@ def test_numbers_of_one_third_of_a_decade_are_one_character() -> None:
 def test_any_text_and_any_names_have_n_grams(text: str, names: list[str]) -> None:
     example = Example(id=1, text=text, names=tuple(names))
     items = len(names) or 1
-    _, own = views(example, items)
-    assert len(own) == len(facts(example, items, lambda _: ())) == items
+    case = marked(example, items)
+    [_], own = views([case])
+    assert len(own) == len(facts(case, lambda _: ())) == items
 
 
 @given(st.permutations(["赵甲", "钱乙", "孙丙"]))
 def test_other_names_change_nothing(names: list[str]) -> None:
     new = dict(zip(NAMES, names, strict=True))
     text = re.sub("|".join(NAMES), lambda found: new[found[0]], TEXT)
-    whole, own = views(CASE, 3)
-    same, also = views(Example(id=1, text=text, names=tuple(names)), 3)
+    [whole], own = views([marked(CASE, 3)])
+    [same], also = views([marked(Example(id=1, text=text, names=tuple(names)), 3)])
     for one, other in zip([whole, *own], [same, *also], strict=True):
         assert one.tolist() == other.tolist()
 
 
 def test_where_an_item_stands_worked_by_hand() -> None:
-    rows = facts(CASE, 3, lambda text: [text.count("元")])
-    marked = "甲盗窃3万元，乙望风；丙销赃200元。"  # with one character for each name
-    length = len(marked)
+    rows = facts(marked(CASE, 3), lambda text: [text.count("元")])
+    length = len("甲盗窃3万元，乙望风；丙销赃200元。")  # with one character for each name
     expected = [
         [0, 3, 0, length, 7, 1, 0, 2, 1],
         [1, 3, 0.5, length, 4, 1, 7 / length, 2, 0],
@@ -70,8 +74,33 @@ def test_where_an_item_stands_worked_by_hand() -> None:
     assert len(rows[0]) == len(PLACES) + 2
 
 
+TOKEN = re.compile(r"[^\W\d_\u4e00-\u9fff]+|[\u4e00-\u9fff\ue000-\uf8ff]")
+CHARACTERS = st.sampled_from("甲乙ab A1,.万余é𠮷日ご한\ue010\uf010_\nΣßİ①²") | st.characters()
+
+
+def hashes(text: str) -> Hashes:
+    [of_text] = grams([Text(text)])
+    return of_text
+
+
+@given(st.lists(st.text(CHARACTERS, max_size=12), min_size=1, max_size=5))
+def test_the_n_grams_of_texts_are_those_of_each_token_by_token(texts: list[str]) -> None:
+    for text, found in zip(texts, grams([Text(text) for text in texts]), strict=True):
+        tokens = TOKEN.findall(masked(text.lower()))
+        pairs = [f"{first} {second}" for first, second in pairwise(tokens)]
+        assert found.tolist() == [crc32(gram.encode()) for gram in (*tokens, *pairs)]
+
+
+def test_names_and_marks_worked_by_hand() -> None:
+    [found] = grams([Text("\ue010打\ue011\ue012", names=2, own=1, marks=("of 2",))])
+    tokens = ["\ue001", "打", "\ue000", "\ue012"]  # the last is a character of the text itself
+    pairs = [f"{first} {second}" for first, second in pairwise(tokens)]
+    assert found.tolist() == [crc32(gram.encode()) for gram in (*tokens, *pairs, "of 2")]
+
+
 def test_words_of_other_scripts_are_whole() -> None:
-    assert grams("The court").tolist() == [*grams("the"), *grams("court"), grams("the court")[-1]]
+    words = [*hashes("the"), *hashes("court"), hashes("the court")[-1]]
+    assert hashes("The court").tolist() == words
 
 
 def test_a_vector_worked_by_hand() -> None:
@@ -89,7 +118,7 @@ def test_a_vector_worked_by_hand() -> None:
 
 def small(*, is_set: bool, scale: float = 1.0, shift: float = 0.0) -> Classifier:
     """Return a classifier of two fields that knows one n-gram by each view."""
-    view = View(np.array(sorted(grams("甲"))), np.ones(1, np.float32))
+    view = View(np.array(sorted(hashes("甲"))), np.ones(1, np.float32))
     names = ("label", "other")
     return Classifier(
         decides=AnswerFields(sets=names) if is_set else AnswerFields(classes=names),
@@ -111,6 +140,14 @@ def test_probabilities_worked_by_hand() -> None:
     [of_set] = small(is_set=True, scale=0.5, shift=1).probabilities(example)
     assert of_set["label"] == pytest.approx({"a": expit(2), "b": expit(0.5)})
     assert of_set["other"] == pytest.approx({"c": expit(3.5)})
+
+
+@given(st.lists(st.text("甲乙", max_size=4), max_size=5))
+def test_predictions_of_many_cases_are_those_of_each(texts: Sequence[str]) -> None:
+    examples = [Example(id=number, text=text) for number, text in enumerate(texts)]
+    for classifier in (small(is_set=False), small(is_set=True)):
+        alone = [classifier.probabilities(example) for example in examples]
+        assert classifier.predict(examples) == alone
 
 
 DECIDES = AnswerFields(classes=("label", "other"))

@@ -113,6 +113,17 @@ def test_cases_of_the_training_have_labels_too(name: str) -> None:
             assert all(UNSURE <= chance <= 1 - UNSURE for chance in confidence.values())
 
 
+@pytest.mark.parametrize("name", TRAININGS)
+def test_predictions_of_many_cases_are_those_of_each(name: str) -> None:
+    advisor, cases = trained(name)
+    several = [*cases[:30], Example("?", UNSEEN, NAMES), Example("!", "", ("甲", *NAMES))]
+    alone = [advisor.classifier.probabilities(example) for example in several]
+    for items, items_alone in zip(advisor.classifier.predict(several), alone, strict=True):
+        for item, item_alone in zip(items, items_alone, strict=True):
+            for field, of_labels in item.items():
+                assert of_labels == pytest.approx(item_alone[field], rel=0, abs=1e-9)
+
+
 @pytest.mark.parametrize("name", SEVERAL_LABELS)
 def test_unseen_words_are_no_reason_to_be_sure(name: str) -> None:
     advisor, cases = trained(name)

@@ -1,0 +1,172 @@
+"""The n-grams of many texts at once, as hashes: arrays of characters in place of a loop over them.
+
+A token is a Chinese character, a name or a number as one private-use character, or a word of
+another script. Its hash is the CRC-32 of its bytes in UTF-8; that of two neighbors is the CRC-32 of
+both with a space between.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+Hashes = NDArray[np.uint32]
+
+PERSON = 0xE000  # private-use characters: this one replaces the item's own name
+
+OTHER = 0xE001  # any other name
+
+FIRST_NAME = 0xE010  # the first name of a case; the others follow
+
+FIRST_NUMBER = 0xF000  # the number 0; see `magnitude`
+
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?余?万?")
+
+END = "\ud800"
+"""Stands between texts; no token has it."""
+
+
+class Text(NamedTuple):
+    """A text with a character from `FIRST_NAME` on in place of each name."""
+
+    text: str
+    names: int = 0  # so many characters are names
+    own: int = -1  # the number of the name that the text is about, if any
+    marks: tuple[str, ...] = ()  # further tokens, which have no neighbors
+
+
+@lru_cache(maxsize=100_000)
+def magnitude(number: str) -> str:
+    """Return one character for a match of `NUMBER`; numbers of a third of a decade have the same.
+
+    There are 99 characters, from that of a thousandth and less to that of 10**30, and one for 0.
+    """
+    digits = number.rstrip("余万")
+    value = float(digits.replace(",", ""))
+    if number.endswith("万"):
+        value *= 10_000
+    if value <= 0:
+        return chr(FIRST_NUMBER)
+    thirds = round(3 * math.log10(min(value, 1e30)))
+    return chr(FIRST_NUMBER + max(1, min(99, thirds + 10)))
+
+
+def _magnitude(found: re.Match[str]) -> str:
+    return magnitude(found[0])
+
+
+def grams(texts: Sequence[Text]) -> list[Hashes]:
+    """Return for each text the hashes of its tokens, of pairs of neighbors, and of its marks."""
+    joined = END.join(one.text.replace(END, " ") for one in texts)
+    lowered = NUMBER.sub(_magnitude, joined.lower())
+    codes = np.frombuffer(lowered.encode("utf-32-le", "surrogatepass"), np.uint32).copy()
+    is_end = codes == ord(END)
+    ends_of_texts = np.flatnonzero(is_end)
+    _mask_names(codes, ends_of_texts, texts)
+
+    is_character = _is_character(codes)
+    is_letter = letters()[codes]
+    begins_word = is_letter.copy()
+    begins_word[1:] &= ~is_letter[:-1]
+    starts = np.flatnonzero(is_character | begins_word)
+    text_of = np.searchsorted(ends_of_texts, starts)
+    first_codes = np.minimum(codes[starts], 0xFFFF)  # those of words do not matter
+    single = hashes_of_characters()[0][first_codes]
+    after_space = hashes_of_characters()[1][first_codes]
+    pair_of = _four_zero_bytes(single[:-1]) ^ after_space[1:]
+    words = _words(lowered, starts, is_letter)
+    for token, word in words.items():
+        single[token] = crc32(word)
+    pair_of = _four_zero_bytes(single[:-1]) ^ after_space[1:]
+    for token, word in words.items():
+        if token:
+            pair_of[token - 1] = crc32(b" " + word, int(single[token - 1]))
+    is_pair = text_of[:-1] == text_of[1:]
+    pairs = pair_of[is_pair]
+    numbers = np.arange(1, len(texts))
+    singles_of = np.split(single, np.searchsorted(text_of, numbers))
+    pairs_of = np.split(pairs, np.searchsorted(text_of[:-1][is_pair], numbers))
+    result = []
+    for one, singles, neighbors in zip(texts, singles_of, pairs_of, strict=True):
+        marks = np.array([crc32(mark.encode()) for mark in one.marks], np.uint32)
+        result.append(np.concatenate([singles, neighbors, marks]))
+    return result
+
+
+def _words(text: str, starts: NDArray[Any], is_letter: NDArray[np.bool_]) -> dict[int, bytes]:
+    """Return the tokens that are words: number among `starts` -> its bytes."""
+    ends_word = is_letter.copy()
+    ends_word[:-1] &= ~is_letter[1:]
+    ends = (np.flatnonzero(ends_word) + 1).tolist()
+    numbers = np.flatnonzero(is_letter[starts])
+    places = zip(numbers.tolist(), starts[numbers].tolist(), ends, strict=True)
+    return {number: text[start:end].encode() for number, start, end in places}
+
+
+def _mask_names(codes: Hashes, ends_of_texts: NDArray[Any], texts: Sequence[Text]) -> None:
+    """Replace the names in the characters of texts by `PERSON` and `OTHER`."""
+    places = np.flatnonzero((codes >= FIRST_NAME) & (codes < FIRST_NUMBER))
+    numbers = codes[places].astype(np.int64) - FIRST_NAME
+    text_of = np.searchsorted(ends_of_texts, places)
+    is_name = numbers < np.array([one.names for one in texts])[text_of]
+    is_own = numbers == np.array([one.own for one in texts])[text_of]
+    codes[places] = np.where(is_name, np.where(is_own, PERSON, OTHER), codes[places])
+
+
+def _is_character(codes: Hashes) -> NDArray[np.bool_]:
+    """Say which characters are tokens: Chinese ones, names and numbers."""
+    is_chinese = (codes >= 0x4E00) & (codes <= 0x9FFF)
+    return is_chinese | ((codes >= 0xE000) & (codes <= 0xF8FF))
+
+
+@cache
+def letters() -> NDArray[np.bool_]:
+    """Return which code points are letters of words."""
+    everything = np.arange(0x110000, dtype=np.uint32)
+    text = everything.tobytes().decode("utf-32-le", "surrogatepass")
+    result = np.zeros(len(everything), bool)
+    for run in re.finditer(r"[^\W\d_]+", text):
+        result[run.start() : run.end()] = True
+    return result & ~_is_character(everything)
+
+
+@cache
+def hashes_of_characters() -> tuple[Hashes, Hashes]:
+    """Return the hashes of characters that are tokens, alone and after a space, [code points]."""
+    single = np.zeros(0x10000, np.uint32)
+    after_space = np.zeros(0x10000, np.uint32)
+    for code in np.flatnonzero(_is_character(np.arange(0x10000, dtype=np.uint32))).tolist():
+        character = chr(code).encode()
+        single[code] = crc32(character)
+        after_space[code] = crc32(b" " + character)
+    return single, after_space
+
+
+@cache
+def _zero_bytes_table() -> Hashes:
+    """Return what four zero bytes make of each byte of a checksum, [4, 256]."""
+    zeros = bytes(4)
+    table = np.zeros((4, 256), np.uint32)
+    for place in range(4):
+        for byte in range(256):
+            table[place, byte] = crc32(zeros, byte << 8 * place) ^ crc32(zeros)
+    return table
+
+
+def _four_zero_bytes(checksums: Hashes) -> Hashes:
+    """Return what four further bytes make of checksums, but for their values.
+
+    CRC is linear: `crc32(b, crc32(a))` is `crc32(b)` and this of `crc32(a)`, by exclusive or. A
+    space and a character of `_is_character` have four bytes.
+    """
+    table = _zero_bytes_table()
+    result: Hashes = table[0][checksums & 255]
+    result ^= table[1][checksums >> 8 & 255]
+    result ^= table[2][checksums >> 16 & 255]
+    result ^= table[3][checksums >> 24]
+    return result
