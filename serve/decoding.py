@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
-from panjue.finetune.classifier.opinions import EMPTY_REPLY, Advisor, read_answer
+from panjue.finetune.classifier.opinions import EMPTY_REPLY, Advisor, Opinion, read_answer
 from panjue.prompts.example import Answer, Decoded, Example, first_reply, run_steps
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.endpoint import CONTENT_FILTER
@@ -39,6 +39,9 @@ from panjue.serve.settings import AnswerSetting
 
 DERIVED = ("scores.json", "report.html")
 """Files that `score` and `report` make from a submission, beside it."""
+
+BATCH = 256
+"""Examples that the text classifier looks at together: a few megabytes."""
 
 MAX_SHOWN_REFUSALS = 5
 """Refused examples that are printed; decode.json has all."""
@@ -298,17 +301,31 @@ class _Decoder:
     than they are."""
     tally: Tally
 
-    def answer(self, example: Example) -> tuple[Answer, Sequence[Mapping[str, float]]]:
-        """Return the answer to an example, and its confidence if there is a classifier."""
+    def answers(
+        self, examples: Sequence[Example]
+    ) -> Iterator[tuple[Answer, Sequence[Mapping[str, float]]]]:
+        """Yield the answers to examples, each with its confidence if there is a classifier."""
+        task = self.answered.task
+        if task.solve:
+            for example in examples:
+                yield run_steps(task.solving(example), partial(self._call, example)), []
+            return
+        rows = [self._row({"id": example.id}) for example in examples]
+        opinions: Sequence[Sequence[Opinion] | None] = [None] * len(rows)
+        if self.advisor:
+            opinions = self.advisor.opinions_of(examples, rows)
+        for example, row, of_case in zip(examples, rows, opinions, strict=True):
+            yield self._answer(example, row, of_case)
+
+    def _answer(
+        self, example: Example, row: Mapping[str, Any], opinions: Sequence[Opinion] | None
+    ) -> tuple[Answer, Sequence[Mapping[str, float]]]:
         task = self.answered.task
         labels = self.answered.labels
-        if task.solve:
-            return run_steps(task.solving(example), partial(self._call, example)), []
-        row = self._row({"id": example.id})
         advisor = self.advisor
         if advisor and text_hash(example) in self.calibrating:
             advisor = replace(advisor, scaling={})
-        read = read_answer(task, labels, advisor, example, row)
+        read = read_answer(task, labels, advisor, example, row, opinions)
         if self.rows is not None:
             self.tally.add(example, row, read.decoded, len(task.answer.fields))
         if task.ranking:
@@ -344,15 +361,23 @@ def _write(decoder: _Decoder, confidences: Path) -> None:
         atomic_write(answered.folder / CASES_FILE) as cases,
         task.data.submission.writing(tally.submission) as write,
     ):
-        for example in counted(answered.examples(), total):
-            cases.write(dump({"id": example.id, "text_sha256": text_hash(example)}) + "\n")
-            answer, confidence = decoder.answer(example)
-            write(task.data.write(example, answer))
-            tally.unpaired += unpaired(task, answer, answered.labels)
-            if confidence:
-                row = {"id": example.id, "confidence": confidence}
-                confidence_lines.write(dump(row) + "\n")
-            tally.examples += 1
+        for examples in batches(counted(answered.examples(), total)):
+            for example, told in zip(examples, decoder.answers(examples), strict=True):
+                answer, confidence = told
+                cases.write(dump({"id": example.id, "text_sha256": text_hash(example)}) + "\n")
+                write(task.data.write(example, answer))
+                tally.unpaired += unpaired(task, answer, answered.labels)
+                if confidence:
+                    row = {"id": example.id, "confidence": confidence}
+                    confidence_lines.write(dump(row) + "\n")
+                tally.examples += 1
+
+
+def batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
+    """Yield the examples in lists of `BATCH`; the last one may be shorter."""
+    rest = iter(examples)
+    while batch := list(islice(rest, BATCH)):
+        yield batch
 
 
 def unpaired(task: Task, answer: Answer, labels: Labels) -> int:

@@ -91,6 +91,20 @@ class Advisor:
             return [Opinion(**of_item) for of_item in row["opinions"]]
         return self.with_answers(self.classifier.probabilities(example))
 
+    def opinions_of(
+        self, examples: Sequence[Example], rows: Sequence[Mapping[str, Any]]
+    ) -> list[list[Opinion]]:
+        """Return the opinions on many examples at once, which is faster; as for `opinions`."""
+        unknown = [one for one, row in zip(examples, rows, strict=True) if "opinions" not in row]
+        predicted = iter(self.classifier.predict(unknown) if unknown else ())
+        found = []
+        for example, row in zip(examples, rows, strict=True):
+            if "opinions" in row:
+                found.append(self.opinions(example, row))
+            else:
+                found.append(self.with_answers(next(predicted)))
+        return found
+
     def with_answers(self, items: Sequence[Mapping[str, Probabilities]]) -> list[Opinion]:
         """Return the opinions on items, each with what it makes of the item's probabilities."""
         return [Opinion(of_item, self._answer(of_item)) for of_item in items]
@@ -172,13 +186,22 @@ def by_choice(advisor: Advisor, choice: Choice) -> Advisor:
 
 
 def read_answer(
-    task: Task, labels: Labels, advisor: Advisor | None, example: Example, row: Mapping[str, Any]
+    task: Task,
+    labels: Labels,
+    advisor: Advisor | None,
+    example: Example,
+    row: Mapping[str, Any],
+    opinions: Sequence[Opinion] | None = None,
 ) -> Answered:
-    """Return what the row of an example's only call answers; it may have the opinions already."""
+    """Return what the row of an example's only call answers.
+
+    The opinions are those given, those that the row has, or else the classifier is asked.
+    """
     decoded = task.ask.decode(first_reply(row), example, labels)
     if advisor is None:
         return Answered(decoded, decoded.answer)
-    opinions = advisor.opinions(example, row)
+    if opinions is None:
+        opinions = advisor.opinions(example, row)
     of_model = decoded.without(advisor.answers, len(opinions))
     answer = advisor.complete(of_model, opinions)
     return Answered(decoded, answer, opinions, advisor.confidence(of_model, answer, opinions))
