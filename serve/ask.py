@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
-import llguidance.hf
 from llguidance import LLMatcher
 
 from panjue.finetune.classifier.opinions import Advisor, Opinion, load_advisor
@@ -115,6 +114,8 @@ class Asker:
         self._constrained = constrained
         if model:
             self.tokenizer = load_tokenizer(model)
+            import llguidance.hf  # imports transformers, which decoding alone does not need
+
             self._grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer)
         if trained:
             self.labels = load_labels(trained / "labels.json")

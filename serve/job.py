@@ -1,16 +1,17 @@
 """What a process needs to answer the cases of a run: the driver, or a replica in a cluster."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import Task, configured, load_task
 from panjue.serve.ask import LONGEST, Asker, Budget, Sampling
-from panjue.serve.engine import check_engine, check_sampling
-from panjue.serve.merge import Served, served_model
 from panjue.serve.settings import GenerateConfig
+
+if TYPE_CHECKING:
+    from panjue.serve.merge import Served
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Job:
     task_name: str
     budget: Budget = field(default_factory=Budget)  # of the training, if there is one
     solve: dict[str, Any] = field(default_factory=dict)  # settings of the task's steps, if it has
-    served: Served | None = None  # the model to load
+    served: "Served | None" = None  # the model to load
 
     @property
     def task(self) -> Task:
@@ -45,6 +46,8 @@ class Job:
         trained = self.run.result
         if trained is None:
             return self
+        from panjue.serve.merge import served_model  # takes seconds, as torch does
+
         adapter = "none" if self.config.endpoint else self.config.adapter
         return replace(self, served=served_model(trained, adapter, self.config.base))
 
@@ -59,9 +62,12 @@ class Job:
 
 def make_job(run: Run, config: GenerateConfig) -> Job:
     """Return the job of a run; the model is not chosen yet."""
-    check_engine(config.engine)
-    if not config.endpoint:  # whose server checks its own
-        check_sampling(config.sampling, config.engine)
+    if config.answer != "classifier":  # that needs no engine, nor vLLM's import
+        from panjue.serve.engine import check_engine, check_sampling
+
+        check_engine(config.engine)
+        if not config.endpoint:  # whose server checks its own
+            check_sampling(config.sampling, config.engine)
     if config.endpoint and not run.result:
         assert config.task, "checked with the settings"
         job = Job(config, run, config.task, solve=config.solve)

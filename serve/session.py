@@ -23,12 +23,11 @@ from panjue.prompts.reader import Reader
 from panjue.prompts.render import RULES
 from panjue.serve.answers import without_resources
 from panjue.serve.ask import Answerer, answer_all
-from panjue.serve.endpoint import Endpoint
-from panjue.serve.engine import Engine, engine
 from panjue.serve.job import Job
 from panjue.serve.output import EarlierRows, Output, StopSignals, starting
 
 if TYPE_CHECKING:
+    from panjue.serve.engine import Engine
     from panjue.serve.ray import Fleet  # Ray may be missing
 
 COMPLETIONS = "completions.jsonl"
@@ -113,9 +112,13 @@ class Session:
             return self.answerer
         job = self.job.with_model()
         if config.endpoint:
+            from panjue.serve.endpoint import Endpoint
+
             asker = job.asker()
             source: Engine | Endpoint = self.stack.enter_context(closing(Endpoint(config.endpoint)))
         else:
+            from panjue.serve.engine import engine  # imports vLLM, which takes ten seconds
+
             assert job.served, "without an endpoint, `make_job` has found a training"
             with starting(self.console, "the engine"):
                 asker = job.asker()

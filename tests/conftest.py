@@ -189,7 +189,7 @@ def answering(llm: Any) -> Iterator[list[Path]]:
         yield llm
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("panjue.serve.session.engine", running)
+        patch.setattr("panjue.serve.engine.engine", running)
         yield wanted
 
 
