@@ -1,7 +1,6 @@
 """From probabilities of labels to those of label sets, and the set that scores best."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
@@ -77,8 +76,11 @@ def label_frequencies(gold: NDArray[np.bool_], is_set: bool) -> tuple[float, ...
     return tuple((odds / (1 + odds)).tolist())
 
 
-def size_chances(probabilities: Iterable[float]) -> list[float]:
-    """Return the chances of sets of 0, 1, 2 and more labels, of independent labels."""
+def size_chances(probabilities: Iterable[Any]) -> list[Any]:
+    """Return the chances of sets of 0, 1, 2 and more labels, of independent labels.
+
+    Each probability is a number, or an array of those of many items.
+    """
     none = 1.0
     one = 0.0
     two = 0.0
@@ -114,33 +116,16 @@ LABELS_OF_SETS = 6
 MAX_FORMED_SIZE = 3
 """Sets of up to so many labels are formed of all of these, larger ones of the likeliest."""
 
+ROUNDED_DIGITS = 12
+
 ROUNDING = 1e-12
-"""Differences of expected F1 below this are rounding; the smaller set then stays."""
+"""Differences of expected F1 below this are rounding: the smaller set stays, and of equal labels
+the first by name counts."""
 
 
 def by_probability(labels: Iterable[str], probabilities: Probabilities) -> list[str]:
     """Return labels, the likeliest first."""
     return sorted(labels, key=lambda label: (-probabilities[label], label))
-
-
-def likely_sets(
-    weights: Sequence[float], probabilities: Probabilities
-) -> dict[frozenset[str], float]:
-    """Return the sets of the likeliest labels, with their probabilities.
-
-    `weights` are `LabelField.sizes`. The empty set is one of them only if training had it. The sets
-    that are not formed have the rest of the probability.
-    """
-    ranked = by_probability(probabilities, probabilities)[:LABELS_OF_SETS]
-    sets: list[frozenset[str]] = []
-    for size in range(1, MAX_FORMED_SIZE + 1):
-        sets += map(frozenset, combinations(ranked, size))
-    for size in range(MAX_FORMED_SIZE + 1, len(ranked) + 1):
-        sets.append(frozenset(ranked[:size]))
-    if weights[0]:
-        sets.append(frozenset())
-    chances = set_chances(weights, probabilities, sets)
-    return dict(zip(sets, chances, strict=True))
 
 
 def set_chances(
@@ -167,30 +152,94 @@ def set_chances(
     return found
 
 
-def best_set(chances: Mapping[frozenset[str], float], max_size: int) -> frozenset[str]:
-    """Return the set of at most `max_size` labels with the highest expected F1, exactly.
+def _members() -> Array:
+    """Return which of the likeliest labels the sets that are formed have, [sets, labels]."""
+    labels = range(LABELS_OF_SETS)
+    sets: list[Sequence[int]] = []
+    for size in range(1, MAX_FORMED_SIZE + 1):
+        sets += combinations(labels, size)
+    for size in range(MAX_FORMED_SIZE + 1, LABELS_OF_SETS + 1):
+        sets.append(labels[:size])
+    members = np.zeros((len(sets), LABELS_OF_SETS), bool)
+    for number, of_set in enumerate(sets):
+        members[number, list(of_set)] = True
+    return members
 
-    For a given size m, the expected F1 is a sum over the chosen labels. The term of a label is the
-    sum of 2 P(gold) / (m + |gold|) over the gold sets that have it. So the m labels with the
-    largest terms are the best set of size m (Dembczyński et al., "An exact algorithm for F-measure
-    maximization", NIPS 2011). It is empty only if `chances` has the empty set.
+
+MEMBERS = _members()
+
+SIZES = MEMBERS.sum(axis=1)  # of the sets, [sets]
+
+BY_SIZE = MEMBERS * (np.arange(1, LABELS_OF_SETS + 1)[:, None] == SIZES)[..., None]
+"""The same by size from 1, [sizes, sets, labels]."""
+
+
+def best_sets(
+    weights: Sequence[float], items: Sequence[Probabilities], max_size: int
+) -> list[list[str]]:
+    """Return for each item the labels of the set with the highest expected F1, likeliest first.
+
+    Of sets of one size the best has the largest terms: that of a label is the sum of
+    2 P(gold) / (size + |gold|) over the gold sets that have it (Dembczyński et al., "An exact
+    algorithm for F-measure maximization", NIPS 2011). Gold sets are those of the likeliest labels;
+    those that are not formed have the rest of the probability. `weights` are `LabelField.sizes`:
+    the empty set is one of them only if training had it. A set has at most `max_size` labels.
     """
-    # Label -> size of gold -> probability of the gold sets of this size that have it.
-    by_size: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for gold, p in chances.items():
-        for label in gold:
-            by_size[label][len(gold)] += p
-    labels = sorted(by_size)
-    best = frozenset[str]()
-    best_value = chances.get(best, -1.0)
-    for size in range(1, min(max_size, len(labels)) + 1):
-        terms = {}
-        for label in labels:
-            parts = [2 * p / (size + of_gold) for of_gold, p in by_size[label].items()]
-            terms[label] = sum(parts)
-        ranked = sorted(labels, key=lambda label: (-terms[label], label))
-        value = sum(terms[label] for label in ranked[:size])
-        if value > best_value + ROUNDING:
-            best = frozenset(ranked[:size])
-            best_value = value
-    return best
+    count = len(items)
+    ranked = [by_probability(item, item)[:LABELS_OF_SETS] for item in items]
+    # By rank, [items, labels]; an item with fewer labels has some of probability 0.
+    chances = np.zeros((count, LABELS_OF_SETS))
+    # The place of a label by name: of two equally good ones the first by name is chosen.
+    place = np.tile(np.arange(LABELS_OF_SETS), (count, 1))
+    for number, (item, labels) in enumerate(zip(items, ranked, strict=True)):
+        chances[number, : len(labels)] = [item[label] for label in labels]
+        place[number, : len(labels)] = sorted(range(len(labels)), key=labels.__getitem__)
+    counts = np.array([len(labels) for labels in ranked], int)
+    is_label = np.arange(LABELS_OF_SETS) < counts[:, None]
+    chances = np.where(is_label, np.clip(chances, TINY, 1 - TINY), 0)
+    odds = chances / (1 - chances)
+    scale = _scales(weights, items)
+    of_size = np.array(weights)[np.minimum(SIZES, MAX_SIZE)]
+    products = np.where(MEMBERS, odds[:, None, :], 1).prod(axis=2)
+    of_sets = scale[:, None] * of_size * products  # [items, sets]
+    # The probability of the sets of a size that have a label, [items, sizes, labels].
+    with_label = np.einsum("is,zsl->izl", of_sets, BY_SIZE)
+    best_value = scale * weights[0] if weights[0] else np.full(count, -1.0)
+    best = np.zeros((count, LABELS_OF_SETS), bool)
+    gold_sizes = np.arange(1, LABELS_OF_SETS + 1)
+    for size in range(1, min(max_size, LABELS_OF_SETS) + 1):
+        terms = np.einsum("izl,z->il", with_label, 2 / (size + gold_sizes))
+        terms = np.where(is_label, terms.round(ROUNDED_DIGITS), -1)
+        by_name = np.take_along_axis(terms, place, axis=1)
+        order = np.argsort(-by_name, axis=1, kind="stable")[:, :size]
+        chosen = np.take_along_axis(place, order, axis=1)
+        value = np.take_along_axis(terms, chosen, axis=1).sum(axis=1)
+        is_better = (value > best_value + ROUNDING) & (counts >= size)
+        best_value[is_better] = value[is_better]
+        in_set = np.zeros(best.shape, bool)
+        np.put_along_axis(in_set, chosen, values=True, axis=1)
+        best[is_better] = in_set[is_better]
+    result = []
+    for labels, members in zip(ranked, best, strict=True):
+        result.append([labels[number] for number in np.flatnonzero(members)])
+    return result
+
+
+def _scales(weights: Sequence[float], items: Sequence[Probabilities]) -> Array:
+    """Return what makes the products of odds the probabilities of sets, [items]."""
+    columns = max(map(len, items), default=0)
+    chances = np.zeros((columns, len(items)))
+    for number, item in enumerate(items):
+        chances[: len(item), number] = list(item.values())
+    is_label = np.arange(columns)[:, None] < np.array([len(item) for item in items], int)
+    chances = np.where(is_label, np.clip(chances, TINY, 1 - TINY), 0)
+    likely = np.where(chances > TINY, chances, 0)
+    likely = np.where(likely.any(axis=0), likely, chances)
+    none = np.ones(len(items))
+    for of_column in chances:
+        none *= 1 - of_column
+    expected = np.zeros(len(items))
+    for weight, chance in zip(weights, size_chances(likely), strict=True):
+        expected += weight * chance
+    result: Array = none / np.where(expected == 0, 1, expected)
+    return result

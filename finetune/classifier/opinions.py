@@ -8,6 +8,7 @@ decides. After a change to what prompts show raise `render.RULES`.
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,9 +16,8 @@ from panjue.finetune.classifier.calibration import Judgment, Scaling, scaled_cha
 from panjue.finetune.classifier.classifier import Classifier, load_classifier
 from panjue.finetune.classifier.label_sets import (
     Probabilities,
-    best_set,
+    best_sets,
     by_probability,
-    likely_sets,
     set_chances,
 )
 from panjue.prompts.example import Answer, AnswerFields, Decoded, Example, first_reply, is_same
@@ -91,36 +91,44 @@ class Advisor:
             return [Opinion(**of_item) for of_item in row["opinions"]]
         return self.with_answers(self.classifier.probabilities(example))
 
+    def opinions_on(self, examples: Sequence[Example]) -> list[list[Opinion]]:
+        """Return the opinions on every item of each of some hundred examples: faster by far."""
+        predictions = self.classifier.predict(examples)
+        opinions = iter(self.with_answers(list(chain.from_iterable(predictions))))
+        return [list(islice(opinions, len(items))) for items in predictions]
+
     def opinions_of(
         self, examples: Sequence[Example], rows: Sequence[Mapping[str, Any]]
     ) -> list[list[Opinion]]:
-        """Return the opinions on many examples at once, which is faster; as for `opinions`."""
+        """Return what `opinions` does of each example and its row; many are looked at at once."""
         unknown = [one for one, row in zip(examples, rows, strict=True) if "opinions" not in row]
-        predicted = iter(self.classifier.predict(unknown) if unknown else ())
+        predicted = iter(self.opinions_on(unknown))
         found = []
         for example, row in zip(examples, rows, strict=True):
-            if "opinions" in row:
-                found.append(self.opinions(example, row))
-            else:
-                found.append(self.with_answers(next(predicted)))
+            is_kept = "opinions" in row
+            found.append(self.opinions(example, row) if is_kept else next(predicted))
         return found
 
     def with_answers(self, items: Sequence[Mapping[str, Probabilities]]) -> list[Opinion]:
-        """Return the opinions on items, each with what it makes of the item's probabilities."""
-        return [Opinion(of_item, self._answer(of_item)) for of_item in items]
+        """Return the opinions on items, each with what it makes of the item's probabilities.
 
-    def _answer(self, probabilities: Mapping[str, Probabilities]) -> dict[str, Any]:
-        """Return field -> the set with the highest expected F1, or the likeliest class."""
+        That is the set with the highest expected F1, or the likeliest class.
+        """
         decides = self.task.answer
-        answer: dict[str, Any] = {}
-        for name in decides.sets:
-            sizes = self.classifier.fields[name].sizes
-            sets = likely_sets(sizes, probabilities[name])
-            chosen = best_set(sets, self.labels.most[decides.kind(name)])
-            answer[name] = by_probability(chosen, probabilities[name])
-        for name in decides.classes:
-            answer[name] = by_probability(probabilities[name], probabilities[name])[0]
-        return answer
+        answers: list[dict[str, Any]] = [{} for _ in items]
+        for name in decides.fields:
+            of_items = [item[name] for item in items]
+            for answer, value in zip(answers, self._values(name, of_items), strict=True):
+                answer[name] = value
+        return [Opinion(item, answer) for item, answer in zip(items, answers, strict=True)]
+
+    def _values(self, name: str, items: Sequence[Probabilities]) -> Sequence[Any]:
+        """Return the classifier's own values of a field."""
+        decides = self.task.answer
+        if name in decides.classes:
+            return [by_probability(item, item)[0] for item in items]
+        sizes = self.classifier.fields[name].sizes
+        return best_sets(sizes, items, self.labels.most[decides.kind(name)])
 
     def show(self, example: Example, opinions: Sequence[Opinion] | None = None) -> Example:
         """Return the example with the opinions for its prompt, if prompts show them."""

@@ -13,7 +13,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from panjue.finetune.classifier.label_sets import best_set, likely_sets, set_chances
+from panjue.finetune.classifier.label_sets import (
+    LABELS_OF_SETS,
+    MEMBERS,
+    best_sets,
+    by_probability,
+    set_chances,
+)
 from panjue.finetune.classifier.opinions import Advisor, Opinion, case_key, opinion_text
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.files import dump
@@ -37,39 +43,62 @@ def expected_f1(chosen: frozenset[str], chances: dict[frozenset[str], float]) ->
     return expected
 
 
-LABEL_SETS = st.frozensets(st.sampled_from("abcdef"), max_size=3)
 CHANCES = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 0.99), min_size=1)
 SIZES = st.tuples(st.just(0.0) | st.floats(0.1, 3), *[st.floats(0.1, 3)] * 3)
 
 
-@given(st.dictionaries(LABEL_SETS, st.floats(0.05, 1), min_size=1, max_size=5), st.integers(1, 6))
-def test_the_best_set_is_the_best_of_all_sets(weights: Any, most: int) -> None:
-    chances = {labels: weight / sum(weights.values()) for labels, weight in weights.items()}
-    chosen = best_set(chances, most)
+def best_set(sizes: tuple[float, ...], opinion: dict[str, float], most: int) -> list[str]:
+    [chosen] = best_sets(sizes, [opinion], most)
+    return chosen
+
+
+@given(CHANCES, SIZES, st.integers(1, 6))
+def test_the_best_set_is_the_best_of_all_sets(
+    opinion: dict[str, float], sizes: tuple[float, ...], most: int
+) -> None:
+    ranked = by_probability(opinion, opinion)
+    sets = [frozenset(labels) for labels in all_sets("".join(ranked), 3)]
+    sets += [frozenset(ranked[:size]) for size in range(4, len(ranked) + 1)]
+    chances = dict(zip(sets, set_chances(sizes, opinion, sets), strict=True))
+    chosen = best_set(sizes, opinion, most)
     assert len(chosen) <= most
+    assert chosen or sizes[0], "only training's empty sets make an answer empty"
+    assert chosen == by_probability(chosen, opinion)
     best = max(expected_f1(candidate, chances) for candidate in all_sets("abcdef", most))
-    assert expected_f1(chosen, chances) == pytest.approx(best)
+    assert expected_f1(frozenset(chosen), chances) == pytest.approx(best)
+
+
+@given(st.lists(CHANCES, max_size=5), SIZES, st.integers(1, 6))
+def test_the_best_sets_of_many_items_are_those_of_each(
+    opinions: list[dict[str, float]], sizes: tuple[float, ...], most: int
+) -> None:
+    alone = [best_set(sizes, opinion, most) for opinion in opinions]
+    assert best_sets(sizes, opinions, most) == alone
 
 
 def test_of_two_equally_good_sets_the_smaller_is_chosen() -> None:
-    # Gold is {a} or {a, b} with even odds. {a}: (1 + 2/3) / 2; {a, b}: (2/3 + 1) / 2; {b}: 1/3.
-    assert best_set({frozenset("a"): 0.5, frozenset("ab"): 0.5}, 2) == {"a"}
+    # Odds 1 and 1/4; P(a) = 4 P(b) = 2 P(ab), so {a}: 4 + 2/3 * 2 and {a, b}: 2/3 * 5 + 2.
+    assert best_set((0, 1, 2, 1), {"a": 0.5, "b": 0.2}, 2) == ["a"]
+    assert best_set((0, 1, 2.1, 1), {"a": 0.5, "b": 0.2}, 2) == ["a", "b"]
+    assert best_set((0, 1, 1, 1), {"b": 0.4, "a": 0.4}, 1) == ["a"], "of equal labels the first"
 
 
 def test_sets_of_independent_labels_worked_by_hand() -> None:
     opinion = {"a": 0.5, "b": 0.8}  # odds 1 and 4
-    sets = {frozenset("a"): 1 / 9, frozenset("b"): 4 / 9, frozenset("ab"): 4 / 9}
-    assert likely_sets((0, 1, 1, 1), opinion) == pytest.approx(sets)
-    assert likely_sets((1, 1, 1, 1), opinion)[frozenset()] == pytest.approx(1 / 10)
+    sets = [frozenset("a"), frozenset("b"), frozenset("ab")]
+    assert set_chances((0, 1, 1, 1), opinion, sets) == pytest.approx([1 / 9, 4 / 9, 4 / 9])
+    assert set_chances((1, 1, 1, 1), opinion, [frozenset()]) == pytest.approx([1 / 10])
     # Chances 0.5 of one label and 0.4 of two; training had sets of two half as often as that.
-    rare = dict(zip(sets, (0.1 / 0.7, 0.4 / 0.7, 0.2 / 0.7), strict=True))
-    assert likely_sets((0, 1, 0.5, 1), opinion) == pytest.approx(rare)
+    rare = [0.1 / 0.7, 0.4 / 0.7, 0.2 / 0.7]
+    assert set_chances((0, 1, 0.5, 1), opinion, sets) == pytest.approx(rare)
 
 
 def test_not_all_sets_of_many_labels_are_formed() -> None:
-    sets = likely_sets((1, 1, 1, 1), dict.fromkeys("abcdefgh", 0.1))
-    # Of eight labels, six form sets of up to three, and one each of four, five and six.
-    assert Counter(map(len, sets)) == {0: 1, 1: 6, 2: 15, 3: 20, 4: 1, 5: 1, 6: 1}
+    # Of more labels, six form sets of up to three, and one each of four, five and six.
+    assert LABELS_OF_SETS == 6
+    assert Counter(MEMBERS.sum(axis=1).tolist()) == {1: 6, 2: 15, 3: 20, 4: 1, 5: 1, 6: 1}
+    opinion = dict.fromkeys("abcdefgh", 0.1)
+    assert set(best_set((0, 0, 0, 1), opinion, 8)) <= set("abcdef")
 
 
 @given(CHANCES, SIZES)
@@ -77,17 +106,16 @@ def test_not_all_sets_of_many_labels_are_formed() -> None:
 def test_all_sets_together_are_certain(opinion: Any, sizes: tuple[float, ...]) -> None:
     every = set_chances(sizes, opinion, all_sets("".join(opinion), len(opinion)))
     assert sum(every) == pytest.approx(1)
-    for labels, chance in likely_sets(sizes, opinion).items():
-        assert set_chances(sizes, opinion, [labels]) == [chance]
 
 
 def test_every_process_has_the_same_sets_to_the_last_bit() -> None:
     """Texts have other hashes in each process, and a sum of floats depends on its order."""
     code = """
-from panjue.finetune.classifier.label_sets import best_set, likely_sets
+from panjue.finetune.classifier.label_sets import best_sets, set_chances
 opinion = {name: 0.1 + 0.07 * i for i, name in enumerate("abcdefgh")}
-sets = likely_sets((0, 1, 1, 1), opinion)
-print([chance.hex() for chance in sets.values()], sorted(best_set(sets, 5)))
+sets = [frozenset("abc"), frozenset("hgf"), frozenset("ah")]
+chances = set_chances((0, 1, 1, 1), opinion, sets)
+print([chance.hex() for chance in chances], best_sets((0, 1, 1, 1), [opinion], 5))
 """
     environments = [{**os.environ, "PYTHONHASHSEED": seed} for seed in "12"]
     command = [sys.executable, "-c", code]
