@@ -28,6 +28,7 @@ class MarkedCase(NamedTuple):
 
     text: str
     names: int
+    persons: Sequence[int]  # the number of each item's name in the text; of equal names the first
     own: Sequence[str]  # the clauses that name each item
 
 
@@ -37,6 +38,10 @@ def marked(example: Example, items: int) -> MarkedCase:
         pieces.append(piece if number is None else chr(FIRST_NAME + number))
     text = "".join(pieces)
     names = len(example.names)
+    persons = []
+    for number in range(items):
+        is_named = number < names
+        persons.append(example.names.index(example.names[number]) if is_named else number)
     marks = {chr(FIRST_NAME + number) for number in range(names)}
     ends = [found.end() for found in CLAUSE_END.finditer(text)]
     clauses: dict[str, list[str]] = defaultdict(list)
@@ -44,8 +49,8 @@ def marked(example: Example, items: int) -> MarkedCase:
         clause = text[start:end]
         for mark in marks.intersection(clause):
             clauses[mark].append(clause)
-    own = ["".join(clauses[chr(FIRST_NAME + number)]) for number in range(items)]
-    return MarkedCase(text, names, own)
+    own = ["".join(clauses[chr(FIRST_NAME + person)]) for person in persons]
+    return MarkedCase(text, names, persons, own)
 
 
 def views(cases: Sequence[MarkedCase]) -> tuple[list[Hashes], list[Hashes]]:
@@ -61,7 +66,7 @@ def views(cases: Sequence[MarkedCase]) -> tuple[list[Hashes], list[Hashes]]:
             place = f"place {min(number, 6)}"
             of = f"of {min(items, 7)}"
             last = f"last {number == items - 1}"
-            texts.append(Text(own, case.names, number, (place, of, last)))
+            texts.append(Text(own, case.names, case.persons[number], (place, of, last)))
     hashes = grams(texts)
     return hashes[: len(cases)], hashes[len(cases) :]
 
@@ -74,7 +79,7 @@ def facts(case: MarkedCase, evidence: Callable[[str], Sequence[float]]) -> list[
     of_case = evidence(text)
     rows = []
     for number, own in enumerate(case.own):
-        mark = chr(FIRST_NAME + number)
+        mark = chr(FIRST_NAME + case.persons[number])
         places = {
             "number": number,
             "of": items,

@@ -91,6 +91,18 @@ def test_the_n_grams_of_texts_are_those_of_each_token_by_token(texts: list[str])
         assert found.tolist() == [crc32(gram.encode()) for gram in (*tokens, *pairs)]
 
 
+def test_two_of_one_name_are_named_by_the_same_clauses() -> None:
+    """Which of them a clause means nobody can tell; their places differ."""
+    case = marked(Example(1, "张某行窃。李某望风。", names=("张某", "李某", "张某")), 3)
+    assert case.own[0] == case.own[2] != ""
+    _, [first, _, third] = views([case])
+    names_of_both = facts(case, lambda _: [])
+    named = [row[PLACES.index("named")] for row in names_of_both]
+    assert named == [1, 1, 1]
+    shared = set(first.tolist()) & set(third.tolist())
+    assert len(shared) > len(first) / 2, "all but the place"
+
+
 def test_names_and_marks_worked_by_hand() -> None:
     [found] = grams([Text("\ue010打\ue011\ue012", names=2, own=1, marks=("of 2",))])
     tokens = ["\ue001", "打", "\ue000", "\ue012"]  # the last is a character of the text itself
