@@ -107,7 +107,7 @@ def test_the_example_case_is_filled_in(page: Any) -> None:
     add(page, "张某甲")  # of the other case
     page.click("#example")
     # wait_for_function evaluates a string in the page, which the page's policy forbids.
-    expect(page.locator("#fact")).to_have_value(re.compile("何某1"))
+    expect(page.locator("#fact")).to_have_value(re.compile("林某2"))
     sample = json.loads((PAGE / "sample.json").read_text("utf-8"))
     ask(page, sample["fact"])
     assert page.locator("article h3").all_inner_texts() == sample["defendants"]

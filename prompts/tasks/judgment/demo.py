@@ -1,11 +1,12 @@
 """Invented cases, so that a new user can run the whole pipeline without data or a model.
 
-demo.yaml has the grammar: charges and articles are real, persons and deeds are not. The penalty
-follows our own rule from the text. A score on them shows that the pipeline works, nothing more.
+demo.yaml has the grammar: charges, articles and ranges of terms are real, persons and deeds are
+not. Within the range, the term follows our own rule from the text. A score on these cases shows
+that the pipeline works, nothing more.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,22 +18,38 @@ from panjue.prompts.plumbing.files import atomic_write, dump
 from panjue.prompts.tasks.judgment.penalties import MONTHS, sentence
 
 Crime = Mapping[str, Any]
-"""A charge, its article, texts for its deeds, and the name of its scale of gravity."""
+"""A charge, its article, texts for its deeds, the name of its scale, and of the range by level."""
 
 
 class Deed(NamedTuple):
-    """A crime, and its level of gravity 0-2: the place in its scale."""
+    """A crime, who commits it, and its level of gravity 0-2: the place in its scale."""
 
     crime: Crime
+    names: Sequence[str]
     level: int
+    alone: str = "单独作案"  # the role of somebody who commits it alone
+
+    @property
+    def is_joint(self) -> bool:
+        """Say whether there can be principals and accessories."""
+        return len(self.names) > 1
+
+    def role(self, *, leads: bool) -> str:
+        """Return what one of several was, or that there was only one."""
+        if not self.is_joint:
+            return self.alone
+        return "系主犯" if leads else "系从犯"
 
 
 GRAMMAR = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 CRIME_SCENES = [f"{town}{spot}" for town in GRAMMAR["towns"] for spot in GRAMMAR["spots"]]
-ROLES = {True: "系主犯", False: "系从犯"}
 RECORDS = {True: "系累犯", False: "系初犯"}
-MONTHS_BY_SEVERITY = [(over + 1, most) for over, most in pairwise(sorted(MONTHS.values()))]
-"""Months of imprisonment by severity 1-6, a penalty class each; severity 0 is detention of 1-6."""
+LEAST, MOST = 6, 180  # months of imprisonment, article 45 of the Criminal Law
+LIMITS = [LEAST - 1, *sorted(MONTHS.values())[1:], MOST]
+MONTHS_BY_SEVERITY = [(over + 1, most) for over, most in pairwise(LIMITS)]
+"""Months of imprisonment by severity 1-9, a penalty class each."""
+LIFE = 10
+"""The severity after these; 0 is detention of 1-6 months."""
 
 
 def _case(draw: random.Random) -> dict[str, Any]:
@@ -48,29 +65,30 @@ def _case(draw: random.Random) -> dict[str, Any]:
     loner = draw.choice(names) if draw.random() < 0.2 else None
     commits_both = loner is not None and draw.random() < 0.5
     joint = [name for name in names if name != loner or commits_both]
-    joint_deed = Deed(shared, level=draw.randrange(3))
-    deeds = {name: [joint_deed] for name in joint}
-    fact = "经审理查明：" + _describe(draw, joint_deed, joint)
+    deeds = [Deed(shared, joint, level=draw.randrange(3))]
+    fact = "经审理查明：" + _describe(draw, deeds[0])
     if loner:
-        own_deed = Deed(other, level=draw.randrange(3))
-        deeds.setdefault(loner, []).append(own_deed)
-        fact += "另查明：" + _describe(draw, own_deed, [loner])
+        deeds.append(Deed(other, [loner], level=draw.randrange(3), alone="另行单独作案"))
+        fact += "另查明：" + _describe(draw, deeds[1])
+    leader = draw.choice(joint)  # of several, one is a principal
     outcomes = []
     for name in names:
-        leads = draw.random() < 0.5
+        own = [deed for deed in deeds if name in deed.names]
+        leads = name == leader or draw.random() < 0.2
         repeats = draw.random() < 0.3
-        fact += f"{name}{ROLES[leads]}，{RECORDS[repeats]}。"
-        shift = int(repeats) - int(not leads)
-        outcomes.append(_outcome(draw, name, deeds[name], shift))
+        roles = "，".join(deed.role(leads=leads) for deed in own)
+        fact += f"{name}{roles}，{RECORDS[repeats]}。"
+        severity = max(_severity(deed, leads=leads, repeats=repeats) for deed in own)
+        outcomes.append(_outcome(draw, name, own, severity))
     return {"fact": fact, "defendants": names, "outcomes": outcomes}
 
 
-def _describe(draw: random.Random, deed: Deed, names: list[str]) -> str:
+def _describe(draw: random.Random, deed: Deed) -> str:
     """Return a sentence: when, who, what, where, and the number that shows the gravity."""
     crime = deed.crime
     measure, low, high = GRAMMAR["scales"][crime["scale"]][deed.level]
-    who = "、".join(names)
-    if len(names) > 1:
+    who = "、".join(deed.names)
+    if deed.is_joint:
         who += "共同"
     year = draw.randint(2010, 2023)
     month = draw.randint(1, 12)
@@ -81,18 +99,24 @@ def _describe(draw: random.Random, deed: Deed, names: list[str]) -> str:
     return f"{year}年{month}月{day}日，被告人{who}{done}，{amount}。"
 
 
-def _outcome(draw: random.Random, name: str, deeds: list[Deed], shift: int) -> dict[str, Any]:
-    """Sentence by our rule: the severity is 1, plus two for each level (0-2) of the gravest deed.
+def _severity(deed: Deed, *, leads: bool, repeats: bool) -> int:
+    """Return the severity of the sentence for one crime, as demo.yaml has it."""
+    mild, middle, severe = GRAMMAR["sentences"][deed.crime["ranges"][deed.level]]
+    is_accessory = deed.is_joint and not leads
+    if is_accessory == repeats:  # neither, or one outweighs the other
+        return int(middle)
+    return int(mild if is_accessory else severe)
 
-    `shift` is added: 1 for a repeated offender, -1 for an accessory, 0 for both. So it is 0 to 6.
-    """
-    gravest = max(deed.level for deed in deeds)
-    severity = 1 + 2 * gravest + shift
-    if severity:
+
+def _outcome(draw: random.Random, name: str, deeds: list[Deed], severity: int) -> dict[str, Any]:
+    """Sentence by the severity of the gravest crime: of several terms, article 69 allows this."""
+    if severity == 0:
+        penalty = sentence(detention=draw.randint(1, 6))
+    elif severity == LIFE:
+        penalty = sentence(life_imprisonment=True)
+    else:
         shortest, longest = MONTHS_BY_SEVERITY[severity - 1]
         penalty = sentence(imprisonment=draw.randint(shortest, longest))
-    else:
-        penalty = sentence(detention=draw.randint(1, 6))
     return {
         "name": name,
         "penalty": penalty,
