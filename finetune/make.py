@@ -43,11 +43,22 @@ def command(line: list[str], goals: list[str], given: dict[str, str]) -> list[st
     step = line[0]
     if is_done(step, run, goals, given, meant):
         return []
-    scores = run / "answers" / Path(test).stem / "scores.json"
-    values = {**meant, "RUN": str(run), "TEST": test, "SCORES": str(scores)}
+    answers = answers_folder(run, test, given["GENERATE"])
+    of_answers = {"ANSWERS": str(answers), "SCORES": str(answers / "scores.json")}
+    values = {**meant, **of_answers, "RUN": str(run), "TEST": test}
     if step == "sft" and not given["RUN"]:
         values["RUN"] = ""  # panjue names the folder
     return filled(line, values)
+
+
+def answers_folder(run: Path, test: str, generate: str) -> Path:
+    """Return the folder that `panjue generate` answers TEST in, with these further words."""
+    name = Path(test).stem
+    with of_library("GENERATE"):
+        for word in shlex.split(generate):
+            if word.startswith("answers="):
+                name = word.removeprefix("answers=")
+    return run / "answers" / name
 
 
 def with_demo(given: dict[str, str]) -> dict[str, str]:

@@ -46,7 +46,7 @@ def planned(words: str) -> str:
     [
         "serve: -> serve runs/demo",
         "sft: -> sft demo",
-        "score: CONFIG=demo RUN=b -> sft demo run=b; score data/demo/test.jsonl b "
+        "score: CONFIG=demo RUN=b -> sft demo run=b; score data/demo/test.jsonl b/answers/test "
         "--json b/answers/test/scores.json",
         "serve: MODEL='q/m 3/' TRAIN='x/a b.c.jsonl' TASK=judgment -> sft task=judgment "
         "'model=q/m 3/' 'train=x/a b.c.jsonl'; serve runs/for-gpu-m_3-a_b.c",
@@ -55,7 +55,9 @@ def planned(words: str) -> str:
         "serve: RUN=done/ SERVE=port=80 -> serve done port=80",
         "serve: RUN=done/adapter -> serve done/adapter",
         "generate: RUN=done TEST=b.jsonl GENERATE='x=\"a b\"' -> generate done b.jsonl 'x=a b'",
-        "check-submission: RUN=done TEST=b.jsonl -> check done --cases b.jsonl",
+        "check-submission: RUN=done TEST=b.jsonl -> check done/answers/b --cases b.jsonl",
+        "check-submission: RUN=done TEST=b.jsonl GENERATE='answers=other seed=1' -> check "
+        "done/answers/other --cases b.jsonl",
         # words of the training in later commands: panjue says what differs
         "serve: RUN=done MODEL=m -> sft run=done model=m; serve done",
         "serve: RUN=done SFT=seed=2 -> sft run=done seed=2; serve done",
