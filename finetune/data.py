@@ -18,11 +18,12 @@ from trl import pack_dataset
 from panjue.finetune.classifier.opinions import Advisor
 from panjue.finetune.examples import Examples
 from panjue.finetune.processes import make_once
+from panjue.finetune.rules import shared_rules
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sync, write_json
-from panjue.prompts.render import RULES, reply_ids
+from panjue.prompts.render import reply_ids
 from panjue.prompts.shorten import shortened_prompt
 from panjue.prompts.task import Task
 
@@ -131,7 +132,7 @@ def training_rows(
 
     def rows(part: str, of: Iterable[Example]) -> tuple[Dataset, RowReport]:
         shown = map(advisor.show, of) if advisor else of
-        part_key = {**key, "part": part, "rules": RULES}
+        part_key = {**key, "part": part, "rules": shared_rules()}
         return cached(folder, part_key, partial(maker.rows, shown))
 
     train, report = rows("train", examples)

@@ -10,10 +10,11 @@ from accelerate import PartialState
 from omegaconf import OmegaConf
 
 from panjue.finetune.checkpoints import full_disk_named
+from panjue.finetune.rules import task_sha256
 from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.labels import Labels
-from panjue.prompts.model import CLASSIFIER, model_sha256, prompt_sha256, task_sha256
+from panjue.prompts.model import CLASSIFIER, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.config import DATA_FILES, load_values
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (

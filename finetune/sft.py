@@ -21,6 +21,7 @@ from panjue.finetune.libraries import check_library_settings, trainer_config
 from panjue.finetune.model import check_embeddings, check_trainable, choose_packing, load_model
 from panjue.finetune.processes import join_processes, make_once
 from panjue.finetune.result import TrainingRun, fits_classifier, kept_loss, run_record
+from panjue.finetune.rules import shared_rules
 from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import ReplyTrainer, cap_steps
@@ -29,7 +30,6 @@ from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.files import dump, exclusive_lock, sha256
 from panjue.prompts.plumbing.run import DATA, ROWS
 from panjue.prompts.reader import Reader
-from panjue.prompts.render import RULES
 from panjue.prompts.task import configured, load_task
 
 
@@ -126,7 +126,7 @@ def fitted_classifier(
 ) -> Path:
     """Return the folder with the text classifier; one process fits it, once."""
     key = {**run.record.part(DATA), "seed": run.record.seed}
-    key |= {"file": FILE_VERSION, "max_examples": MAX_EXAMPLES, "rules": RULES}
+    key |= {"file": FILE_VERSION, "max_examples": MAX_EXAMPLES, "rules": shared_rules()}
     digest = hashlib.sha256(dump(key).encode()).hexdigest()
     folder = run.config.run / "rows" / f"classifier-{digest[:16]}"
 

@@ -10,7 +10,6 @@ from panjue.prompts.plumbing.endpoint import making_client
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.files import read_object, sha256
 from panjue.prompts.render import control_ids, neutralize, neutralize_tokens, prompt_file
-from panjue.prompts.task import task_folders
 
 CLASSIFIER = "classifier.npz"
 """The text classifier in the folder of an adapter; its hash is in the adapter's manifest."""
@@ -200,16 +199,6 @@ def _sampled_sha256(path: Path) -> str:
         data.seek(max(MIB, size - MIB))
         digest.update(data.read(MIB))
     return digest.hexdigest()
-
-
-def task_sha256(task: str) -> str:
-    """Return the hash of the code and prompt in a task's folder.
-
-    Code that tasks share counts by `render.RULES`.
-    """
-    folder = task_folders()[task]
-    files = sorted([*folder.glob("*.py"), *folder.glob("*.md")])
-    return hashlib.sha256("\n".join(map(sha256, files)).encode()).hexdigest()
 
 
 def prompt_sha256(task: str) -> str:

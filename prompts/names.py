@@ -1,7 +1,4 @@
-"""Where a text names its persons: not within a longer name, and not within a word.
-
-After a change here raise `render.RULES`.
-"""
+"""Where a text names its persons: not within a longer name, and not within a word."""
 
 import re
 from collections.abc import Sequence

@@ -22,13 +22,7 @@ def prompt_file(task: str) -> Path:
 
 
 OPINIONS = "{opinions}"
-"""The place in a template for what the text classifier thinks (`eval.opinions`)."""
-
-RULES = "8"
-"""Version of the code of all tasks that turns a text into a prompt, and an answer into the reply to
-learn: of this module, `names`, `shorten`, `tasks.classes`, `tasks.evidence` and the classifier's
-`opinions`. Increase it when a rule changes: cached tokens and classifiers are then computed again,
-and answers that resume report the difference."""
+"""The place in a template for what the text classifier thinks (`finetune.classifier.opinions`)."""
 
 TEMPLATE_ARGS = {"enable_thinking": False}
 """Arguments of every chat template, in training and serving: the reply starts with the JSON

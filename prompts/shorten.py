@@ -1,7 +1,4 @@
-"""Shorten cases that are too long: drop whole sentences, the least useful first.
-
-After a change here raise `render.RULES`.
-"""
+"""Shorten cases that are too long: drop whole sentences, the least useful first."""
 
 import re
 from bisect import bisect_left

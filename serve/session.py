@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from panjue.finetune.rules import shared_rules
 from panjue.prompts.example import Example
 from panjue.prompts.model import model_sha256, prompt_sha256
 from panjue.prompts.plumbing.errors import UserError
@@ -20,7 +21,6 @@ from panjue.prompts.plumbing.files import difference, sha256, stream
 from panjue.prompts.plumbing.progress import meter
 from panjue.prompts.plumbing.run import CASES, MANIFEST, REPLIES, AnswersRecord
 from panjue.prompts.reader import Reader
-from panjue.prompts.render import RULES
 from panjue.serve.answers import without_resources
 from panjue.serve.ask import Answerer, answer_all
 from panjue.serve.job import Job
@@ -179,7 +179,7 @@ def record_of(job: Job, cases: Cases, *, asked: bool) -> AnswersRecord:
         "solve": job.task.solve.settings.model_dump() if job.task.solve else {},
         "versions": {name: version(name) for name in ("llguidance", "transformers")},
     }
-    known["versions"]["prompt rules"] = RULES
+    known["versions"]["prompt rules"] = shared_rules()[:8]
     if trained:
         known["trained"] = str(trained)
         known["trained_sha256"] = model_sha256(trained)

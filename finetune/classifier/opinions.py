@@ -2,7 +2,7 @@
 
 After PLJP (Wu et al., "Precedent-Enhanced Legal Judgment Prediction with LLM and Domain-Model
 Collaboration", EMNLP 2023): a small model of the domain gives candidates, the language model
-decides. After a change to what prompts show raise `render.RULES`.
+decides.
 """
 
 import hashlib

@@ -1,7 +1,4 @@
-"""Tasks whose answer is one class, or a set of classes, from a closed list.
-
-After a change here raise `render.RULES`.
-"""
+"""Tasks whose answer is one class, or a set of classes, from a closed list."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

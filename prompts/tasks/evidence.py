@@ -1,7 +1,4 @@
-"""What the facts of a Chinese criminal case say for or against a person, as numbers.
-
-After a change here raise `render.RULES`.
-"""
+"""What the facts of a Chinese criminal case say for or against a person, as numbers."""
 
 import math
 import re
