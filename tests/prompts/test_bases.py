@@ -90,7 +90,7 @@ def test_a_quantized_base_is_refused_before_its_weights_are_downloaded(
     write_json(base / "config.json", {**read_json(base / "config.json"), **config})
     downloaded: list[str] = []
 
-    def download(_: str, allow_patterns: list[str]) -> str:
+    def download(_: str, allow_patterns: list[str], **_ignored: object) -> str:
         downloaded.extend(allow_patterns)
         return str(base)
 
