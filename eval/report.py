@@ -20,6 +20,7 @@ from panjue.prompts.example import Decoded, Example, first_reply
 from panjue.prompts.model import is_demo
 from panjue.prompts.names import split_at_names
 from panjue.prompts.plumbing.files import atomic_write, sha256
+from panjue.prompts.plumbing.ours import lies_in_ours
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item, Row
@@ -27,6 +28,8 @@ from panjue.serve.answers import AnsweredFile, check_complete, open_answers
 from panjue.serve.decoding import decoding_of
 
 FOLDER = Path(__file__).parent / "page"
+HEAD_BYTES = 4096
+"""The title of a page is among its first bytes."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def write_page(run: Path, gold: Path | None) -> None:
     page_path = opened.folder / "report.html"
     with opened.reader.explaining():
         result = page_data(opened)
-    with atomic_write(page_path) as out:
+    with atomic_write(page_path, is_page) as out:
         out.write(page(result))
     print(f"written: {page_path}")
     opened.reader.skipped.show()
@@ -78,6 +81,16 @@ def write_page(run: Path, gold: Path | None) -> None:
         print(opened.changed)
     if result.scores is None:
         print(f"{opened.test}: has cases without gold: the page has no scores")
+
+
+def is_page(path: Path) -> bool:
+    """Say whether a file is a page of ours, which a link may keep outside of the run folder."""
+    if lies_in_ours(path):
+        return True
+    if not path.is_file():
+        return False
+    with path.open("rb") as page:
+        return b" panjue</title>" in page.read(HEAD_BYTES)
 
 
 def page_data(answered: AnsweredFile) -> PageData:

@@ -4,7 +4,6 @@ A byte-level tokenizer and a model of the Qwen3 architecture, both trained on in
 two or three defendants. It can do nothing else; it takes the place of a real Qwen.
 """
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +11,17 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from panjue.finetune.settings import BaseConfig
+from panjue.finetune.settings import OTHER_RUN, BaseConfig
 from panjue.finetune.sft import train
 from panjue.prompts.plumbing.config import check_known, check_managed
-from panjue.prompts.plumbing.files import read_json, replace_folder, sha256, write_json
+from panjue.prompts.plumbing.files import (
+    atomic_folder,
+    exclusive_lock,
+    read_json,
+    sha256,
+    write_json,
+)
+from panjue.prompts.plumbing.ours import is_base, refuse_foreign
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
@@ -52,14 +58,20 @@ CHAT_TEMPLATE = (
 
 
 def make_base(config: BaseConfig) -> None:
-    """Write an untrained model to the folder `model`, then train it and save RUN/model."""
+    """Write an untrained model to the folder `model`, then train it and save RUN/model.
+
+    An untrained model of other settings is replaced there, and nothing else.
+    """
     check_managed("shape", config.shape, ("eos_token_id", "pad_token_id"))
     check_known("shape", config.shape, Qwen3Config.__dataclass_fields__)
     start = {"shape": config.shape, "seed": config.seed, "train_sha256": sha256(config.train)}
-    start_file = Path(config.model) / "start.json"
-    if not start_file.exists() or read_json(start_file) != start:
-        make_untrained(config, Path(config.model))
-        write_json(start_file, start)
+    folder = Path(config.model)
+    refuse_foreign(folder, is_base, "model=FOLDER")
+    with exclusive_lock(config.run, other=OTHER_RUN):
+        if not is_base(folder) or read_json(folder / "start.json") != start:
+            with atomic_folder(folder, is_base) as temporary:
+                make_untrained(config, temporary)
+                write_json(temporary / "start.json", start)
     train(config)
 
 
@@ -76,11 +88,8 @@ def make_untrained(config: BaseConfig, folder: Path) -> None:
         pad_token_id=tokenizer.pad_token_id,
     )
     model = Qwen3ForCausalLM(shape)
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    model.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
-    replace_folder(temporary, folder)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def tokenizer_texts(reader: Reader, cases: Path) -> Iterator[str]:

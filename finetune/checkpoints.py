@@ -2,14 +2,13 @@
 
 import errno
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from panjue.prompts.plumbing.files import sync, sync_names
+from panjue.prompts.plumbing.files import delete, sync, sync_names
 
 COMPLETE_MARK = "complete"
 """File that marks a checkpoint as complete; written last, when all other files are on disk."""
@@ -45,8 +44,8 @@ def mark_complete(checkpoint: Path) -> None:
 
 def drop(checkpoint: Path) -> None:
     """Delete a checkpoint, its mark first, so that a partly deleted one is not used."""
-    (checkpoint / COMPLETE_MARK).unlink(missing_ok=True)
-    shutil.rmtree(checkpoint)
+    delete(checkpoint / COMPLETE_MARK)
+    delete(checkpoint)
 
 
 def drop_old(checkpoints: Path, keep: int, best: str | None) -> None:
@@ -55,7 +54,7 @@ def drop_old(checkpoints: Path, keep: int, best: str | None) -> None:
     kept = {path.name for path in complete[-keep:]}
     if best:
         kept.add(Path(best).name)
-    for path in checkpoints.glob("checkpoint-*"):
+    for path in _all(checkpoints):
         if path.name not in kept:
             drop(path)
 
@@ -65,7 +64,13 @@ def newest_complete(checkpoints: Path) -> Path | None:
 
 
 def _complete(checkpoints: Path) -> list[Path]:
-    return [mark.parent for mark in checkpoints.glob(f"checkpoint-*/{COMPLETE_MARK}")]
+    return [path for path in _all(checkpoints) if (path / COMPLETE_MARK).exists()]
+
+
+def _all(checkpoints: Path) -> list[Path]:
+    """Return the checkpoints that a training makes; `checkpoint-best` is somebody's copy."""
+    paths = checkpoints.glob("checkpoint-*")
+    return [path for path in paths if path.name.removeprefix("checkpoint-").isdecimal()]
 
 
 def _step(checkpoint: Path) -> int:

@@ -1,7 +1,6 @@
 """Examples -> token rows, made once and memory-mapped; packs and batches of them."""
 
 import hashlib
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -22,7 +21,7 @@ from panjue.finetune.rules import shared_rules
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump, read_json, sync, write_json
+from panjue.prompts.plumbing.files import atomic_folder, dump, read_json, write_json
 from panjue.prompts.render import reply_ids
 from panjue.prompts.shorten import shortened_prompt
 from panjue.prompts.task import Task
@@ -157,15 +156,13 @@ def cached(
 
 
 def _write_rows(entry: Path, make: Callable[[RowReport], Iterator[TrainingRow]]) -> None:
-    shutil.rmtree(entry, ignore_errors=True)
-    entry.mkdir(parents=True)
     report = RowReport()
-    writer = ArrowWriter(path=str(entry / "rows.arrow"), features=FEATURES)
-    for row in make(report):
-        writer.write(row)
-    writer.finalize()
-    sync(entry)
-    write_json(entry / "report.json", asdict(report))  # last: marks the cache complete
+    with atomic_folder(entry) as folder:
+        writer = ArrowWriter(path=str(folder / "rows.arrow"), features=FEATURES)
+        for row in make(report):
+            writer.write(row)
+        writer.finalize()
+        write_json(folder / "report.json", asdict(report))
 
 
 def pack(rows: Dataset, size: int) -> Dataset:

@@ -11,20 +11,30 @@ from omegaconf import OmegaConf
 
 from panjue.finetune.checkpoints import full_disk_named
 from panjue.finetune.rules import task_sha256
-from panjue.finetune.settings import BaseConfig, SftConfig
+from panjue.finetune.settings import OTHER_RUN, BaseConfig, SftConfig
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import CLASSIFIER, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.config import DATA_FILES, load_values
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
+    atomic_folder,
     atomic_write,
     read_json,
-    replace_folder,
     sha256,
     write_json,
 )
-from panjue.prompts.plumbing.run import DATA, MANIFEST, RESULTS, ROWS, WEIGHTS, Run, RunRecord
+from panjue.prompts.plumbing.ours import has_record, is_base, refuse_claim
+from panjue.prompts.plumbing.run import (
+    DATA,
+    MANIFEST,
+    REPLACED,
+    RESULTS,
+    ROWS,
+    WEIGHTS,
+    Run,
+    RunRecord,
+)
 from panjue.prompts.render import names_opinions
 from panjue.prompts.task import Task
 
@@ -87,24 +97,26 @@ class TrainingRun:
     record: RunRecord
 
     def is_finished(self) -> bool:
-        """Say whether the folder has the result of this training; refuse work of another one."""
+        """Say whether the folder has the result of this training; refuse other work in it."""
         run = Run(self.config.run)
+        if is_base(run.folder) or (has_record(run.folder) and run.result == run.folder):
+            raise UserError(f"{run.folder}: has a model or answers; choose another {OTHER_RUN}")
         has_result = any((run.folder / name / MANIFEST).exists() for name in RESULTS)
         if not has_result and not self._has_checkpoints():
+            refuse_claim(run.folder, REPLACED, OTHER_RUN)
             return False  # no work can be lost
         reason = self._difference()
         if reason:
             raise UserError(
                 f"{run.folder}: holds another run ({reason}); it is kept: choose another "
-                "run=FOLDER (make: RUN=FOLDER) for this one, or give the settings of that one, "
-                f"see {run.config}"
+                f"{OTHER_RUN} for this one, or give the settings of that one, see {run.config}"
             )
         return has_result
 
     def _difference(self) -> str:
         """Return how the folder's own record differs from this one; empty if it does not."""
         folder = self.config.run
-        if not (folder / MANIFEST).exists():
+        if not has_record(folder):
             return "there is no record of how it was made"
         kept = RunRecord.read(folder)
         trainer = {name: v for name, v in kept.trainer.items() if name not in OF_SPEED}
@@ -130,14 +142,14 @@ class TrainingRun:
             if old.classifier_sha256 != classifier_sha256:
                 raise UserError(
                     f"{folder}: its checkpoints saw the opinions of another text classifier; "
-                    "restore rows/, or choose another run=FOLDER"
+                    f"restore rows/, or choose another {OTHER_RUN}"
                 )
         # The other sections of the config file, for `generate` and `serve`, are kept.
         sections = load_values(self.config.path) if self.config.path else {}
         sections = {**sections, "sft": self.config.model_dump(mode="json")}
+        record.write(folder)  # first: it makes the folder ours
         with atomic_write(Run(folder).config) as out:
             out.write(OmegaConf.to_yaml(sections))
-        record.write(folder)
 
     def _has_checkpoints(self) -> bool:
         return any((self.config.run / "checkpoints").glob("checkpoint-*"))
@@ -149,30 +161,26 @@ class TrainingRun:
 
         `examples` is the number of training examples.
         """
-        folder = self.config.result
-        temporary = folder.with_name(f".{folder.name}.tmp")
-        if trainer.is_world_process_zero():
-            shutil.rmtree(temporary, ignore_errors=True)
-        trainer.accelerator.wait_for_everyone()
-        with full_disk_named(temporary):
-            trainer.save_model(str(temporary))  # all processes take part if weights are sharded
         if not trainer.is_world_process_zero():
+            trainer.save_model(str(self.config.result))  # takes part if weights are sharded
             return
-        (temporary / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
-        peft_config = temporary / "adapter_config.json"
-        if peft_config.exists():
-            base = self.record.base
-            if Path(base).is_dir():  # absolute: plain peft finds it from any working folder
-                base = str(Path(base).resolve())
-            write_json(peft_config, {**read_json(peft_config), "base_model_name_or_path": base})
-        labels.save(temporary)
-        digest = sha256(temporary / "labels.json")
-        results: dict[str, Any] = {"examples": examples, "labels_sha256": digest}
-        if classifier:
-            shutil.copy(classifier, temporary / CLASSIFIER)
-            results["classifier_sha256"] = sha256(temporary / CLASSIFIER)
-        self.record.model_copy(update=results).write(temporary)
-        replace_folder(temporary, folder)
+        with atomic_folder(self.config.result) as folder:
+            with full_disk_named(folder):
+                trainer.save_model(str(folder))
+            (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
+            peft_config = folder / "adapter_config.json"
+            if peft_config.exists():
+                base = self.record.base
+                if Path(base).is_dir():  # absolute: plain peft finds it from any working folder
+                    base = str(Path(base).resolve())
+                write_json(peft_config, {**read_json(peft_config), "base_model_name_or_path": base})
+            labels.save(folder)
+            digest = sha256(folder / "labels.json")
+            results: dict[str, Any] = {"examples": examples, "labels_sha256": digest}
+            if classifier:
+                shutil.copy(classifier, folder / CLASSIFIER)
+                results["classifier_sha256"] = sha256(folder / CLASSIFIER)
+            self.record.model_copy(update=results).write(folder)
 
 
 def kept_loss(trainer: ReplyTrainer) -> str:

@@ -12,6 +12,7 @@ from panjue.prompts.model import is_hub_name, model_folder
 from panjue.prompts.plumbing.config import DATA_FILES, Config, load_section, load_values
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import flat
+from panjue.prompts.plumbing.ours import followed
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task
 
@@ -20,6 +21,9 @@ STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
 
 PATTERNS = ("rank_pattern", "alpha_pattern")
 """Settings of peft that name modules, with dots."""
+
+OTHER_RUN = "run=FOLDER (make: RUN=FOLDER)"
+"""What chooses another run folder, for messages."""
 
 LONGEST_STEP_S = 1800
 """How long a step, its evaluation and its saving may take after a signal, until torchrun kills all
@@ -137,6 +141,9 @@ def _settings(cls: type[C], path: Path, overrides: Sequence[str]) -> C:
     load_values(path)  # raises if the file is missing
     config = load_section(cls, path, "sft", overrides)
     check_data(config)
+    if followed(Path(config.model)) in (followed(config.run), followed(config.result)):
+        where = f"{config.model} is where this run writes"
+        raise UserError(f"model: {where}; choose another {OTHER_RUN}")
     return config
 
 

@@ -22,7 +22,7 @@ from panjue.finetune.model import check_embeddings, check_trainable, choose_pack
 from panjue.finetune.processes import join_processes, make_once
 from panjue.finetune.result import TrainingRun, fits_classifier, kept_loss, run_record
 from panjue.finetune.rules import shared_rules
-from panjue.finetune.settings import BaseConfig, SftConfig
+from panjue.finetune.settings import OTHER_RUN, BaseConfig, SftConfig
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import ReplyTrainer, cap_steps
 from panjue.prompts.model import CLASSIFIER, load_tokenizer, model_folder
@@ -50,8 +50,7 @@ def train(config: SftConfig) -> None:
         console.print(f"{config.result}: already trained with these settings")
         return
     writes = processes.is_main_process and not config.dry_run
-    other = "run=FOLDER (make: RUN=FOLDER)"
-    with exclusive_lock(config.run, other=other) if writes else nullcontext():
+    with exclusive_lock(config.run, other=OTHER_RUN) if writes else nullcontext():
         if writes:
             run.is_finished()  # refuses what another process has finished there meanwhile
         try:

@@ -109,7 +109,7 @@ def merge(
 ) -> None:
     """Merge the adapter of RUN into its base model: RUN/merged."""
     with debug_log(run):
-        print("written:", _load("serve.merge", "merge")(run / "adapter", run / "merged", base))
+        print("written:", _load("serve.merge", "merge")(run / "adapter", base))
 
 
 @app.command()

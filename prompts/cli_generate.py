@@ -11,7 +11,16 @@ from panjue.eval.choice import choice_lines, choose
 from panjue.prompts.model import has_classifier
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import exclusive_lock, sha256
-from panjue.prompts.plumbing.run import ANSWERS, HELD_OUT, MANIFEST, AnswersRecord, Choice, Run
+from panjue.prompts.plumbing.ours import refuse_claim
+from panjue.prompts.plumbing.run import (
+    ANSWERS,
+    HELD_OUT,
+    MANIFEST,
+    REPLACED_ANSWERS,
+    AnswersRecord,
+    Choice,
+    Run,
+)
 from panjue.prompts.reader import Reader, text_hash
 from panjue.serve.answers import held_out_answers
 from panjue.serve.decoding import Tally, decode_answers
@@ -75,7 +84,9 @@ def test_cases(job: Job, test: Path) -> Cases:
 
 
 def refuse_others(job: Job, cases: Cases) -> None:
-    """Refuse a folder that has answers to other cases, or made in another way."""
+    """Refuse a folder that has answers to other cases, made in another way, or of somebody else."""
+    names = (*REPLACED_ANSWERS, job.task.data.submission.name)
+    refuse_claim(cases.folder, names, "answers=NAME")
     if (cases.folder / MANIFEST).exists():
         old = AnswersRecord.read(cases.folder)
         check_resumes(old, record_of(job, cases, asked=True), cases.folder)
@@ -117,7 +128,7 @@ def chosen(asking: Session, test: Cases) -> Choice | None:
                 choose(held_out.folder)
     folder = held_out_answers(test.folder, record)
     assert folder, "the choice was made just now"
-    take_over(folder, test)
+    take_over(folder, test, record)
     choice = Choice.read(folder)
     assert choice
     for line in choice_lines(choice):
@@ -151,8 +162,11 @@ def held_out_cases(job: Job, test: Cases, console: Console) -> Cases | None:
     return cases
 
 
-def take_over(held_out: Path, test: Cases) -> None:
+def take_over(held_out: Path, test: Cases, record: AnswersRecord) -> None:
     """Start with the rows of the held-out cases if they are of TEST: none is asked twice."""
     rows = test.folder / COMPLETIONS
-    if not rows.exists() and AnswersRecord.read(held_out).test_sha256 == sha256(test.file):
-        shutil.copy(held_out / COMPLETIONS, rows)
+    if rows.exists() or AnswersRecord.read(held_out).test_sha256 != sha256(test.file):
+        return
+    if not (test.folder / MANIFEST).exists():  # without it the rows would be somebody's
+        record.model_copy(update={"asked": False}).write(test.folder)
+    shutil.copy(held_out / COMPLETIONS, rows)

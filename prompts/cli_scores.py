@@ -9,8 +9,9 @@ from rich.console import Console
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
+from panjue.prompts.plumbing.ours import are_scores, check_output
 from panjue.prompts.plumbing.run import ANSWERS, MANIFEST, find_answers
-from panjue.prompts.reader import Reader, check_output, side_groups
+from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.task import load_task
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def score(
     if json:
         skipped = {"skipped_rows": len(reader.skipped.rows)}
         digest = sha256(reader.task.data.submission.find(submission))
-        write_json(json, {**scores.to_json(), **skipped, "submission_sha256": digest})
+        numbers = {**scores.to_json(), **skipped, "submission_sha256": digest}
+        write_json(json, numbers, are_scores)
 
 
 @app.command()
@@ -146,7 +148,7 @@ def fairness(
     say_changes(answered)
     reader.skipped.show()
     if json:
-        write_json(json, result.to_json())
+        write_json(json, result.to_json(), are_scores)
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,10 +12,10 @@ from panjue.prompts.other_formats import DATA_PAGE, example_of, other_format
 from panjue.prompts.plumbing.errors import Unreadable, UserError
 from panjue.prompts.plumbing.files import (
     atomic_write,
+    delete,
     dump,
     located,
     read_lines,
-    read_object,
     refuse_pipe,
 )
 from panjue.prompts.task import Task, id_of
@@ -41,28 +41,12 @@ class Skipped:
     def write(self, path: Path) -> None:
         """Write the rows to a JSONL file; without rows, delete the file."""
         if not self.rows:
-            path.unlink(missing_ok=True)
+            delete(path)
             return
         with atomic_write(path) as out:
             for (file, place), reason in self.rows.items():
                 row = dump({"file": str(file), "place": place, "reason": reason})
                 out.write(row.encode("utf-8", "replace").decode() + "\n")  # names may be no UTF-8
-
-
-def check_output(path: Path | None) -> None:
-    """Refuse to write numbers to a file of something else, such as an input.
-
-    Allowed are a new NAME.json, and one with the numbers of an earlier score.
-    """
-    if path is None:
-        return
-    if path.suffix == ".json":
-        if not path.exists():
-            return
-        with suppress(UserError):
-            if read_object(path).keys() >= {"examples", "missing"}:
-                return
-    raise UserError(f"{path}: may be a file of something else; choose a new NAME.json")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from omegaconf import OmegaConf
 from panjue.prompts.model import model_files, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.config import load_values, scrubbed
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import read_json, sha256, write_json
+from panjue.prompts.plumbing.files import read_json, replace, sha256, write_json
+from panjue.prompts.plumbing.ours import followed, refuse_foreign
 from panjue.prompts.plumbing.run import (
     ANSWERS,
     CHOICE,
@@ -55,6 +57,7 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
     """
     if out.is_dir():
         raise UserError(f"{out}: is a folder; name the ZIP")
+    refuse_foreign(out, is_bundle, "OUT.zip")
     answers = find_answers(run)
     if answers is None:
         raise UserError(f"{run}: has no answers; `panjue generate` makes them")
@@ -70,16 +73,26 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
         "test_sha256": answers.record.test_sha256,
         "sha256": sha256(submission),
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".bundle-", dir=out.parent) as place:
+    parent = followed(out).parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".bundle-", dir=parent) as place:
         folder = Path(place, "bundle")
         _pack_model(folder, trained, base)
         _pack_code(folder, submission.name, answers.record)
         _pack_settings(folder, answers.record, decoding, Run(trained.parent).config)
         _pack_choice(folder, answers, folder / trained.name)
         write_json(folder / EXPECTED, expected)
-        Path(shutil.make_archive(str(folder), "zip", folder)).replace(out)
+        replace(Path(shutil.make_archive(str(folder), "zip", folder)), out, is_bundle)
     print(f"written: {out}, {out.stat().st_size / 2**20:.1f} MiB, SHA-256 {sha256(out)}")
+
+
+def is_bundle(path: Path) -> bool:
+    """Say whether a file is a ZIP that `bundle` has packed."""
+    if not (path.is_file() and zipfile.is_zipfile(path)):
+        return False
+    with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+        return {EXPECTED, "answer.py", "MANUAL.md"} <= set(archive.namelist())
+    return False
 
 
 def _model_of(answers: Answers) -> Path:

@@ -17,6 +17,7 @@ from panjue.prompts.plumbing.endpoint import CONTENT_FILTER
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     atomic_write,
+    delete,
     dump,
     exclusive_lock,
     read_object,
@@ -220,7 +221,7 @@ def decode_answers(path: Path, answer: AnswerSetting | None = None) -> Tally:
         if tally.calls and not (tally.valid or tally.repaired):
             tally.answered_by = f"answered by: {tally.fallback}, since no reply could be read"
         if advisor is None:
-            confidences.unlink()
+            delete(confidences)
         after = sha256(submission)
         if before not in (None, after):
             tally.replaced = _delete_derived(folder, earlier)
@@ -239,7 +240,7 @@ def _delete_derived(folder: Path, earlier: Mapping[str, Any]) -> str:
     was = earlier.get("answered_by") or "other answers"
     gone = [name for name in DERIVED if (folder / name).exists()]
     for name in gone:
-        (folder / name).unlink()
+        delete(folder / name)
     return f"was {was}" + (f"; deleted {', '.join(gone)}, made from it" if gone else "")
 
 

@@ -1,9 +1,8 @@
 """The model that an engine loads: an adapter merged into its base, or a base and an adapter."""
 
-import os
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +13,18 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from panjue.prompts.architecture import is_part, load_language_model, quantization_of
-from panjue.prompts.model import CLASSIFIER, load_tokenizer, lora_rank, model_folder, model_sha256
+from panjue.prompts.model import (
+    CLASSIFIER,
+    load_tokenizer,
+    lora_rank,
+    model_files,
+    model_folder,
+    model_sha256,
+)
 from panjue.prompts.plumbing.errors import UserError, first_line
-from panjue.prompts.plumbing.files import exclusive_lock, read_object, replace_folder
-from panjue.prompts.plumbing.run import MANIFEST, RunRecord
+from panjue.prompts.plumbing.files import atomic_folder, exclusive_lock, read_object
+from panjue.prompts.plumbing.ours import has_record
+from panjue.prompts.plumbing.run import MANIFEST, RESULTS, RunRecord
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 
@@ -60,8 +67,7 @@ def served_model(trained: Path, adapter: str, base: str | None = None) -> Served
     config = trained / "adapter_config.json"
     is_full = not config.exists()
     if adapter == "merge":
-        out = trained.absolute().with_name("merged")  # "." alone has no name
-        return Served(trained if is_full else merge(trained, out, base))
+        return Served(trained if is_full else merge(trained, base))
     if adapter == "none":
         return Served(check_base(trained, record, base))
     if is_full:
@@ -80,16 +86,31 @@ def named_for_vllm(adapter: Path, base: Path) -> Path:
     """
     if not is_part(base):
         return adapter
-    out = adapter.absolute().with_name("unmerged")
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    shutil.copytree(adapter, temporary, dirs_exist_ok=True)
+    out = place_of(adapter, "unmerged")
     weights = load_file(adapter / WEIGHTS_FILE)
     old = "base_model.model.model."
     new = "base_model.model.model.language_model."
     renamed = {key.replace(old, new, 1): value for key, value in weights.items()}
-    save_file(renamed, temporary / WEIGHTS_FILE, {"format": "pt"})
-    replace_folder(temporary, out)
+    with lock_of(out), atomic_folder(out) as folder:
+        for file in model_files(adapter):
+            shutil.copy(file, folder)
+        save_file(renamed, folder / WEIGHTS_FILE, {"format": "pt"})
     return out
+
+
+def place_of(trained: Path, name: str) -> Path:
+    """Return where a folder made from a training lies: in its run folder, or in the adapter's own.
+
+    Adapters without a run may lie side by side, where each would replace what the other has made.
+    """
+    trained = trained.absolute()  # "." alone has no name
+    run = trained.parent
+    return run / name if trained.name in RESULTS and has_record(run) else trained / name
+
+
+def lock_of(out: Path) -> AbstractContextManager[None]:
+    """Return the lock of a folder that a merge makes; of two processes the second one waits."""
+    return exclusive_lock(out.parent, f".{out.name}.lock", wait=True)
 
 
 def is_merged(record: RunRecord, out: Path) -> bool:
@@ -115,17 +136,19 @@ def check_base(adapter: Path, record: RunRecord, base: str | None = None) -> Pat
     return folder
 
 
-def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
-    """Merge `adapter` into its base, or reuse an earlier merge, and return the folder `out`."""
+def merge(adapter: Path, base: str | None = None) -> Path:
+    """Merge `adapter` into its base, or reuse an earlier merge, and return its folder."""
     if not (adapter / MANIFEST).exists():
         way_out = "run `panjue sft` first; method=full makes a model, which needs no merge"
         raise UserError(f"{adapter}: there is no panjue adapter; {way_out}")
     digest = model_sha256(adapter)
     record = RunRecord.read(adapter).model_copy(update={"adapter_sha256": digest})
-    if is_merged(record, out):
-        return out
-    # Of two processes, the second one waits and finds the merge.
-    with exclusive_lock(out.parent, f".{out.name}.lock", wait=True):
+    out = place_of(adapter, "merged")
+    of_version_0_4 = adapter.absolute().with_name("merged")
+    for earlier in (out, of_version_0_4):
+        if is_merged(record, earlier):
+            return earlier
+    with lock_of(out):
         if not is_merged(record, out):
             make_merged(check_base(adapter, record, base), adapter, record, out)
     return out
@@ -133,21 +156,14 @@ def merge(adapter: Path, out: Path, base: str | None = None) -> Path:
 
 def make_merged(base: Path, adapter: Path, record: RunRecord, out: Path) -> None:
     """Make the folder `out`: the merged weights, and what else is needed to answer with them."""
-    temporary = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     tokenizer = load_tokenizer(base)
-    try:
-        write_merged(base, adapter, temporary, tokenizer.encode(KNOWN_TEXT))
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)  # it is as large as the base
-        raise
-    tokenizer.save_pretrained(temporary)
-    for file in (adapter / "labels.json", adapter / CLASSIFIER, base / GENERATION):
-        if file.exists():
-            shutil.copy(file, temporary)
-    record.write(temporary)
-    replace_folder(temporary, out)
+    with atomic_folder(out) as folder:
+        write_merged(base, adapter, folder, tokenizer.encode(KNOWN_TEXT))
+        tokenizer.save_pretrained(folder)
+        for file in (adapter / "labels.json", adapter / CLASSIFIER, base / GENERATION):
+            if file.exists():
+                shutil.copy(file, folder)
+        record.write(folder)
 
 
 def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) -> None:

@@ -143,8 +143,8 @@ def claim(job: Job, cases: Cases, console: Console, *, asked: bool) -> None:
             if changed := difference(old.versions, record.versions):
                 console.print(f"resuming with other versions: {changed}")
             record = record.model_copy(update={"versions": old.versions, "asked": True})
+    record.write(folder)  # first: it makes the folder ours
     job.labels.save(folder)
-    record.write(folder)
     skipped = cases.reader.skipped
     skipped.write(folder / "skipped-test.jsonl")
     skipped.show()

@@ -34,6 +34,7 @@ settings.register_profile("torture", untimed, derandomize=False)
 ASKING = (
     "tests/test_version_0_4.py",
     "tests/serve/",
+    "tests/test_foreign_files.py",
     "tests/test_pipeline.py",
     "tests/torture/test_generation.py",
     "tests/torture/test_text.py",

@@ -1,7 +1,5 @@
 """Fit the text classifier that lies beside an adapter, and its opinions on its own cases."""
 
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import nsmallest
@@ -31,7 +29,7 @@ from panjue.prompts.example import AnswerFields, Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump, read_lines, replace_folder
+from panjue.prompts.plumbing.files import atomic_folder, dump, read_lines
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
 
@@ -126,16 +124,13 @@ def training_items(
 
 def save_fitted(fitted: Fitted, task: Task, labels: Labels, folder: Path) -> None:
     """Write a classifier and its cross-fitted opinions; `folder` appears when it is complete."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    fitted.classifier.save(temporary / CLASSIFIER)
     advisor = Advisor(task, labels, fitted.classifier)
-    with (temporary / OPINIONS_FILE).open("w", encoding="utf-8") as out:
-        for example, items in fitted.probabilities():
-            text = opinion_text(example, advisor.with_answers(items), task.answer)
-            out.write(dump({"key": case_key(example), "opinions": text}) + "\n")
-    replace_folder(temporary, folder)
+    with atomic_folder(folder) as temporary:
+        fitted.classifier.save(temporary / CLASSIFIER)
+        with (temporary / OPINIONS_FILE).open("w", encoding="utf-8") as out:
+            for example, items in fitted.probabilities():
+                text = opinion_text(example, advisor.with_answers(items), task.answer)
+                out.write(dump({"key": case_key(example), "opinions": text}) + "\n")
 
 
 def training_advisor(folder: Path, task: Task, labels: Labels) -> Advisor:

@@ -1,11 +1,17 @@
 """Warnings of libraries: to `RUN/debug.log`, with their time. Errors stay on the terminal."""
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from panjue.prompts.plumbing.ours import has_record, refuse_foreign
+
 FORMAT = "%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s"
+
+FIRST_LINE = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \d+ \S+ [A-Z]+: |$")
+"""How a file in FORMAT begins; an empty one is left by a full disk."""
 
 SHOWN = "vllm"
 """The library whose warnings are printed: it has none unless VLLM_LOGGING_LEVEL is set."""
@@ -28,13 +34,24 @@ class DebugLog(logging.FileHandler):
             super().close()
 
 
+def is_log(path: Path) -> bool:
+    """Say whether a debug.log is ours; that of a folder without our record says so itself."""
+    if has_record(path.parent):
+        return True
+    if not path.is_file():
+        return False
+    with path.open("rb") as log:
+        return FIRST_LINE.match(log.readline()) is not None
+
+
 @contextmanager
 def debug_log(run: Path) -> Iterator[None]:
     """Send the warnings of libraries to `run`/debug.log while the block runs; errors are printed.
 
-    Only for the command line: the handlers of libraries go. Call `quiet_libraries` after an import
-    in the block.
+    Nothing is added to somebody else's debug.log: it is refused. Only for the command line: the
+    handlers of libraries go. Call `quiet_libraries` after an import in the block.
     """
+    refuse_foreign(run / "debug.log", is_log)
     log = DebugLog(run / "debug.log", encoding="utf-8", delay=True)
     log.setFormatter(logging.Formatter(FORMAT))
     log.setLevel(logging.WARNING)

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 from uuid import uuid4
@@ -15,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from panjue.prompts.plumbing.decode import each_key_once
 from panjue.prompts.plumbing.errors import Unreadable, UserError
+from panjue.prompts.plumbing.ours import IsOurs, followed, lies_in_ours, refuse_foreign
 
 Json = Any
 """A value that `json` reads: an object, a list, a text, a number, true, false or None."""
@@ -118,35 +120,76 @@ def quoted(value: Json) -> str:
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[IO[str]]:
+def atomic_write(path: Path, is_ours: IsOurs = lies_in_ours) -> Iterator[IO[str]]:
     """Open a text file that appears under its name only if the block ends without an error."""
     if path.is_dir():
         raise UserError(f"{path}: is a folder; name a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")  # several may write at once
+    refuse_foreign(path, is_ours)
+    temporary = _temporary(path)
+    temporary.parent.mkdir(parents=True, exist_ok=True)
     try:
         with _naming(path), temporary.open("w", encoding="utf-8", newline="\n") as out:
             yield out
-        sync(temporary)
-        temporary.replace(path)
-        sync_names(path.parent)
+        replace(temporary, path, is_ours)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def replace_folder(temporary: Path, folder: Path) -> None:
-    """Replace `folder` by `temporary`, after all of it has reached the disk.
+@contextmanager
+def atomic_folder(path: Path, is_ours: IsOurs = lies_in_ours) -> Iterator[Path]:
+    """Give an empty folder, which appears as `path` only if the block ends without an error.
 
     Whoever may read the folder may read its files: safetensors writes them for their owner alone.
+    The caller holds a lock: in a folder of ours, what a killed process has left is deleted.
     """
-    mode = temporary.stat().st_mode & 0o666
-    for path in temporary.rglob("*"):
-        if path.is_file():
-            path.chmod(mode)
+    refuse_foreign(path, is_ours)
+    temporary = _temporary(path)
+    for stale in temporary.parent.glob(f".{escape(followed(path).name)}.*tmp"):
+        if lies_in_ours(stale):
+            delete(stale)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        mode = temporary.stat().st_mode & 0o666
+        for inner in temporary.rglob("*"):
+            if inner.is_file():
+                inner.chmod(mode)
+        replace(temporary, path, is_ours)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _temporary(path: Path) -> Path:
+    """Return a new name beside a file or folder; several may write it at once."""
+    place = followed(path)
+    return place.with_name(f".{place.name}.{uuid4().hex[:8]}.tmp")
+
+
+def replace(temporary: Path, path: Path, is_ours: IsOurs = lies_in_ours) -> None:
+    """Move a finished file or folder to `path`, over one that panjue made; links are followed.
+
+    All that replaces does it here. `temporary` is on the disk of the place that `path` leads to.
+    """
+    refuse_foreign(path, is_ours)
+    place = followed(path)
     sync(temporary)
-    shutil.rmtree(folder, ignore_errors=True)
-    temporary.rename(folder)
-    sync_names(folder.parent)
+    if place.is_dir() or temporary.is_dir():  # the system replaces a file by a file alone
+        _remove(place)
+    temporary.replace(place)
+    sync_names(place.parent)
+
+
+def delete(path: Path) -> None:
+    """Delete a file or folder that panjue made, if it is there; of a link, only the link."""
+    refuse_foreign(path)
+    _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
@@ -180,9 +223,9 @@ def _naming(path: Path) -> Iterator[None]:
         raise
 
 
-def write_json(path: Path, value: Json) -> None:
+def write_json(path: Path, value: Json, is_ours: IsOurs = lies_in_ours) -> None:
     """Write `value` as an indented JSON file, atomically."""
-    with atomic_write(path) as out:
+    with atomic_write(path, is_ours) as out:
         json.dump(value, out, ensure_ascii=False, indent=2)
         out.write("\n")
 

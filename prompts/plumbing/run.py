@@ -30,6 +30,16 @@ CHOICE = "choice.json"
 
 RESULTS = ("adapter", "model")
 """Folders in a run folder that hold the result of a training: LoRA weights, or all weights."""
+REPLACED = (
+    *(CONFIG, MANIFEST, *RESULTS, "merged", "unmerged"),
+    *("checkpoints", "log.jsonl", "skipped-train.jsonl"),
+)
+"""What commands replace in a run folder; a folder of answers has a record of its own."""
+REPLACED_ANSWERS = (
+    *(MANIFEST, CHOICE, "labels.json", "completions.jsonl", "skipped-test.jsonl", "cases.jsonl"),
+    *("decode.json", "confidence.jsonl", "scores.json", "report.html"),
+)
+"""What commands replace in a folder of answers, besides the submission of the task."""
 
 
 AnsweredBy = Literal["model", "classifier"]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from panjue.eval.reliability import calibration
 from panjue.eval.score import score
-from panjue.prompts.plumbing.files import read_lines, sha256, write_json
+from panjue.prompts.plumbing.files import dump, read_lines, sha256, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from tests.records import Row, Write
@@ -76,7 +76,7 @@ def test_a_changed_name_is_left_out_as_the_metric_leaves_it_out(files: tuple[Pat
     gold, submission = files
     *lines, last = submission.read_text("utf-8").splitlines(keepends=True)
     submission.write_text("".join([*lines, last.replace('"乙"', '"丙"')]), "utf-8")
-    write_json(submission.parent / "decode.json", decoding(submission))
+    (submission.parent / "decode.json").write_text(dump(decoding(submission)), "utf-8")
     found = score(Reader(TASK), gold, submission)
     assert found.total.mean["final"] == pytest.approx(1 - 0.5 * 4 / 10)
     assert found.calibration is not None

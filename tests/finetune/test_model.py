@@ -71,7 +71,9 @@ def test_variants_of_lora_are_merged(
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNEVALUATED, *settings])
     adapter = tmp_path / "run/adapter"
     assert words.items() <= read_json(adapter / "adapter_config.json").items()
-    merge(adapter, tmp_path / "run/merged")  # compares the outputs with those of base and adapter
+    assert (
+        merge(adapter) == tmp_path / "run/merged"
+    )  # compares the outputs with those of base and adapter
     budget = Budget(64, 64)
     assert engine_settings(Served(tmp_path / "run/merged"), 0, budget)["enable_lora"] is False
     assert engine_settings(served_model(adapter, "lora"), 0, budget)["max_lora_rank"] == rank

@@ -16,7 +16,7 @@ from panjue.finetune.model import load_base
 from panjue.prompts.architecture import load_language_model, text_config
 from panjue.prompts.model import load_tokenizer, model_folder
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import read_json, replace_folder, write_json
+from panjue.prompts.plumbing.files import atomic_folder, read_json, write_json
 from panjue.prompts.render import prompt_ids
 from panjue.serve.merge import served_model
 
@@ -149,9 +149,8 @@ def test_a_prompt_is_the_same_on_another_day(base: Path, monkeypatch: pytest.Mon
 def test_whoever_may_read_the_folder_may_read_the_weights(tmp_path: Path) -> None:
     old = os.umask(0o022)
     try:
-        (tmp_path / "new").mkdir()
-        (tmp_path / "new/weights").touch(0o600)
-        replace_folder(tmp_path / "new", tmp_path / "adapter")
+        with atomic_folder(tmp_path / "adapter") as new:
+            (new / "weights").touch(0o600)
     finally:
         os.umask(old)
     assert (tmp_path / "adapter/weights").stat().st_mode & 0o777 == 0o644

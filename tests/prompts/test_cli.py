@@ -66,7 +66,9 @@ def test_numbers_are_written_over_those_of_an_earlier_score_alone(
         for path in (submission, other, folder / "confidence.jsonl"):
             done = panjue(*words, "--json", path)
             assert done.returncode == 2
-            assert done.stderr.startswith(f"panjue: {path}: may be a file of something else")
+            problem = "was not made by panjue" if path == other else "does not end in .json"
+            assert done.stderr.startswith(f"panjue: {path}: {problem}")
+            assert done.stderr.endswith("choose another NAME.json\n")
     assert read_json(other) == {"examples": 3}
     out = folder / "scores.json"
     for _ in range(2):

@@ -22,8 +22,9 @@ def test_saved_labels_come_back(
     again = load_labels(folder / "labels.json")
     assert again == labels
     before = (folder / "labels.json").read_bytes()
-    again.save(folder)
-    assert (folder / "labels.json").read_bytes() == before, "the order, which is a ranking, too"
+    again.save(folder / "again")
+    saved = (folder / "again/labels.json").read_bytes()
+    assert saved == before, "the order, which is a ranking, too"
 
 
 def test_counts_by_hand() -> None:

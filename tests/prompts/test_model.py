@@ -79,10 +79,10 @@ def test_what_descends_from_the_tiny_base_is_of_the_demo(tmp_path: Path) -> None
     write_json(untrained / "start.json", {})
     assert is_demo(adapter)
     assert is_demo(base)
-    write_json(adapter / "manifest.json", {"base": "base"})
+    (adapter / "manifest.json").write_text('{"base": "base"}', "utf-8")
     assert is_demo(adapter), "from any working directory"
-    for other in ({"base": "Qwen/Qwen3-8B"}, {}):
-        write_json(adapter / "manifest.json", other)
+    for other in ('{"base": "Qwen/Qwen3-8B"}', "{}"):
+        (adapter / "manifest.json").write_text(other, "utf-8")
         assert not is_demo(adapter)
 
 
@@ -93,9 +93,9 @@ def test_an_adapter_is_no_base_model(tmp_path: Path) -> None:
 
 
 def test_code_of_a_base_is_never_run(folder: Path) -> None:
-    write_json(folder / "config.json", {})
+    (folder / "config.json").write_text("{}", "utf-8")
     for name in ("tokenizer_config.json", "config.json"):
-        write_json(folder / name, {"auto_map": {}})
+        (folder / name).write_text('{"auto_map": {}}', "utf-8")
         with pytest.raises(UserError, match="needs its own code"):
             model_folder(str(folder))
 

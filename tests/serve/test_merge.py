@@ -140,10 +140,11 @@ def test_what_peft_cannot_merge_is_an_error_of_one_line(tmp_path: Path) -> None:
 def test_a_merge_with_other_outputs_is_refused_and_leaves_nothing(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    adapter = shutil.copytree(trained / "adapter", tmp_path / "adapter")
     monkeypatch.setattr(LoraModel, "merge_and_unload", LoraModel.unload)
     with pytest.raises(UserError, match=r"merging it changes the outputs \(by"):
-        merge(trained / "adapter", tmp_path / "merged")
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+        merge(adapter)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_dir()] == ["adapter"]
 
 
 @pytest.mark.parametrize(
@@ -171,12 +172,15 @@ def test_a_merge_is_made_once_and_keeps_sampling_settings_that_transformers_drop
     write_json(file, {**read_json(file), "do_sample": False, "temperature": 0.9, "top_p": 0.6})
     digest = {"base": str(base), "base_sha256": model_sha256(base)}
     RunRecord.read(adapter).model_copy(update=digest).write(adapter)
-    out = merge(adapter, tmp_path / "merged")
+    before = model_sha256(adapter)
+    out = merge(adapter)
+    assert out == adapter / "merged", "another one may lie beside it"
     assert (out / file.name).read_bytes() == file.read_bytes()
     made = (out / "model.safetensors").stat().st_mtime_ns
-    assert merge(adapter, out) == out
+    assert merge(adapter) == out
     monkeypatch.chdir(adapter)
     assert served_model(Path(), "merge").model == out
     monkeypatch.setattr("panjue.serve.merge.is_part", lambda _: True)
     assert (named_for_vllm(Path(), base) / "labels.json").exists()
+    assert model_sha256(adapter) == before
     assert (out / "model.safetensors").stat().st_mtime_ns == made

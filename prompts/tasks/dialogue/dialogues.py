@@ -6,7 +6,6 @@ organisers' scripts read; `panjue` 0.4 gave it those of cases.
 
 import json
 import re
-import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,10 +18,10 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     BOM,
     FileRow,
+    atomic_folder,
     check_text,
     located,
     parse_json,
-    replace_folder,
 )
 from panjue.prompts.plumbing.submissions import SubmissionFormat, WriteRow
 
@@ -121,11 +120,6 @@ def _answer(key: str, chats: Sequence[Path], emos: Sequence[Path]) -> dict[str, 
 
 @contextmanager
 def _writing(path: Path) -> Iterator[WriteRow]:
-    temporary = path.with_name(f".{path.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    for name in ("chat", "emo"):
-        (temporary / name).mkdir(parents=True)
-
     def write(row: Mapping[str, Any]) -> None:
         files = {
             f"chat/output_chat_{row['id']}.json": row["chat"],
@@ -134,13 +128,12 @@ def _writing(path: Path) -> Iterator[WriteRow]:
         for name, value in files.items():
             if value is not None:  # gold may have no emotions that can be read
                 text = json.dumps(value, ensure_ascii=False, indent=2)
-                (temporary / name).write_text(text + "\n", "utf-8")
+                (folder / name).write_text(text + "\n", "utf-8")
 
-    try:
+    with atomic_folder(path) as folder:
+        for name in ("chat", "emo"):
+            (folder / name).mkdir()
         yield write
-        replace_folder(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 DIALOGUES = SubmissionFormat("submission", _read_submission, _writing, is_folder_of_answers)

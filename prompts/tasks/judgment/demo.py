@@ -131,18 +131,21 @@ DEMO_SIZES = {"train": 1000, "test": 200, "base": 12000}
 
 def write_demo(folder: Path, sizes: Mapping[str, int]) -> None:
     """Write `<name>.jsonl` with `sizes[name]` cases, no fact twice; always the same bytes."""
-    paths = {name: folder / f"{name}.jsonl" for name in sizes}
-    for path in paths.values():
-        if path.exists():
-            raise UserError(f"{path}: exists already; choose another folder")
+    texts: dict[Path, str] = {}
     seen: set[str] = set()
-    for name, path in paths.items():
+    for name, size in sizes.items():
         draw = random.Random(f"0/{name}")  # always the same cases
-        number = 0
-        with atomic_write(path) as out:
-            while number < sizes[name]:
-                case = _case(draw)
-                if case["fact"] not in seen:
-                    seen.add(case["fact"])
-                    out.write(dump({"id": number, **case}) + "\n")
-                    number += 1
+        lines: list[str] = []
+        while len(lines) < size:
+            case = _case(draw)
+            if case["fact"] not in seen:
+                seen.add(case["fact"])
+                lines.append(dump({"id": len(lines), **case}) + "\n")
+        texts[folder / f"{name}.jsonl"] = "".join(lines)
+    for path, text in texts.items():
+        if path.exists() and not (path.is_file() and path.read_bytes() == text.encode()):
+            raise UserError(f"{path}: exists already; choose another folder")
+    for path, text in texts.items():
+        if not path.exists():
+            with atomic_write(path) as out:
+                out.write(text)

@@ -22,6 +22,7 @@ from panjue.prompts.plumbing.files import (
     stream,
     write_json,
 )
+from panjue.prompts.plumbing.ours import RECORD_KEYS
 from panjue.prompts.plumbing.rows import Rows
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -41,6 +42,9 @@ def test_a_dumped_row_is_one_line_and_comes_back(row: dict[str, object]) -> None
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_json(
+        tmp_path / "manifest.json", dict.fromkeys(RECORD_KEYS["manifest.json"])
+    )  # it is ours
     path = tmp_path / "new" / "out.txt"
     with atomic_write(path) as first, atomic_write(path) as second:  # two may write at once
         first.write("判决\n")
