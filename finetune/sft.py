@@ -25,7 +25,7 @@ from panjue.finetune.rules import shared_rules
 from panjue.finetune.settings import OTHER_RUN, BaseConfig, SftConfig
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import ReplyTrainer, cap_steps
-from panjue.prompts.model import CLASSIFIER, load_tokenizer, model_folder
+from panjue.prompts.model import CLASSIFIER, load_tokenizer, model_folder, threads_for
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.files import dump, exclusive_lock, sha256
 from panjue.prompts.plumbing.run import DATA, ROWS
@@ -55,7 +55,8 @@ def train(config: SftConfig) -> None:
             run.is_finished()  # refuses what another process has finished there meanwhile
         try:
             reader = Reader(task, on_bad_row=config.on_bad_row)
-            run_training(run, args, reader, base, console)
+            with threads_for(base):
+                run_training(run, args, reader, base, console)
         except torch.OutOfMemoryError as error:
             way_out = "set method=qlora, a lower max_tokens or a smaller base"
             raise UserError(f"GPU: {first_line(error)} {way_out}") from None

@@ -4,6 +4,7 @@ Settings are checked before the stage is imported: importing torch or vLLM takes
 """
 
 import logging
+import os
 import signal
 import sys
 from importlib import import_module
@@ -22,6 +23,9 @@ from panjue.prompts.plumbing.run import Run
 from panjue.serve.engine_processes import watch_parent
 
 watch_parent()  # acts only in the processes of an engine
+
+# trl reports the start of each training, dry runs too. Read when the hub's library is imported.
+os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 for name in ("bitsandbytes", "torch._library.triton"):
     # Their imports warn of packages that panjue does not need on a CPU.

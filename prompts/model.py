@@ -1,7 +1,9 @@
 """The folder and the tokenizer of a base model, for training and serving."""
 
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ CONFIG_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json")
 """Files that are downloaded first, to check what the model is."""
 
 MIB = 2**20
+
+TINY_BYTES = 16 * MIB
+"""Weights of the largest model that computes with one thread."""
 
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks of adapters that vLLM loads unmerged."""
@@ -199,6 +204,34 @@ def _sampled_sha256(path: Path) -> str:
         data.seek(max(MIB, size - MIB))
         digest.update(data.read(MIB))
     return digest.hexdigest()
+
+
+def is_tiny(model: Path) -> bool:
+    """Say whether a model is so small that several threads of it wait more than they compute."""
+    return sum(path.stat().st_size for path in model.glob("*.safetensors")) <= TINY_BYTES
+
+
+@contextmanager
+def threads_for(model: Path) -> Iterator[None]:
+    """Let the block, and the processes that it starts, compute with one thread if a model is tiny.
+
+    Two threads wait for each other after every small matrix product: beside another busy process
+    for its whole time slice. By the size alone and never by the load, so that a training that is
+    repeated gives the same adapter. The user's OMP_NUM_THREADS counts.
+    """
+    if not is_tiny(model) or "OMP_NUM_THREADS" in os.environ:
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        del os.environ["OMP_NUM_THREADS"]
 
 
 def prompt_sha256(task: str) -> str:

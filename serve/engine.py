@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from panjue.prompts.architecture import is_part
+from panjue.prompts.model import threads_for
 from panjue.prompts.plumbing.config import check_known, check_managed, first_complaint
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.serve.ask import LONGEST, Budget, Request
@@ -133,7 +134,7 @@ async def running_engine(
     lora = LoRARequest("adapter", 1, str(served.adapter)) if served.adapter else None
     settings = {"disable_log_stats": True, **settings}
     arguments = with_own(settings, engine_settings(served, seed, budget))
-    with startup_errors(), starting_engine():
+    with startup_errors(), starting_engine(), threads_for(served.model):
         args = AsyncEngineArgs(**arguments)
         usage = UsageContext.LLM_CLASS  # its defaults suit many requests at once
         config = args.create_engine_config(usage)

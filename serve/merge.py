@@ -20,6 +20,7 @@ from panjue.prompts.model import (
     model_files,
     model_folder,
     model_sha256,
+    threads_for,
 )
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import atomic_folder, exclusive_lock, read_object
@@ -150,7 +151,9 @@ def merge(adapter: Path, base: str | None = None) -> Path:
             return earlier
     with lock_of(out):
         if not is_merged(record, out):
-            make_merged(check_base(adapter, record, base), adapter, record, out)
+            folder = check_base(adapter, record, base)
+            with threads_for(folder):
+                make_merged(folder, adapter, record, out)
     return out
 
 

@@ -20,7 +20,7 @@ from ray.exceptions import RayError, RayTaskError
 from rich.console import Console
 
 from panjue.prompts.example import Example, call_key
-from panjue.prompts.model import prompt_sha256
+from panjue.prompts.model import is_tiny, prompt_sha256
 from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import difference
@@ -56,8 +56,8 @@ def running_fleet(job: Job, signals: StopSignals, console: Console) -> Iterator[
 
 async def start_fleet(job: Job, console: Console) -> "Fleet":
     """Return the fleet when its first replica is ready."""
-    needs = resources(job)
     job = absolute(job.with_model())  # merged only when there is a cluster
+    needs = resources(job)
     count = job.config.replicas
     slots = job.config.slots * count
     # One replica may get all examples while the others have not started; one more is its start.
@@ -107,6 +107,9 @@ def resources(job: Job) -> dict[str, float]:
         engine = job.config.engine
         sizes = [engine.get(f"{name}_parallel_size", 1) for name in PARALLEL]
         return {"num_cpus": 1, "num_gpus": prod(sizes)}
+    assert job.served, "the model to load is chosen"
+    if is_tiny(job.served.model):
+        return {"num_cpus": 1}  # Ray lets it have as many threads
     cores = []  # of each machine
     for node in ray.nodes():  # type: ignore[no-untyped-call]
         if node["Alive"] and node["Resources"].get("CPU"):

@@ -19,6 +19,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from panjue.prompts.model import threads_for
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.render import TEMPLATE_ARGS
@@ -47,6 +48,7 @@ def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
     with (
         startup_errors(),
         starting_engine(),
+        threads_for(served[NAME].folders.model),
         suppress(KeyboardInterrupt, SystemExit),  # so vLLM ends at a signal during the start
         asyncio.Runner(loop_factory=lambda: loop) as runner,
     ):

@@ -229,6 +229,18 @@ def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def three_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let torch have three threads, and nobody have said anything about them."""
+    import torch
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def panjue(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., CompletedProcess[str]]:

@@ -100,6 +100,14 @@ def test_both_languages_have_the_same_commands(english: str) -> None:
     assert set(spans(english)) == set(spans(chinese))
 
 
+def test_the_score_of_the_demo_has_the_digits_that_every_processor_gives() -> None:
+    rows = r"^(?:charge_f1|article_f1|penalty_accuracy|final) +\d.*"
+    english, chinese = (re.findall(rows, text(page), re.MULTILINE) for page in READMES[:2])
+    assert len(english) == 4
+    assert english == chinese
+    assert {len(digits) for digits in re.findall(r"\.(\d+)", "".join(english))} == {2}
+
+
 @pytest.mark.parametrize("page", [*PAGES, *TABLES])
 def test_links_lead_somewhere(page: str) -> None:
     for place, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", prose(page)):

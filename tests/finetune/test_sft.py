@@ -20,6 +20,7 @@ from panjue.finetune.checkpoints import full_disk_named, newest_complete
 from panjue.finetune.classifier.classifier import load_classifier
 from panjue.finetune.journal import print_example
 from panjue.finetune.settings import SftConfig, sft_settings
+from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.labels import load_labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.config import load_section
@@ -181,6 +182,23 @@ def test_a_checkpoint_without_a_record_is_somebodys_work(workshop: Path, tmp_pat
     (tmp_path / "run/checkpoints/checkpoint-6").mkdir(parents=True)
     with pytest.raises(UserError, match=r"holds another run \(there is no record"):
         main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNEVALUATED])
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_a_tiny_model_is_trained_by_one_thread(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = []
+    compute_loss = ReplyTrainer.compute_loss
+
+    def counted(*args: Any, **settings: Any) -> torch.Tensor:
+        counts.append(torch.get_num_threads())
+        return compute_loss(*args, **settings)
+
+    monkeypatch.setattr(ReplyTrainer, "compute_loss", counted)
+    main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNEVALUATED])
+    assert set(counts) == {1}
+    assert torch.get_num_threads() == 3, "the next model of this process has them again"
 
 
 def test_qlora_takes_real_steps_on_four_bits(workshop: Path, tmp_path: Path) -> None:

@@ -1,20 +1,24 @@
-"""Models: where a base comes from, and the fingerprint of its files."""
+"""Models: where a base comes from, the fingerprint of its files, and the threads it takes."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from huggingface_hub import close_session, constants
 from huggingface_hub.utils._paths import filter_repo_objects
 
 from panjue.prompts.model import (
     MIB,
     MODEL_FILES,
+    TINY_BYTES,
     _from_hub,
     has_classifier,
     is_demo,
     model_folder,
     model_sha256,
+    threads_for,
 )
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
@@ -158,3 +162,32 @@ def test_a_manifest_that_is_no_object_is_named(folder: Path, wrong: Any) -> None
     write_json(folder / "adapter_config.json", wrong)
     with pytest.raises(UserError, match=r"adapter_config.json: .*expected a JSON object"):
         model_folder(str(folder))
+
+
+THREADS = "OMP_NUM_THREADS"
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize(
+    ("size", "own", "here", "in_processes"),
+    [
+        (TINY_BYTES, None, 1, "1"),
+        (TINY_BYTES + 1, None, 3, None),
+        (TINY_BYTES, "2", 3, "2"),  # torch has read that when it was imported
+    ],
+)
+def test_a_tiny_model_takes_one_thread_unless_the_user_says_otherwise(
+    size: int,
+    own: str | None,
+    here: int,
+    in_processes: str | None,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if own:
+        monkeypatch.setenv(THREADS, own)
+    os.truncate(folder / "model.safetensors", size - 1)
+    (folder / "second.safetensors").write_bytes(b"1")
+    with threads_for(folder):
+        assert (torch.get_num_threads(), os.environ.get(THREADS)) == (here, in_processes)
+    assert (torch.get_num_threads(), os.environ.get(THREADS)) == (3, own)

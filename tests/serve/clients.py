@@ -69,7 +69,8 @@ def inspect(url: str, key: str, folder: Path) -> None:
     task = Task(dataset=[Sample(input="你好", target="")], scorer=includes())
     [log] = evaluate(task, model=model, log_dir=str(folder), display="none")
     assert log.status == "success", log.error
-    assert asyncio.run(model.generate("你好")).completion
+    usage = asyncio.run(model.generate("你好")).usage
+    assert 0 < usage.output_tokens <= 8
 
 
 if __name__ == "__main__":

@@ -47,6 +47,12 @@ def run(answered: Path, tmp_path: Path) -> Path:
     return shutil.copytree(answered, tmp_path / "run")
 
 
+@pytest.fixture
+def classifier_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the classifier be the better one, whatever the tiny model has learnt."""
+    monkeypatch.setattr(Choice, "answered_by", "classifier")
+
+
 def change_record(run: Path, **changes: Any) -> None:
     """Change entries in the record of a training; None removes one."""
     path = run / "adapter/manifest.json"
@@ -73,6 +79,17 @@ def lines_of(panjue: Panjue, cases: Path) -> Lines:
 
 def submission(run: Path) -> bytes:
     return (run / "answers/test/submission.jsonl").read_bytes()
+
+
+def of_classifier(run: Path, cases: Path) -> list[dict[str, Any]]:
+    """Return the rows of a submission that the text classifier of a training makes."""
+    task = load_task("judgment")
+    advisor = load_advisor(run / "adapter", task, load_labels(run / "adapter/labels.json"))
+    assert advisor
+    rows = []
+    for case in Reader(task).read(cases):
+        rows.append(task.data.write(case, advisor.alone(case, advisor.opinions(case))))
+    return rows
 
 
 def held_out_of(run: Path) -> Path:
@@ -145,6 +162,7 @@ def read_submission(run: Path) -> Iterator[tuple[int | str, list[dict[str, Any]]
         yield row["id"], row["judgments"]
 
 
+@pytest.mark.usefixtures("classifier_better")
 def test_the_choice_is_resumed_and_made_once_for_each_way_to_reply(
     fresh: Path, lines_of: Lines, running_engine: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +204,7 @@ def test_at_most_so_many_held_out_cases_are_asked(
     assert lines_of(fresh)[-2] == lines_of(fresh, "held_out_cases=4")[-2], "a choice is kept"
 
 
+@pytest.mark.usefixtures("classifier_better")
 def test_a_dev_file_of_the_training_is_asked_once(
     fresh: Path, cases: Path, lines_of: Lines, running_engine: list[Path]
 ) -> None:

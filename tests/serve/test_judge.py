@@ -16,6 +16,7 @@ from panjue.prompts.plumbing.files import read_lines
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
+from panjue.prompts.tasks.judgment.read import by_hand
 from panjue.serve.ask import Asker
 from panjue.serve.judge import load
 from panjue.serve.middleware import JUDGMENTS
@@ -64,7 +65,9 @@ def test_a_judgment_with_everything_that_comes_with_it(http: httpx.Client) -> No
         assert set(sure) == {"charges", "articles", "penalty"}
         assert all(0 <= chance <= 1 for chance in sure.values())
         assert sum(shares["penalty"].values()) == pytest.approx(1)
-    assert (told["repairs"], told["finish"], told["notes"]) == ([], "stop", [])
+    assert (told["finish"], told["notes"]) == ("stop", [])
+    # The schema allows nothing that would have to be repaired, except a label that comes twice.
+    assert all(repair.endswith(" repeated") for repair in told["repairs"])
     usage = told["usage"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     other = judge(http, {**CASE, "defendants": ["李某乙", "王五"]})
@@ -80,7 +83,7 @@ def test_what_each_sentence_names_comes_with_an_answer(http: httpx.Client) -> No
     assert told["notes"] == ["the facts do not name 甲"]
 
 
-def test_a_stream_grows_into_the_same_answer(http: httpx.Client) -> None:
+def test_a_stream_grows_into_the_same_answer(http: httpx.Client, asker: Asker) -> None:
     response = http.post(JUDGMENTS, json={**CASE, "stream": True})
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = [event.partition("\n") for event in response.text.strip().split("\n\n")]
@@ -88,7 +91,10 @@ def test_a_stream_grows_into_the_same_answer(http: httpx.Client) -> None:
     start, *deltas, result = [json.loads(data.removeprefix("data: ")) for _, _, data in events]
     assert kinds == ["start", *("delta" for _ in deltas), "result"]
     assert start == {"defendants": NAMES}
-    assert list(json.loads("".join(delta["text"] for delta in deltas))) == ["judgments"]
+    reply = "".join(delta["text"] for delta in deltas)
+    assert list(json.loads(reply)) == ["judgments"]
+    decoded = TASK.ask.decode(reply, by_hand(FACT, NAMES), asker.labels)
+    assert (result["answer"], result["repairs"]) == (decoded.answer, list(decoded.repairs))
     assert result == judge(http, CASE)
 
 

@@ -147,6 +147,21 @@ def test_a_merge_with_other_outputs_is_refused_and_leaves_nothing(
     assert [path.name for path in tmp_path.rglob("*") if path.is_dir()] == ["adapter"]
 
 
+@pytest.mark.usefixtures("three_threads")
+def test_a_tiny_model_is_merged_by_one_thread(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = []
+
+    def counted(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        counts.append(torch.get_num_threads())
+        return logits(model, ids)
+
+    monkeypatch.setattr("panjue.serve.merge.logits", counted)
+    merge(shutil.copytree(trained / "adapter", tmp_path / "adapter"))
+    assert counts == [1, 1], "with the adapter, and merged"
+
+
 @pytest.mark.parametrize(
     ("name", "raw"),
     [

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from argparse import Namespace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import BOM
 from panjue.serve import checks, middleware
 from panjue.serve.checks import LARGEST_BODY
+from panjue.serve.engine import Engine
 from panjue.serve.middleware import GENERATE, JUDGMENTS, METHODS, SECURITY, Panjue, Setup
 from panjue.serve.settings import ServeConfig
 from tests.serve.conftest import CASE
@@ -304,6 +306,25 @@ def test_beside_an_adapter_no_client_reaches_the_base(path: str) -> None:
     assert refused.status_code == 404
     assert "there is no 'base' here, only 'panjue'" in complaint(refused)
     assert around.post(path, {"model": "x"}).json() == {"model": "x"}, "vLLM says no"
+
+
+def test_a_case_is_asked_with_the_adapter_of_its_model(around: Around) -> None:
+    asked = []
+
+    def question(_: Any) -> Any:
+        return SimpleNamespace(names=("甲",)), None
+
+    async def answer(engine: Engine, *_: Any) -> Any:
+        asked.append(engine.lora)
+        return {}
+
+    vars(around.run).update(question=question, answer=answer)
+    setup = around.state.args.panjue
+    around.state.args.panjue = replace(setup, runs={"panjue": around.run, "other": around.run})
+    around.state.openai_serving_models.lora_requests = {"panjue": "first", "other": "second"}
+    for model in ({}, {"model": "panjue"}, {"model": "other"}):
+        assert around.post(JUDGMENTS, {**CASE, **model}).status_code == 200
+    assert asked == ["first", "first", "second"]
 
 
 @pytest.mark.parametrize(

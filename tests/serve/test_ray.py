@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from panjue.prompts.example import Example
+from panjue.prompts.model import TINY_BYTES
 from panjue.prompts.plumbing.run import Run
 from panjue.serve import ray as driver
 from panjue.serve.job import Job
+from panjue.serve.merge import Served
 from panjue.serve.output import EarlierRows
 from panjue.serve.settings import GenerateConfig
 from tests.torture.conftest import RAY
@@ -79,11 +81,14 @@ def test_a_missing_cluster_is_named_in_one_line(outcomes: dict[str, Any]) -> Non
 
 
 def test_a_replica_takes_its_gpus_or_its_share_of_a_machines_cores(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = {"tensor_parallel_size": 2, "data_parallel_size": 2}
     config = GenerateConfig.model_validate({"engine": engine, "ray": "auto", "replicas": 3})
-    job = Job(config, Run(Path("run")), "judgment")
+    job = Job(config, Run(Path("run")), "judgment", served=Served(tmp_path))
+    weights = tmp_path / "model.safetensors"
+    weights.touch()
+    os.truncate(weights, TINY_BYTES + 1)
     cores = [("CPU", 16.0, True), ("CPU", 4.0, True), ("CPU", 1.0, False), ("memory", 1.0, True)]
     nodes = [{"Alive": alive, "Resources": {kind: count}} for kind, count, alive in cores]
     monkeypatch.setattr("ray.nodes", lambda: nodes)
@@ -91,3 +96,5 @@ def test_a_replica_takes_its_gpus_or_its_share_of_a_machines_cores(
     assert driver.resources(job) == {"num_cpus": 1, "num_gpus": 4}
     monkeypatch.setattr(driver, "on_cpu", lambda: True)
     assert driver.resources(job) == {"num_cpus": 2}, "two replicas on the smaller machine"
+    os.truncate(weights, TINY_BYTES)
+    assert driver.resources(job) == {"num_cpus": 1}, "a tiny model has one thread"

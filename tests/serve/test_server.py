@@ -1,6 +1,7 @@
 """The server from start to stop, the death of its engine, and what it refuses to start with."""
 
 import gc
+import math
 import shutil
 import socket
 import warnings
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
-from panjue.serve.merge import Served
+from panjue.serve.merge import KNOWN_TEXT, Served
 from panjue.serve.server import free_port, serve
 from panjue.serve.settings import serve_settings
 from tests.serve.conftest import LONG_CASE
@@ -84,15 +85,17 @@ def other(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = copied(trained, tmp_path_factory.mktemp("several") / "other")
     path = run / "adapter/adapter_model.safetensors"
     weights = load_file(path)
-    changed = {name: -value for name, value in weights.items() if "lora_B" in name}
+    changed = {name: -10 * value for name, value in weights.items() if "lora_B" in name}
     save_file({**weights, **changed}, path)
     return run
 
 
 @pytest.fixture(scope="module")
 def several(trained: Path, other: Path) -> Iterator[PanjueServe]:
-    """Return a server of two trainings of one base."""
-    started = PanjueServe(trained, f"other={other}")
+    """Return a server of two trainings of one base, to whose threads nobody has said anything."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("OMP_NUM_THREADS")
+        started = PanjueServe(trained, f"other={other}")
     try:
         started.ready()
         yield started
@@ -104,22 +107,48 @@ def judge(server: PanjueServe, body: dict[str, Any]) -> httpx.Response:
     return httpx.post(f"{server.url}/v1/judgments", json=body, timeout=120)
 
 
+def next_tokens(client: httpx.Client, **model: str) -> dict[str, float]:
+    """Return token -> log-probability, of the 20 likeliest tokens after a known text."""
+    body = {
+        "prompt": KNOWN_TEXT,
+        "max_tokens": 1,
+        "logprobs": 20,
+        "return_tokens_as_token_ids": True,
+    }
+    answer = client.post("/v1/completions", json={**body, **model}).raise_for_status().json()
+    [found] = answer["choices"][0]["logprobs"]["top_logprobs"]
+    return dict(found)
+
+
+def apart(one: dict[str, float], other: dict[str, float]) -> float:
+    """Return the largest difference of the log-probabilities of the tokens that both have."""
+    common = one.keys() & other.keys()
+    return max((abs(one[token] - other[token]) for token in common), default=math.inf)
+
+
 def test_two_trainings_of_one_base_answer_as_each_does_alone(
     several: PanjueServe, other: Path, http: httpx.Client
 ) -> None:
     cards = httpx.get(f"{several.url}/v1/models").json()["data"]
     names = [(card["id"], card["root"], card["parent"]) for card in cards]
     assert names == [("panjue", "panjue", None), ("other", "other", None)], "no paths, no base"
-    alone = http.post("/v1/judgments", json=LONG_CASE).json()
-    first = judge(several, LONG_CASE).json()
-    assert judge(several, {**LONG_CASE, "model": "panjue"}).json() == first
-    assert first["answer"] == alone["answer"], "merged or not"
-    assert judge(several, {**LONG_CASE, "model": "other"}).json()["answer"] != first["answer"]
+    with httpx.Client(base_url=several.url, timeout=120) as client:
+        first = next_tokens(client)
+        assert apart(first, next_tokens(http)) < 1e-3, "merged or not"
+        assert apart(first, next_tokens(client, model="panjue")) < 1e-3
+        assert apart(first, next_tokens(client, model="other")) > 0.1
+    for model in ("panjue", "other"):
+        told = judge(several, {**LONG_CASE, "model": model}).json()
+        assert [one["name"] for one in told["judgments"]] == LONG_CASE["defendants"]
     refused = judge(several, {**LONG_CASE, "model": "base"})
     assert refused.status_code == 404
     assert "only 'panjue', 'other'" in refused.json()["error"]["message"]
     labels = httpx.get(f"{several.url}/v1/labels?model=other").json()
     assert labels["labels"] == read_json(other / "adapter/labels.json")["counts"]
+
+
+def test_the_engine_of_a_tiny_model_has_one_thread(several: PanjueServe) -> None:
+    assert several.engine.environ()["OMP_NUM_THREADS"] == "1"
 
 
 def test_a_server_whose_engine_dies_ends_with_an_error(several: PanjueServe) -> None:

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._common.usage.usage_lib import usage_stats_enabled
 from transformers import Qwen3Config
 from vllm.config import ModelConfig
+from vllm.usage.usage_lib import is_usage_stats_enabled
+from vllm.v1.engine.async_llm import AsyncLLM
 
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
@@ -44,6 +47,13 @@ def test_what_a_gpu_would_compile_at_the_start_is_off_unless_it_is_wanted() -> N
     assert wanted["PATH"] == f"{programs}{os.pathsep}/bin"
 
 
+def test_vllm_and_ray_report_nothing_unless_the_user_says_so() -> None:
+    assert not is_usage_stats_enabled()
+    assert not usage_stats_enabled()
+    own = {"VLLM_NO_USAGE_STATS": "0", "RAY_USAGE_STATS_ENABLED": "1"}
+    assert environment(own).items() >= own.items()
+
+
 def test_an_engine_that_cannot_start_says_its_own_first_error(
     merged: Path, small: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -56,6 +66,22 @@ def test_an_engine_that_cannot_start_says_its_own_first_error(
     ):
         pass
     assert "memory" not in str(error.value), "which is no matter here"
+
+
+def test_the_engine_of_a_tiny_model_has_one_thread(
+    merged: Path, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: object, **__: object) -> None:
+        raise RuntimeError(f"its processes get {os.environ.get('OMP_NUM_THREADS')} threads")
+
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(AsyncLLM, "from_vllm_config", start)
+    with (
+        pytest.raises(UserError, match="its processes get 1 threads"),
+        engine(Served(merged), small["engine"], Budget(3072, 3072), seed=0),
+    ):
+        pass
+    assert "OMP_NUM_THREADS" not in os.environ
 
 
 @pytest.mark.parametrize(
