@@ -8,7 +8,7 @@ from rich.console import Console
 from panjue.eval.score import ScoreResult, score, show
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import write_json
+from panjue.prompts.plumbing.files import dump, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from tests.records import Row, Write
@@ -68,7 +68,7 @@ def test_the_labels_of_a_run_are_lists_too(files: tuple[Path, Path], tmp_path: P
 def test_what_is_no_list(files: tuple[Path, Path], tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     for value in ({"x": 1}, ["x"], 3):
-        write_json(path, value)
+        path.write_text(dump(value), "utf-8")
         with pytest.raises(UserError, match="shares no label with gold; is it a list"):
             score(JUDGMENT, *files, labels=[path])
 
