@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from panjue.eval.values import metric_values, pooled, submission_rows
-from panjue.prompts.plumbing.files import write_json
+from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.dialogue.sextuples import SENTIMENTS, SEXTUPLE
@@ -189,10 +189,15 @@ class Answer:
 
     def write(self, gold: Path, answers: Path, key: str) -> None:
         """Write the files under an id; those of the answer have the names that the scripts read."""
-        write_json(gold / f"chat/chat_{key}.json", self.gold_chat)
-        write_json(gold / f"emo/emo_{key}.json", self.gold_emo)
-        write_json(answers / f"chat/output_chat_{key}.json", self.chat)
-        write_json(answers / f"emo/output_emotions_{key}.json", self.emo)
+        files = {
+            gold / f"chat/chat_{key}.json": self.gold_chat,
+            gold / f"emo/emo_{key}.json": self.gold_emo,
+            answers / f"chat/output_chat_{key}.json": self.chat,
+            answers / f"emo/output_emotions_{key}.json": self.emo,
+        }
+        for path, value in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(dump(value), "utf-8")
 
 
 @dataclass(frozen=True)

@@ -64,4 +64,7 @@ def test_a_training_is_reported_only_to_users_who_say_so(
     environment = {**here, "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", **own}
     command = [sys.executable, "-c", COMMAND, *map(str, words)]
     subprocess.run(command, env=environment, check=True)
-    assert Hub.received == topics
+    # With reports on, the hub's own library asks for more than trl sends.
+    sent = [path for path in Hub.received if path.startswith("/api/telemetry/")]
+    assert sent == topics
+    assert Hub.received == [] or topics, "nothing at all by default"

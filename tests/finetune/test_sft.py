@@ -92,8 +92,10 @@ def test_the_last_lines_have_the_loss_of_what_was_kept_and_the_next_command(
     ]
     assert (run / "checkpoints/checkpoint-1/complete").exists(), "what is evaluated is saved"
     best = min(entry["eval_loss"] for entry in logged(run, "eval_loss"))
+    task = load_task("judgment")
+    held_out = sum(1 for _ in Reader(task, held_out=True).read(workshop / "demo/train.jsonl"))
     assert lines[-2:] == [
-        f"written: {run}/adapter (loss {best:.4f} on 10 held-out cases)",
+        f"written: {run}/adapter (loss {best:.4f} on {held_out} held-out cases)",
         f"next: panjue generate {run} TEST",
     ]
 

@@ -87,7 +87,7 @@ def test_a_choice_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert Choice.read(tmp_path) is None
     write_json(tmp_path / CHOICE, choice.model_dump(mode="json"))
     assert Choice.read(tmp_path) == choice
-    write_json(tmp_path / CHOICE, {"metric": "final", "cases": 10})
+    (tmp_path / CHOICE).write_text('{"metric": "final", "cases": 10}', "utf-8")
     with pytest.raises(UserError, match=r"choice\.json: .*; delete it$"):
         Choice.read(tmp_path)
 
