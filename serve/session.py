@@ -51,7 +51,11 @@ def read_cases(file: Path, reader: Reader, folder: Path) -> Cases:
 def session(job: Job, console: Console) -> "Iterator[Session]":
     """Open a session for the block; its engine, if a question has started one, ends with it."""
     with StopSignals() as signals, ExitStack() as stack:
-        yield Session(job, console, signals, stack)
+        opened = Session(job, console, signals, stack)
+        try:
+            yield opened
+        finally:
+            opened.answerer = None  # vLLM's engine complains if it lives until Python exits
 
 
 @dataclass
