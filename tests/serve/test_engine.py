@@ -1,5 +1,6 @@
 """The engine is asked what was trained on, and what it returns becomes a row."""
 
+import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from panjue.finetune.classifier.fit import training_advisor
 from panjue.finetune.data import RowMaker, RowReport
 from panjue.prompts.example import Example
+from panjue.prompts.labels import collect
 from panjue.prompts.reader import Reader
-from panjue.prompts.task import load_task
+from panjue.prompts.task import closed_object, load_task
+from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from panjue.serve.ask import Asker, Refusal, Request, row
 from panjue.serve.engine import CompletionOutput, Engine, EngineEnded, RequestOutput
 
@@ -97,3 +100,53 @@ def test_a_schema_that_the_grammar_library_refuses_is_found_before_the_request(
     bad = replace(TASK, ask=replace(TASK.ask, schema=lambda _example, _labels: bad_schema))
     with pytest.raises(Refusal, match="grammar library"):
         Asker(bad, trained / "adapter", merged, asker.budget).question(examples[0])
+
+
+ODD = (
+    *(
+        "a/b",
+        '引"号',
+        "反\\斜",
+        "制\t表",
+        "换\n行",
+        "é",
+        "𠮷",
+        "a\u2028b",
+        "{",
+        "</think>",
+        "<|im_end|>",
+    ),
+    *("null", "true", "1", "1.0", "01", "264-1", "287.2"),
+)
+"""Texts that JSON and grammar libraries spell in more than one way, or might take for others."""
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_the_engine_writes_every_label_and_name_so_that_it_is_read_as_itself(
+    llm: Engine, merged: Path, asker: Asker, odd: str
+) -> None:
+    """Beside labels that it could be taken for: which of them it writes, the model decides."""
+    others = {odd, f"{odd}0", odd.replace("/", "\\/"), odd.upper()}
+    one = {"articles": ["264"], "penalty": [PENALTIES[8]]}
+    own = Asker(TASK, None, merged, asker.budget)
+    own.labels = collect({"charges": [label], **one} for label in sorted(others))
+    example = TASK.data.read({"id": 0, "fact": "事实。", "defendants": [odd, "乙"]})
+    told = outcome(llm, own, example).outputs[0].text
+    decoded = TASK.ask.decode(told, example, own.labels)
+    judgments = decoded.answer["judgments"]
+    assert decoded.readable
+    assert not decoded.guesses
+    assert [judgment["name"] for judgment in judgments] == [*example.names]
+    for judgment in judgments:
+        assert set(judgment["charges"]) <= others
+        assert judgment["charges"]
+
+
+def test_a_number_in_an_answer_is_written_in_its_one_spelling(llm: Engine, asker: Asker) -> None:
+    """`1` and `1.0` in an enum are one value, of which the library writes the first."""
+    example = TASK.data.read({"id": 0, "fact": "事实。", "defendants": ["甲"]})
+    for numbers in ([1, 1.0], [1.0], [12], [-3]):
+        schema = closed_object({"number": {"enum": numbers}})
+        question = asker.question(example)._replace(schema=schema)
+        told = llm.runner.run(llm.ask(Request(0, question, {}))).outputs[0].text
+        assert json.loads(told)["number"] in numbers
