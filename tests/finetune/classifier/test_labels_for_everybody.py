@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,14 @@ def real_cases() -> Sequence[Example]:
     if not REAL.exists():
         pytest.skip(f"{REAL} is absent")
     cases = list(Reader(JUDGMENT).read(REAL))
-    return cases[:MIN_CASES]
+    frequent = set(islice(JUDGMENT.ask.labels(cases).counts["charges"], 5))  # the fit is faster
+    chosen = []
+    for case in cases:
+        assert case.answer
+        charges = [item["charges"] for item in case.answer["judgments"]]
+        if frequent.issuperset(chain.from_iterable(charges)):
+            chosen.append(case)
+    return chosen[:MIN_CASES]
 
 
 def violations() -> Sequence[Example]:
