@@ -216,8 +216,9 @@ def threads_for(model: Path) -> Iterator[None]:
     """Let the block, and the processes that it starts, compute with one thread if a model is tiny.
 
     Two threads wait for each other after every small matrix product: beside another busy process
-    for its whole time slice. By the size alone and never by the load, so that a training that is
-    repeated gives the same adapter. The user's OMP_NUM_THREADS counts.
+    for its whole time slice. On an idle machine two are faster. By the size alone and never by the
+    load: how fast a training is does not depend on what runs beside it. The user's OMP_NUM_THREADS
+    counts.
     """
     if not is_tiny(model) or "OMP_NUM_THREADS" in os.environ:
         yield
