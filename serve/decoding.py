@@ -67,10 +67,24 @@ def never_asked(refusals: Sequence[str]) -> str:
     return line
 
 
+DECODING = "decode.json"
+
+UNFINISHED = "unfinished"
+"""Key of `decode.json` from before the submission is replaced until all is written."""
+
+
 def decoding_of(submission: Path) -> dict[str, Any] | None:
-    """Return the run's decode.json if it describes exactly this submission (by SHA-256)."""
-    path = submission.parent / "decode.json"
+    """Return the run's decode.json if it describes exactly this submission (by SHA-256).
+
+    UserError: decoding was stopped between the two.
+    """
+    path = submission.parent / DECODING
     report = read_object(path) if path.exists() else {}
+    if UNFINISHED in report:
+        raise UserError(
+            f"{submission}: its decoding was stopped before the end; run `panjue decode "
+            f"{submission.parent}`, or wait if one runs"
+        )
     return report if report.get("submission_sha256") == sha256(submission) else None
 
 
@@ -193,8 +207,10 @@ def decode_answers(path: Path, answer: AnswerSetting | None = None) -> Tally:
         task = answered.task
         submission = folder / task.data.submission.name
         confidences = folder / "confidence.jsonl"
+        earlier = read_object(folder / DECODING) if (folder / DECODING).exists() else {}
         before = sha256(submission) if submission.exists() else None
-        earlier = read_object(folder / "decode.json") if (folder / "decode.json").exists() else {}
+        if UNFINISHED in earlier:  # what was made from the one before that may still be there
+            before = earlier.get("submission_sha256")
         answer = answer or earlier.get("answer", "auto")
         held_out = held_out_answers(folder, answered.record)
         choice = Choice.read(held_out) if held_out else None
@@ -217,7 +233,8 @@ def decode_answers(path: Path, answer: AnswerSetting | None = None) -> Tally:
         is_of_model = not by_field or "model" in by_field.values()
         rows = answered.rows() if is_of_model else None
         calibrating = texts_of(held_out) if held_out else frozenset()
-        _write(_Decoder(answered, rows, advisor, calibrating, tally), confidences)
+        unfinished = {**earlier, "answer": answer, UNFINISHED: True}
+        _write(_Decoder(answered, rows, advisor, calibrating, tally), confidences, unfinished)
         if tally.calls and not (tally.valid or tally.repaired):
             tally.answered_by = f"answered by: {tally.fallback}, since no reply could be read"
         if advisor is None:
@@ -231,7 +248,7 @@ def decode_answers(path: Path, answer: AnswerSetting | None = None) -> Tally:
             "submission_sha256": after,
             "confidence_sha256": sha256(confidences) if advisor else None,
         }
-        write_json(folder / "decode.json", tally.to_json() | digests)
+        write_json(folder / DECODING, tally.to_json() | digests)
     return tally
 
 
@@ -350,8 +367,11 @@ class _Decoder:
         return EMPTY_REPLY if self.rows is None else self.answered.row(self.rows, call)
 
 
-def _write(decoder: _Decoder, confidences: Path) -> None:
-    """Write the submission, the hashes of the cases' texts, and the confidences."""
+def _write(decoder: _Decoder, confidences: Path, unfinished: Mapping[str, Any]) -> None:
+    """Write the submission, the hashes of the cases' texts, and the confidences.
+
+    `decode.json` is `unfinished` before the first of them is replaced.
+    """
     answered = decoder.answered
     tally = decoder.tally
     task = answered.task
@@ -372,6 +392,7 @@ def _write(decoder: _Decoder, confidences: Path) -> None:
                     row = {"id": example.id, "confidence": confidence}
                     confidence_lines.write(dump(row) + "\n")
                 tally.examples += 1
+        write_json(answered.folder / DECODING, unfinished)
 
 
 def batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
