@@ -1,6 +1,7 @@
 """Examples -> token rows, made once and memory-mapped; packs and batches of them."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -150,9 +151,23 @@ def cached(
     The first process makes them; the others wait for it.
     """
     entry = folder / hashlib.sha256(dump(key).encode()).hexdigest()[:16]
-    make_once(entry, entry / "report.json", partial(_write_rows, entry, make))
+    file = entry / "rows.arrow"
+    make_once(entry, partial(is_whole, file), partial(_write_rows, entry, make))
     report = RowReport(**read_json(entry / "report.json"))
-    return Dataset.from_file(str(entry / "rows.arrow")), report
+    return Dataset.from_file(str(file)), report
+
+
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+"""How a file of Arrow ends; without it rows may be missing, which Arrow does not say."""
+
+
+def is_whole(file: Path) -> bool:
+    """Say whether a file of rows is there, and not cut, as a copy or a failing disk may leave it."""
+    if not file.is_file() or file.stat().st_size < len(END_OF_STREAM):
+        return False
+    with file.open("rb") as data:
+        data.seek(-len(END_OF_STREAM), os.SEEK_END)
+        return data.read() == END_OF_STREAM
 
 
 def _write_rows(entry: Path, make: Callable[[RowReport], Iterator[TrainingRow]]) -> None:
@@ -165,10 +180,29 @@ def _write_rows(entry: Path, make: Callable[[RowReport], Iterator[TrainingRow]])
         write_json(folder / "report.json", asdict(report))
 
 
-def pack(rows: Dataset, size: int) -> Dataset:
-    """Return packs of at most `size` tokens of whole rows, whose lengths are in `seq_lengths`."""
-    packs = pack_dataset(rows.select_columns(["input_ids", "labels"]), size, "bfd")
+def pack(rows: Dataset, size: int, entry: Path) -> Dataset:
+    """Return packs of at most `size` tokens of whole rows, whose lengths are in `seq_lengths`.
+
+    They are cached in the folder `entry`, which is that of these rows alone. Otherwise datasets
+    would cache them beside the rows, from all processes at once and without waiting for the disk.
+    """
+    file = entry / "packs.arrow"
+
+    def make() -> None:
+        with atomic_folder(entry) as folder:
+            cache = {"cache_file_name": str(folder / file.name), "load_from_cache_file": False}
+            pack_dataset(rows.select_columns(["input_ids", "labels"]), size, "bfd", cache)
+
+    make_once(entry, partial(is_whole, file), make)
+    packs = Dataset.from_file(str(file))
     return packs.add_column("length", [sum(sizes) for sizes in packs["seq_lengths"]])
+
+
+def packs_folder(rows: Dataset) -> Path:
+    """Return the folder of the packs of cached rows."""
+    [file] = rows.cache_files
+    entry = Path(file["filename"]).parent
+    return entry.with_name(f"{entry.name}-packs")
 
 
 def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from trl import SFTConfig as TrainerConfig
 
 from panjue.finetune.classifier.classifier import FILE_VERSION
 from panjue.finetune.classifier.fit import MAX_EXAMPLES, fit, save_fitted, training_advisor
-from panjue.finetune.data import RowMaker, pack, training_rows
+from panjue.finetune.data import RowMaker, pack, packs_folder, training_rows
 from panjue.finetune.examples import Examples
 from panjue.finetune.journal import Journal, print_example, print_plan
 from panjue.finetune.libraries import check_library_settings, trainer_config
@@ -90,7 +90,8 @@ def run_training(
     model = load_model(config, base, args)
     check_embeddings(base, model, maker.tokenizer, rows.train, rows.held_out)
     if choose_packing(config, model, args, console):
-        rows = replace(rows, train=pack(rows.train, config.max_tokens))
+        packs = pack(rows.train, config.max_tokens, packs_folder(rows.train))
+        rows = replace(rows, train=packs)
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
     with of_library("trainer"):
         trainer = ReplyTrainer(
@@ -139,5 +140,5 @@ def fitted_classifier(
         fitted = fit(maker.task, examples.train, examples.mixable, maker.labels, seed)
         save_fitted(fitted, maker.task, maker.labels, folder)
 
-    make_once(folder, folder, make)
+    make_once(folder, folder.is_dir, make)
     return folder

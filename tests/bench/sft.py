@@ -15,6 +15,7 @@ import tempfile
 import time
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -100,7 +101,7 @@ def trainer_of(given: argparse.Namespace, data: Dataset, folder: str) -> SFTTrai
     trainer = SFTTrainer
     if given.way == OURS:
         trainer = ReplyTrainer
-        data = pack(data, MAX_TOKENS)
+        data = pack(data, MAX_TOKENS, Path(folder, "packs"))
         settings["train_sampling_strategy"] = "random"
         settings["dataset_kwargs"] = {"skip_prepare_dataset": True}
         settings["max_length"] = None

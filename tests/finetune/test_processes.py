@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from panjue.finetune import processes
-from panjue.finetune.data import cached
+from panjue.finetune.data import cached, pack, packs_folder
 from panjue.finetune.processes import check_driver, check_environment, check_sharding
 from panjue.finetune.settings import LAUNCHED
 from panjue.prompts.plumbing.errors import UserError
@@ -271,7 +271,7 @@ def test_a_gpu_that_torch_cannot_use_is_refused(monkeypatch: pytest.MonkeyPatch)
     check_driver()
 
 
-def test_the_rows_of_the_first_process_are_waited_for(
+def test_the_rows_and_packs_of_the_first_process_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = {"input_ids": [1], "labels": [1], "length": 1}
@@ -285,5 +285,10 @@ def test_the_rows_of_the_first_process_are_waited_for(
         waiting = pool.submit(cached, tmp_path, {}, lambda _: iter(()))
         with pytest.raises(TimeoutError):
             waiting.result(timeout=0.5)
-        cached(tmp_path, {}, lambda _: iter([row]))
+        rows, _ = cached(tmp_path, {}, lambda _: iter([row]))
         assert len(waiting.result(timeout=30)[0]) == 1
+        packing = pool.submit(pack, rows, 8, packs_folder(rows))
+        with pytest.raises(TimeoutError):
+            packing.result(timeout=0.5)
+        pack(rows, 8, packs_folder(rows))
+        assert len(packing.result(timeout=30)) == 1

@@ -14,11 +14,12 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, Trainer
 from trl import SFTConfig
 
-from panjue.finetune.data import IGNORED, RowMaker, RowReport, cached, collate, pack
+from panjue.finetune.data import IGNORED, RowMaker, RowReport, cached, collate, pack, packs_folder
 from panjue.finetune.trainer import LengthSampler, ReplyTrainer
 from panjue.prompts.example import Example
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.render import prompt_ids
 from panjue.prompts.task import load_task
@@ -64,6 +65,26 @@ def test_rows_that_a_dry_run_is_making_are_waited_for(
         second = threads.submit(cached, tmp_path, {}, make)
         assert len(first.result()[0]) == len(second.result()[0]) == len(made)
     assert len(times) == 1
+
+
+@pytest.mark.parametrize("end", ["cut", "empty", "zeros"])
+def test_rows_and_packs_that_a_failing_disk_has_cut_are_made_again(
+    end: str, made: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    write_json(tmp_path / "manifest.json", {"task": "", "prompt_sha256": "", "seed": 0})
+
+    def rows_and_packs() -> list[list[dict[str, Any]]]:
+        rows, _ = cached(tmp_path / "rows", {}, lambda _: iter(made))
+        return [list(rows), list(pack(rows, SIZE, packs_folder(rows)))]
+
+    before = rows_and_packs()
+    files = sorted((tmp_path / "rows").rglob("*.arrow"))
+    assert [file.name for file in files] == ["rows.arrow", "packs.arrow"], "nothing of datasets' own"
+    for file in files:
+        whole = file.read_bytes()
+        ends = {"cut": whole[: -len(whole) // 3], "empty": b"", "zeros": bytes(len(whole))}
+        file.write_bytes(ends[end])
+    assert rows_and_packs() == before
 
 
 @pytest.fixture
@@ -136,10 +157,10 @@ def mean_loss(model: Any, rows: list[dict[str, Any]]) -> float:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_loss_of_a_batch_or_pack_is_that_of_its_examples_alone(
-    packed: bool, trainer: Any, made: list[dict[str, Any]]
+    packed: bool, trainer: Any, made: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     model = trainer.model.eval()
-    rows = list(pack(Dataset.from_list(made), SIZE)) if packed else made
+    rows = list(pack(Dataset.from_list(made), SIZE, tmp_path / "packs")) if packed else made
     assert (len(rows) < len(made)) == packed
     with torch.no_grad():
         loss = trainer.compute_loss(model, collate(rows))
