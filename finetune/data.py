@@ -162,7 +162,7 @@ END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def is_whole(file: Path) -> bool:
-    """Say whether a file of rows is there, and not cut, as a copy or a failing disk may leave it."""
+    """Say whether a file of rows is there and not cut, as a failing disk may leave it."""
     if not file.is_file() or file.stat().st_size < len(END_OF_STREAM):
         return False
     with file.open("rb") as data:

@@ -11,7 +11,14 @@ from typing import Any
 
 from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
 from panjue.finetune.classifier.opinions import EMPTY_REPLY, Advisor, Opinion, read_answer
-from panjue.prompts.example import Answer, Decoded, Example, first_reply, run_steps
+from panjue.prompts.example import (
+    ENGINE_FAILED,
+    Answer,
+    Decoded,
+    Example,
+    first_reply,
+    run_steps,
+)
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.endpoint import CONTENT_FILTER
 from panjue.prompts.plumbing.errors import UserError
@@ -50,7 +57,10 @@ MAX_SHOWN_REFUSALS = 5
 TOO_LONG = re.compile(r"token|context|length|too long")
 """What refusals for the length of a case have in common, our own and those of servers."""
 
-FINISH = {"content_filter": "a content filter", "error": "an error of the engine"}
+FINISH = {
+    "content_filter": "a content filter",
+    "error": "an error of the engine (the same `panjue generate` asks again)",
+}
 """Why a reply ended -> the same in words."""
 
 
@@ -62,6 +72,8 @@ def never_asked(refusals: Sequence[str]) -> str:
     line = f"never asked: {len(refusals)}, their answers are not the model's: id {shown}{rest}"
     if any(map(TOO_LONG.search, refusals)):
         line += "; a model with a longer context can be asked"
+    if failed := sum(refusal.endswith(ENGINE_FAILED) for refusal in refusals):
+        line += f"; {failed} on which the engine failed: the same `panjue generate` asks again"
     if filtered := sum(bool(CONTENT_FILTER.search(refusal)) for refusal in refusals):
         line += f"; {filtered} refused for their content: another model can be asked"
     return line

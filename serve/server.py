@@ -11,7 +11,13 @@ from typing import Any
 import uvloop
 
 # Imported before vLLM: serve.engine sets environment variables that vLLM reads on import.
-from panjue.serve.engine import check_engine, engine_settings, startup_errors, with_own
+from panjue.serve.engine import (
+    check_engine,
+    engine_settings,
+    startup_errors,
+    with_own,
+    with_room_for_states,
+)
 
 # isort: split
 from vllm.entrypoints.launchers.api_server.entry import run_server
@@ -118,7 +124,7 @@ def arguments(setup: Setup) -> Namespace:
     args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
     args.default_chat_template_kwargs = TEMPLATE_ARGS
     args.shutdown_timeout = 30  # seconds for running requests to finish
-    for name, value in with_own(config.engine, own).items():
+    for name, value in with_room_for_states(with_own(config.engine, own)).items():
         setattr(args, name, value)
     validate_parsed_serve_args(args)
     return args

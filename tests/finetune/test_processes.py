@@ -93,10 +93,17 @@ for name, words in json.loads(sys.argv[2]):
 """
 OFTEN = ("trainer.logging_steps=1", "trainer.eval_steps=1", "trainer.save_steps=1")
 EVALUATED = ("trainer.max_steps=2", "trainer.ddp_timeout=4321", *OFTEN, *EXACT)
+UNEVEN = (
+    *("batch=8", "trainer.per_device_train_batch_size=2", "trainer.num_train_epochs=2"),
+    *("trainer.eval_strategy='no'", "trainer.save_strategy='no'", "trainer.logging_steps=1"),
+    *("train=few.jsonl", "dev=one.jsonl", *EXACT),
+)
+"""Of thirteen cases: in the last two of an epoch's rounds one process has fewer, or none."""
 TRAININGS = {
     "stopped": EVALUATED,
     "stopped-again": EVALUATED,
     "ddp": EVALUATED,
+    "uneven": UNEVEN,
     "fsdp": EVALUATED,
     "ddp-full": (*EVALUATED, "method=full"),
     "fsdp-full": (*EVALUATED, "method=full"),
@@ -121,11 +128,14 @@ def launch(config: Path, folder: Path, *names: str) -> str:
     for run in runs.values():
         lend_classifier(config.parent, run)
     trainings = [(name, [*TRAININGS[name], f"run={run}"]) for name, run in runs.items()]
+    cases = (config.parent / "demo/train.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (folder / "few.jsonl").write_text("".join(cases[:13]), "utf-8")
+    (folder / "one.jsonl").write_text(cases[13], "utf-8")
     words = [sys.executable, "-m", "accelerate.commands.launch", f"--config_file={FSDP2}"]
     words += ["--num_processes=2", "--main_process_port=0", str(folder / "train.py")]
     with (folder / "said.txt").open("w") as said:  # no pipe: processes that are left would hold it
         command = [*words, str(config), json.dumps(trainings)]
-        subprocess.run(command, stdout=said, stderr=subprocess.STDOUT, check=False)
+        subprocess.run(command, cwd=folder, stdout=said, stderr=subprocess.STDOUT, check=False)
     return (folder / "said.txt").read_text("utf-8")
 
 
@@ -162,11 +172,22 @@ def test_two_processes_give_the_losses_of_one_at_the_same_batch(
     words = [f"run={tmp_path}/one", *EVALUATED, "trainer.per_device_eval_batch_size=4"]
     main(workshop / "sft.yaml", words)
     assert "processes    2, DDP; each has 4 × 1 examples of each step" in launched.said
-    assert launched.said.count(" 2, each of 8 examples or packs") == len(TRAININGS)
+    assert launched.said.count(" 2, each of 8 examples or packs") == len(TRAININGS) - 1
     for one, two in zip(numbers(tmp_path / "one"), numbers(launched.folder / "ddp"), strict=True):
         assert one.get("loss", 0) == pytest.approx(two.get("loss", 0), rel=1e-3)
         assert one.get("eval_loss", 0) == pytest.approx(two.get("eval_loss", 0), abs=1e-4)
     assert launched.said.count("waits at most 4321.0 seconds") >= len(TRAININGS), "as is said"
+
+
+def test_no_case_is_trained_on_twice_at_the_end_of_an_epoch(
+    workshop: Path, tmp_path: Path, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(launched.folder)
+    main(workshop / "sft.yaml", [f"run={tmp_path}/one", *UNEVEN])
+    one, two = (numbers(run) for run in (tmp_path / "one", launched.folder / "uneven"))
+    assert len(one) == len(two) == 4, "two epochs of eight cases and five"
+    for alone, shared in zip(one, two, strict=True):
+        assert alone["loss"] == pytest.approx(shared["loss"], rel=1e-3)
 
 
 def test_a_signal_to_one_process_stops_both_and_the_weights_are_the_same(

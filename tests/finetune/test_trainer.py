@@ -79,7 +79,7 @@ def test_rows_and_packs_that_a_failing_disk_has_cut_are_made_again(
 
     before = rows_and_packs()
     files = sorted((tmp_path / "rows").rglob("*.arrow"))
-    assert [file.name for file in files] == ["rows.arrow", "packs.arrow"], "nothing of datasets' own"
+    assert [file.name for file in files] == ["rows.arrow", "packs.arrow"], "none of datasets"
     for file in files:
         whole = file.read_bytes()
         ends = {"cut": whole[: -len(whole) // 3], "empty": b"", "zeros": bytes(len(whole))}

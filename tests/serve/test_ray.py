@@ -12,6 +12,7 @@ import pytest
 
 from panjue.prompts.example import Example
 from panjue.prompts.model import TINY_BYTES
+from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.run import Run
 from panjue.serve import ray as driver
 from panjue.serve.job import Job
@@ -28,6 +29,19 @@ def test_rows_of_an_earlier_run_are_found_by_example(tmp_path: Path) -> None:
     assert set(earlier.of(Example("a b", ""))) == {"a b 0", "a b 2"}
     assert set(earlier.of(Example(7, ""))) == {"7 0"}
     assert earlier.of(Example("a", "")) == {}
+
+
+def test_calls_after_one_on_which_the_engine_failed_are_asked_again_too(tmp_path: Path) -> None:
+    """Their questions may depend on its reply."""
+    failed = {"texts": ["{"], "finish": ["error"]}
+    rows = [{"id": 7, "call": call, "texts": ["{}"], "finish": ["stop"]} for call in range(11)]
+    rows[9] |= failed
+    path = tmp_path / "completions.jsonl"
+    path.write_text("".join(dump(row) + "\n" for row in reversed(rows)), "utf-8")
+    assert list(EarlierRows(path).of(Example(7, ""))) == [f"7 {call}" for call in range(9)]
+    with path.open("a", encoding="utf-8") as out:
+        out.write(dump({**rows[9], "finish": ["stop"]}) + "\n")
+    assert len(EarlierRows(path).of(Example(7, ""))) == 11, "the last row of a call counts"
 
 
 @pytest.fixture(scope="module")
