@@ -16,8 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 from trl import pack_dataset
 
 from panjue.finetune.classifier.opinions import Advisor
+from panjue.finetune.distributed import make_once
 from panjue.finetune.examples import Examples
-from panjue.finetune.processes import make_once
 from panjue.finetune.rules import shared_rules
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
@@ -180,12 +180,15 @@ def _write_rows(entry: Path, make: Callable[[RowReport], Iterator[TrainingRow]])
         write_json(folder / "report.json", asdict(report))
 
 
-def pack(rows: Dataset, size: int, entry: Path) -> Dataset:
+def pack(rows: Dataset, size: int) -> Dataset:
     """Return packs of at most `size` tokens of whole rows, whose lengths are in `seq_lengths`.
 
-    They are cached in the folder `entry`, which is that of these rows alone. Otherwise datasets
-    would cache them beside the rows, from all processes at once and without waiting for the disk.
+    They are cached like the rows, in a folder beside these. Otherwise datasets would cache them,
+    from all processes at once and without waiting for the disk.
     """
+    [of_rows] = rows.cache_files
+    entry = Path(of_rows["filename"]).parent
+    entry = entry.with_name(f"{entry.name}-packs-{size}")
     file = entry / "packs.arrow"
 
     def make() -> None:
@@ -196,13 +199,6 @@ def pack(rows: Dataset, size: int, entry: Path) -> Dataset:
     make_once(entry, partial(is_whole, file), make)
     packs = Dataset.from_file(str(file))
     return packs.add_column("length", [sum(sizes) for sizes in packs["seq_lengths"]])
-
-
-def packs_folder(rows: Dataset) -> Path:
-    """Return the folder of the packs of cached rows."""
-    [file] = rows.cache_files
-    entry = Path(file["filename"]).parent
-    return entry.with_name(f"{entry.name}-packs")
 
 
 def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:

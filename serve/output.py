@@ -4,7 +4,7 @@ import asyncio
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +50,7 @@ class EarlierRows:
         """Id of an example that takes several calls -> number of a call -> the key of its row."""
         self._rows = Rows(path, key=self._noted, last_counts=True)
 
-    def _noted(self, row: CompletionRow) -> str:
+    def _noted(self, row: Mapping[str, Any]) -> str:
         """Return the key of a row, and note whether the engine failed; the last row counts."""
         key = call_key(row)
         if "call" in row:

@@ -22,7 +22,7 @@ import torch
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
-from panjue.finetune.data import RowMaker, RowReport, pack
+from panjue.finetune.data import RowMaker, RowReport, cached, pack
 from panjue.finetune.model import has_bf16, load_base, with_lora
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.model import load_tokenizer
@@ -101,7 +101,8 @@ def trainer_of(given: argparse.Namespace, data: Dataset, folder: str) -> SFTTrai
     trainer = SFTTrainer
     if given.way == OURS:
         trainer = ReplyTrainer
-        data = pack(data, MAX_TOKENS, Path(folder, "packs"))
+        data, _ = cached(Path(folder), {}, lambda _: iter(data))
+        data = pack(data, MAX_TOKENS)
         settings["train_sampling_strategy"] = "random"
         settings["dataset_kwargs"] = {"skip_prepare_dataset": True}
         settings["max_length"] = None

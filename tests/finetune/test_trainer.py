@@ -14,7 +14,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, Trainer
 from trl import SFTConfig
 
-from panjue.finetune.data import IGNORED, RowMaker, RowReport, cached, collate, pack, packs_folder
+from panjue.finetune.data import IGNORED, RowMaker, RowReport, cached, collate, pack
 from panjue.finetune.trainer import LengthSampler, ReplyTrainer
 from panjue.prompts.example import Example
 from panjue.prompts.model import load_tokenizer
@@ -75,7 +75,7 @@ def test_rows_and_packs_that_a_failing_disk_has_cut_are_made_again(
 
     def rows_and_packs() -> list[list[dict[str, Any]]]:
         rows, _ = cached(tmp_path / "rows", {}, lambda _: iter(made))
-        return [list(rows), list(pack(rows, SIZE, packs_folder(rows)))]
+        return [list(rows), list(pack(rows, SIZE))]
 
     before = rows_and_packs()
     files = sorted((tmp_path / "rows").rglob("*.arrow"))
@@ -160,7 +160,8 @@ def test_the_loss_of_a_batch_or_pack_is_that_of_its_examples_alone(
     packed: bool, trainer: Any, made: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     model = trainer.model.eval()
-    rows = list(pack(Dataset.from_list(made), SIZE, tmp_path / "packs")) if packed else made
+    data, _ = cached(tmp_path, {}, lambda _: iter(made))
+    rows = list(pack(data, SIZE) if packed else data)
     assert (len(rows) < len(made)) == packed
     with torch.no_grad():
         loss = trainer.compute_loss(model, collate(rows))
