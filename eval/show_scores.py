@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from panjue.eval.metric_values import Summary
 from panjue.eval.reliability import show_reliability
 from panjue.eval.score import ScoreResult
+from panjue.prompts.plumbing.errors import printable
 from panjue.serve.decoding import never_asked
 
 MAX_GROUP_COLUMNS = 6
@@ -46,7 +47,8 @@ def show(scores: ScoreResult, console: Console) -> None:
     if scores.calibration:
         show_reliability(scores.calibration, console)
     for remark in remarks(scores):
-        console.print(remark.english, highlight=False, markup=False, soft_wrap=True)
+        line = printable(remark.english)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _group_table(attribute: str, groups: Mapping[str, Summary], headline: str) -> Table:
@@ -55,10 +57,10 @@ def _group_table(attribute: str, groups: Mapping[str, Summary], headline: str) -
     has_rows = len(groups) > MAX_GROUP_COLUMNS
     if has_rows and len(metrics) > MAX_GROUP_COLUMNS:
         metrics = [headline]  # --json has all
-    lines = [[f"by {attribute}", "examples", *metrics]]
+    lines = [[printable(f"by {attribute}"), "examples", *metrics]]
     for name, summary in groups.items():
         means = [f"{summary.mean[metric]:.4f}" for metric in metrics]
-        lines.append([name, str(summary.examples), *means])
+        lines.append([printable(name), str(summary.examples), *means])
     if not has_rows:  # rows become columns
         lines = list(map(list, zip(*lines, strict=True)))
     # Group names come from files: `[/b] 某院` is a name, not rich markup.
