@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,12 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             for weight in self.model.parameters():
                 if weight.requires_grad:
                     weight.data = weight.data.float()
+        if self.is_fsdp_enabled and self.accelerator.mixed_precision != "no":
+            # accelerate sums gradients in the type of the computation (accelerate 1.15,
+            # utils/dataclasses.py:2137): in bfloat16 those of a long step lose their small parts.
+            plugin = self.accelerator.state.fsdp_plugin
+            policy = plugin.mixed_precision_policy
+            plugin.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32)
         if not self.is_fsdp_enabled:  # FSDP replaces the weights before it has an optimizer
             self.create_optimizer()
         self.remove_callback(PrinterCallback)  # TrainingLog prints instead

@@ -60,6 +60,9 @@ def on_gpus(self, *args, **kwargs):
 
 def tell(run, trainer, *args):
     is_sharded = isinstance(trainer.model_wrapped, FSDPModule)
+    if is_sharded:
+        policy = trainer.model_wrapped._get_fsdp_state()._fsdp_param_group.mp_policy
+        say(f"computes in {policy.param_dtype}, sums in {policy.reduce_dtype}")
     weights = trainer.model.parameters() if is_sharded else ()
     say(f"share of each weight: { {len(w._local_tensor) / len(w) for w in weights} }")
     save(run, trainer, *args)
@@ -107,6 +110,7 @@ TRAININGS = {
     "fsdp": EVALUATED,
     "ddp-full": (*EVALUATED, "method=full"),
     "fsdp-full": (*EVALUATED, "method=full"),
+    "fsdp-bf16": (*OFTEN, "trainer.max_steps=1", "trainer.bf16=true"),
     "fsdp-killed": EVALUATED,
     "fsdp-resumed": EVALUATED,
 }
@@ -172,7 +176,7 @@ def test_two_processes_give_the_losses_of_one_at_the_same_batch(
     words = [f"run={tmp_path}/one", *EVALUATED, "trainer.per_device_eval_batch_size=4"]
     main(workshop / "sft.yaml", words)
     assert "processes    2, DDP; each has 4 × 1 examples of each step" in launched.said
-    assert launched.said.count(" 2, each of 8 examples or packs") == len(TRAININGS) - 1
+    assert launched.said.count(" 2, each of 8 examples or packs") == len(TRAININGS) - 2
     for one, two in zip(numbers(tmp_path / "one"), numbers(launched.folder / "ddp"), strict=True):
         assert one.get("loss", 0) == pytest.approx(two.get("loss", 0), rel=1e-3)
         assert one.get("eval_loss", 0) == pytest.approx(two.get("eval_loss", 0), abs=1e-4)
@@ -203,7 +207,7 @@ def test_a_signal_to_one_process_stops_both_and_the_weights_are_the_same(
 
 def test_fsdp2_equals_ddp_in_losses_norms_and_weights(launched: Launched) -> None:
     assert "processes    2, sharded weights (FSDP); each has 4 × 1 examples" in launched.said
-    assert launched.said.count("share of each weight: {0.5}") == 6, "of three trainings"
+    assert launched.said.count("share of each weight: {0.5}") == 8, "of four trainings"
     ddp, fsdp = (launched.folder / name for name in ("ddp", "fsdp"))
     assert len(numbers(ddp)) == 4
     for one, other in zip(numbers(ddp), numbers(fsdp), strict=True):
@@ -218,6 +222,12 @@ def test_fsdp2_equals_ddp_where_all_weights_are_trained(launched: Launched) -> N
     assert len(runs[0]) == len(runs[1]) == 4
     for one, other in zip(*runs, strict=True):
         assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_fsdp2_sums_gradients_in_float32_where_it_computes_in_bfloat16(launched: Launched) -> None:
+    """As DDP does: in bfloat16 a sum over many processes loses its small parts."""
+    assert launched.said.count("computes in torch.bfloat16, sums in torch.float32") == 2
+    assert numbers(launched.folder / "fsdp-bf16")
 
 
 def test_processes_end_with_a_launcher_that_is_killed_and_the_training_resumes(
