@@ -1,7 +1,9 @@
 """Replicas in a Ray cluster: who gets which cases, and what happens when one ends."""
 
+import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,8 @@ from typing import Any
 import pytest
 
 from panjue.prompts.example import Example
-from panjue.prompts.model import TINY_BYTES
+from panjue.prompts.model import CLASSIFIER, TINY_BYTES
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.run import Run
 from panjue.serve import ray as driver
@@ -92,6 +95,29 @@ def test_a_missing_cluster_is_named_in_one_line(outcomes: dict[str, Any]) -> Non
     assert outcomes["no cluster"]["error"].startswith("ray: Could not find any running Ray")
     assert "serve/README.md" in outcomes["no cluster"]["error"]
     assert "\n" not in outcomes["no cluster"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "file"),
+    [
+        ("merged", "model.safetensors"),
+        ("adapter", "labels.json"),
+        ("adapter", CLASSIFIER),
+        ("adapter", "adapter_model.safetensors"),
+    ],
+)
+def test_a_replica_with_another_model_labels_or_classifier_is_refused(
+    folder: str, file: str, trained: Path, merged: Path, tmp_path: Path
+) -> None:
+    """Its machine has copies, which may be of another training."""
+    run = shutil.copytree(trained, tmp_path / "run")
+    job = Job(GenerateConfig(), Run(run), "judgment", served=Served(run / merged.name))
+    of_driver = driver.fingerprints(job)
+    with (run / folder / file).open("ab") as copy:
+        copy.write(b" ")
+    replica = driver.Replica(job, driver.versions("judgment"), of_driver)
+    with pytest.raises(UserError, match=f"has other files than the driver: {run}/{folder}: "):
+        asyncio.run(replica.start())
 
 
 def test_a_replica_takes_its_gpus_or_its_share_of_a_machines_cores(
