@@ -12,9 +12,10 @@ from transformers import TrainerCallback, TrainerState
 
 from panjue.finetune.data import IGNORED, TrainingRows
 from panjue.finetune.examples import Examples
-from panjue.finetune.model import gpu_memory, lacks_kernels, unused_device
+from panjue.finetune.model import gpu_memory, lacks_kernels
 from panjue.finetune.trainer import ReplyTrainer, step_size, steps
 from panjue.prompts.labels import Labels
+from panjue.prompts.model import unused_device
 from panjue.prompts.plumbing.errors import printable
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import Meter, meter

@@ -25,7 +25,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from panjue.prompts.model import threads_for
+from panjue.prompts.model import threads_for, unused_device
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.render import TEMPLATE_ARGS
@@ -49,6 +49,8 @@ def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
     setup = Setup(config, served, key)
     with startup_errors():
         args = arguments(setup)
+    if device := unused_device():
+        print(f"answering on {device}", flush=True)
     print("starting the engine, which takes a minute or more", flush=True)
     loop = Loop()
     with (
