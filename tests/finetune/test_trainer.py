@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader
 from datasets import Dataset
+from torch.utils.data import DataLoader, RandomSampler
 from transformers import AutoModelForCausalLM, Trainer
 from trl import SFTConfig
 
 from panjue.finetune.data import IGNORED, RowMaker, RowReport, cached, collate, pack
-from panjue.finetune.trainer import LengthSampler, ReplyTrainer
+from panjue.finetune.trainer import EvenSampler, LengthSampler, ReplyTrainer, order_of
 from panjue.prompts.example import Example
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
@@ -190,6 +192,23 @@ def test_an_order_by_length_is_that_of_its_seed_and_epoch() -> None:
     sizes = [lengths[place] for place in order]
     spreads = [max(sizes[n : n + 4]) - min(sizes[n : n + 4]) for n in range(4, 200, 4)]
     assert sum(spreads) / len(spreads) < 5, "of forty"
+
+
+def test_a_random_order_is_the_one_that_accelerate_gives_one_process(trainer: Any) -> None:
+    """So a training with several processes has the order of one, and old ones keep theirs."""
+    rows = Dataset.from_dict({"length": [*range(50)]})
+    trainer.args.seed = 7
+    order = EvenSampler(order_of(rows, trainer.args), 3)
+    loader = DataLoader(range(50), sampler=RandomSampler(rows), collate_fn=list)
+    prepared = prepare_data_loader(loader, use_seedable_sampler=True, data_seed=7)
+    orders = []
+    for epoch in (0, 1, 4):
+        order.epoch = epoch
+        prepared.set_epoch(epoch)
+        theirs = [place for [place] in prepared]
+        assert list(order) == [*theirs, 50, 51, 52]
+        orders.append(theirs)
+    assert orders[0] != orders[1] != orders[2]
 
 
 def test_a_training_whose_loss_is_no_number_ends(workshop: Path, tmp_path: Path) -> None:
