@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 def load_json(reply: str) -> Any:
     """Return the value of `reply` as JSON; None if it is not valid, or an object repeats a key."""
     try:
-        return json.loads(reply, object_pairs_hook=each_key_once)
+        return EACH_KEY_ONCE.decode(reply)
     except (ValueError, RecursionError):
         return None
 
@@ -24,6 +24,8 @@ def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         raise ValueError(f"the key {key!r} is given twice")
     return value
 
+
+EACH_KEY_ONCE = json.JSONDecoder(object_pairs_hook=each_key_once)
 
 INVISIBLE = re.compile(r"[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]+")
 
