@@ -11,10 +11,11 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from panjue.eval.agreement import AGREEMENTS, NO_REPLY, WITHOUT_GOLD, compared_opinions
 from panjue.eval.baselines import row_of_classifier
+from panjue.eval.metric_values import item_names, metric_values, submission_rows
 from panjue.eval.reliability import mean_confidence
-from panjue.eval.score import ScoreResult, remarks, score
-from panjue.eval.shown import class_fields, items_of, own_gold
-from panjue.eval.values import item_names, metric_values, submission_rows
+from panjue.eval.score import ScoreResult, score
+from panjue.eval.show_scores import Remark, remarks
+from panjue.eval.shown import class_fields, items_of
 from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
 from panjue.prompts.example import Decoded, Example, first_reply
 from panjue.prompts.model import is_demo
@@ -24,7 +25,7 @@ from panjue.prompts.plumbing.ours import lies_in_ours
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item, Row
-from panjue.serve.answers import AnsweredFile, check_complete, open_answers
+from panjue.serve.answers import OpenedAnswers, check_complete, open_answers
 from panjue.serve.decoding import decoding_of
 
 FOLDER = Path(__file__).parent / "page"
@@ -53,7 +54,7 @@ class PageCase:
 class PageData:
     """Everything on the page."""
 
-    answered: AnsweredFile
+    answered: OpenedAnswers
     scores: ScoreResult | None  # None if a case has no gold: the page has facts and answers alone
     decoding: Mapping[str, Any]  # the run's decode.json, if it describes this submission
     labels: Mapping[str, tuple[str, str]]
@@ -93,7 +94,7 @@ def is_page(path: Path) -> bool:
         return b" panjue</title>" in page.read(HEAD_BYTES)
 
 
-def page_data(answered: AnsweredFile) -> PageData:
+def page_data(answered: OpenedAnswers) -> PageData:
     task = answered.task
     submission = task.data.submission.find(answered.folder)
     decoding = decoding_of(submission) or {}
@@ -138,7 +139,7 @@ def _labels(task: Task, *, has_gold: bool) -> dict[str, tuple[str, str]]:
 
 
 def _cases(
-    answered: AnsweredFile, decoding: Mapping[str, Any], *, has_gold: bool
+    answered: OpenedAnswers, decoding: Mapping[str, Any], *, has_gold: bool
 ) -> Iterator[PageCase]:
     task = answered.task
     rows = submission_rows(task, answered.folder)
@@ -183,12 +184,12 @@ def _own_gold(task: Task, row: Row | None, place: str) -> Row | None:
     """Return an answer as its own gold, so that it can be shown."""
     if row is None:
         return None
-    gold = own_gold(row)
+    gold = task.as_gold(row)
     metric_values(task, gold, row, place)  # raises if the metric cannot read it
     return gold
 
 
-def _calls(answered: AnsweredFile, completions: Rows, example: Example) -> list[dict[str, Any]]:
+def _calls(answered: OpenedAnswers, completions: Rows, example: Example) -> list[dict[str, Any]]:
     """Return the completion rows of an example: its only one, or one per call in order."""
     if not answered.task.solve:
         row = answered.row_if_any(completions, {"id": example.id})
@@ -279,9 +280,10 @@ def page(result: PageData) -> str:
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # fields in the task's order
     answered = result.answered
     trained = None if answered.record.endpoint else answered.answers.trained
-    lines = list(remarks(result.scores)) if result.scores else []
-    if answered.reader.skipped.rows:
-        lines.append(str(answered.reader.skipped))
+    lines = list(remarks(result.scores, result.labels)) if result.scores else []
+    skipped = answered.reader.skipped
+    if skipped.rows:
+        lines.append(Remark(str(skipped), "跳过了无效行，见 skipped-test.jsonl。"))
     data = {
         "cases": [asdict(case) for case in result.cases],
         "labels": result.labels,

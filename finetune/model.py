@@ -1,7 +1,8 @@
 """The model to train: the base model, optionally in four bits, optionally with LoRA."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,19 +16,17 @@ from rich.console import Console
 from transformers import BitsAndBytesConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import import_utils
 
-from panjue.finetune.processes import is_sharded
+from panjue.finetune.distributed import is_sharded
 from panjue.finetune.settings import BaseConfig, SftConfig
+from panjue.finetune.vllm_probe import UNKNOWN_TO_VLLM, is_listed, vllm_problem
 from panjue.prompts.architecture import (
-    UNKNOWN_TO_VLLM,
-    is_listed,
     is_part,
     load_language_model,
     quantization_of,
     text_config,
-    vllm_problem,
 )
 from panjue.prompts.model import config_folder
-from panjue.prompts.plumbing.errors import UserError, of_library
+from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 
 Model: TypeAlias = PreTrainedModel | PeftModel
 
@@ -141,8 +140,8 @@ def with_lora(model: PreTrainedModel, settings: Mapping[str, Any]) -> PeftModel:
     return adapted
 
 
-MAX_LEAK = 1e-3
-"""Largest `leak` of a model that keeps the examples of a pack apart."""
+MAX_CONTAMINATION = 1e-3
+"""Largest `contamination` of a model that keeps the examples of a pack apart."""
 
 PROBE_TOKENS = 12
 
@@ -156,9 +155,9 @@ def choose_packing(config: SftConfig, model: Model, args: Any, console: Console)
     if not packing:
         return False
     # Under FSDP only the first process has the weights.
-    found = [leak(model) if PartialState().is_main_process else 0.0]
+    found = [contamination(model) if PartialState().is_main_process else 0.0]
     broadcast_object_list(found)
-    if found[0] <= MAX_LEAK:
+    if found[0] <= MAX_CONTAMINATION:
         return True
     problem = f"in this model an example in a pack sees the one before it (by {found[0]:.1e})"
     if packing is True:
@@ -170,7 +169,7 @@ def choose_packing(config: SftConfig, model: Model, args: Any, console: Console)
 
 
 @torch.no_grad()
-def leak(model: torch.nn.Module) -> float:
+def contamination(model: torch.nn.Module) -> float:
     """Return the largest change of an example's logits when another one precedes it in its pack.
 
     In units of their standard deviation. With tiny models it was 0 where examples are kept apart,
@@ -248,3 +247,13 @@ def lacks_kernels(model: Any) -> bool:
         return False
     has_fla = import_utils.is_flash_linear_attention_available()
     return not (has_fla and import_utils.is_causal_conv1d_available())
+
+
+@contextmanager
+def out_of_memory_named() -> Iterator[None]:
+    """Turn the error of a GPU without memory into one line with the ways out."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        way_out = "set method=qlora, a lower max_tokens or a smaller base"
+        raise UserError(f"GPU: {first_line(error)} {way_out}") from None

@@ -24,7 +24,7 @@ from panjue.prompts.plumbing.run import (
     is_held_out_folder,
 )
 from panjue.prompts.reader import Reader, text_hash
-from panjue.prompts.task import Task, configured, load_task
+from panjue.prompts.task import Task, load_task
 from panjue.serve.settings import RESOURCES
 
 CASES_FILE = "cases.jsonl"
@@ -32,7 +32,7 @@ CASES_FILE = "cases.jsonl"
 
 
 @dataclass(frozen=True)
-class AnsweredFile:
+class OpenedAnswers:
     """A test file with its answers, and what reads both."""
 
     answers: Answers
@@ -177,7 +177,7 @@ def texts_of(folder: Path) -> frozenset[str]:
     return frozenset(row["text_sha256"] for _, row in rows)
 
 
-def open_answers(path: Path, gold: Path | None = None) -> AnsweredFile:
+def open_answers(path: Path, gold: Path | None = None) -> OpenedAnswers:
     """Open a folder of answers, or those of a run folder that `find_answers` chooses.
 
     With `gold` the cases are read from it, else from the test file that was answered.
@@ -197,7 +197,7 @@ def open_answers(path: Path, gold: Path | None = None) -> AnsweredFile:
     reader = reader_of(answers, gold)
     label_file = answers.folder / "labels.json"
     labels = load_labels(label_file) if label_file.exists() else Labels()
-    return AnsweredFile(answers, record, reader, test, labels, changes_since(answers))
+    return OpenedAnswers(answers, record, reader, test, labels, changes_since(answers))
 
 
 def reader_of(answers: Answers, gold: Path | None = None) -> Reader:
@@ -206,7 +206,7 @@ def reader_of(answers: Answers, gold: Path | None = None) -> Reader:
     `gold` is refused if a text in it differs from the one that was answered under the same id.
     """
     record = answers.record
-    task = configured(load_task(record.task), record.solve)
+    task = load_task(record.task, record.solve)
     reader = Reader(
         task,
         held_out=record.held_out,
@@ -227,7 +227,7 @@ def reader_of(answers: Answers, gold: Path | None = None) -> Reader:
     return reader
 
 
-def check_complete(answered: AnsweredFile) -> None:
+def check_complete(answered: OpenedAnswers) -> None:
     """Refuse gold whose examples are not exactly those of the submission."""
     submission = answered.task.data.submission
     rows = submission.index(submission.find(answered.folder)).ids()

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from glob import escape
@@ -14,7 +15,6 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
-from panjue.prompts.plumbing.decode import EACH_KEY_ONCE
 from panjue.prompts.plumbing.errors import Unreadable, UserError
 from panjue.prompts.plumbing.ours import IsOurs, followed, lies_in_ours, refuse_foreign
 
@@ -94,6 +94,18 @@ def parse_json(raw: bytes, decoder: json.JSONDecoder = PLAIN) -> Json:
             raise UserError("starts with a byte order mark; save it as UTF-8 without BOM") from None
         problem = str(error).replace("line 1 column", "column")  # the place of a row has its line
         raise UserError(f"not JSON: {problem}") from None
+
+
+def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these pairs; ValueError: a key is given twice."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key!r} is given twice")
+    return value
+
+
+EACH_KEY_ONCE = json.JSONDecoder(object_pairs_hook=each_key_once)
 
 
 def as_object(value: Json) -> dict[str, Json]:

@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from panjue.prompts.plumbing.decode import EACH_KEY_ONCE
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     BOM,
+    EACH_KEY_ONCE,
     FileRow,
     atomic_folder,
     check_text,
