@@ -167,8 +167,9 @@ def _write_rows(entry: Path, make: Callable[[RowReport], Iterator[TrainingRow]])
 
 
 def pack(rows: Dataset, size: int) -> Dataset:
-    """Return packs of at most `size` tokens of whole rows, whose lengths are in `seq_lengths`."""
-    packs = pack_dataset(rows.select_columns(["input_ids", "labels"]), size, "bfd")
+    """Return packs of at most `size` tokens of whole rows; `seq_lengths` has the rows' lengths."""
+    best_fit_decreasing = "bfd"  # splits no row
+    packs = pack_dataset(rows.select_columns(["input_ids", "labels"]), size, best_fit_decreasing)
     return packs.add_column("length", [sum(sizes) for sizes in packs["seq_lengths"]])
 
 
