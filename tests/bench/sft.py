@@ -24,6 +24,7 @@ from trl import SFTConfig, SFTTrainer
 
 from panjue.finetune.data import RowMaker, RowReport, cached, pack
 from panjue.finetune.model import has_bf16, load_base, with_lora
+from panjue.finetune.packed_attention import use_packed_attention
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.reader import Reader
@@ -31,6 +32,7 @@ from panjue.prompts.task import load_task
 from tests.bench.common import compare, parser
 
 OURS = "panjue"
+MASKS = "panjue, packs with a mask"
 TRL = "trl, default"
 TRL_PACKED = "trl, packing=true"
 MAX_TOKENS = 2048
@@ -47,7 +49,7 @@ def main() -> None:
     if given.way:
         print(tokens_per_second(given))
         return
-    ways = {way: partial(in_process, way) for way in (OURS, TRL, TRL_PACKED)}
+    ways = {way: partial(in_process, way) for way in (OURS, MASKS, TRL, TRL_PACKED)}
     compare(ways, "tokens/s", TRL, given.rounds)
 
 
@@ -99,7 +101,10 @@ def trainer_of(given: argparse.Namespace, data: Dataset, folder: str) -> SFTTrai
         packs = max(1, round(EXAMPLES_PER_STEP * mean_length / MAX_TOKENS))
         settings["per_device_train_batch_size"] = packs
     trainer = SFTTrainer
+    model = with_lora(load_base(given.model, torch.bfloat16), LORA)
     if given.way == OURS:
+        assert use_packed_attention(model, MAX_TOKENS, torch.bfloat16)
+    if given.way in (OURS, MASKS):
         trainer = ReplyTrainer
         data, _ = cached(Path(folder), {}, lambda _: iter(data))
         data = pack(data, MAX_TOKENS)
@@ -111,7 +116,7 @@ def trainer_of(given: argparse.Namespace, data: Dataset, folder: str) -> SFTTrai
         settings["packing"] = given.way == TRL_PACKED
     torch.manual_seed(0)
     return trainer(
-        with_lora(load_base(given.model, torch.bfloat16), LORA),
+        model,
         args=SFTConfig(**settings),
         train_dataset=data,
         processing_class=load_tokenizer(given.model),
