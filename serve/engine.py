@@ -213,7 +213,7 @@ def with_own(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
     return {**DEFAULTS, **settings, **own}
 
 
-FOR_ACTIVATIONS = 2**30
+FOR_ACTIVATIONS = 2**31
 """Bytes of a GPU that hold neither weights nor states, at least."""
 
 
