@@ -89,6 +89,8 @@ def order_of(rows: Dataset, args: TrainingArguments) -> Any:
 
 def with_empty(rows: Dataset, count: int) -> Dataset:
     """Return the rows and so many that have no loss."""
+    if not count:
+        return rows
     empty = {"input_ids": [0], "labels": [IGNORED], "length": 1, "seq_lengths": [1]}
     columns = {name: [empty[name]] * count for name in rows.column_names}
     return concatenate_datasets([rows, Dataset.from_dict(columns, features=rows.features)])
