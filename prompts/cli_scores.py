@@ -131,7 +131,7 @@ def vote(
     for voter in votes.voters:
         say_changes(voter.answered)
     for line in votes.lines():
-        print(line)
+        print(printable(line))
     print(f"written: {votes.submission}")
     print(next_step(open_answers(out)))
 

@@ -97,6 +97,7 @@ HOSTILE = "\x1b[2J\x9b31m\u202e"
         "score GOLD RUN",
         "fairness GOLD RUN --by court --groups GROUPS",
         "check BAD --cases GOLD",
+        "compare RUN RIGHT",
     ],
 )
 def test_an_id_that_a_terminal_would_act_on_is_shown(
@@ -111,8 +112,11 @@ def test_an_id_that_a_terminal_would_act_on_is_shown(
         "BAD": write("bad.jsonl", [{"id": HOSTILE, "judgments": [{"name": HOSTILE}]}]),
         "RUN": write("run/completions.jsonl", [{"id": HOSTILE, "refused": "too long"}]).parent,
     }
-    write_answers(places["RUN"], places["GOLD"])
-    Labels().save(places["RUN"])
+    right = {"id": HOSTILE, "judgments": [{"name": "甲", "charges": ["盗窃罪"], "penalty": 8}]}
+    places["RIGHT"] = write("right/submission.jsonl", [right]).parent
+    for run in (places["RUN"], places["RIGHT"]):
+        write_answers(run, places["GOLD"])
+        Labels().save(run)
     assert panjue("decode", places["RUN"]).returncode == 0
     done = panjue(*(places.get(word, word) for word in words.split()))
     said = done.stdout + done.stderr
