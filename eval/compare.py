@@ -45,8 +45,13 @@ class Comparison:
 
     differences: dict[str, Difference]
     examples: int
-    won: int  # examples with a weight on which the second has a higher headline metric
+    counted: int  # those with a weight, or all if all weights are 0
+    won: int  # examples that count on which the second has a higher headline metric
     lost: int  # those on which it has a lower one
+
+    @property
+    def alike(self) -> int:
+        return self.counted - self.won - self.lost
 
 
 def check_runs(first: OpenedAnswers, second: OpenedAnswers, *, same_file: bool = True) -> None:
@@ -81,6 +86,7 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
     return Comparison(
         differences=paired_differences(values, other_values),
         examples=len(values),
+        counted=len(changes),
         won=int((changes > TIE).sum()),
         lost=int((changes < -TIE).sum()),
     )
@@ -126,7 +132,8 @@ def show_runs(comparison: Comparison, first: Path, second: Path, console: Consol
             style="bold" if name == headline else None,
         )
     console.print(table)
-    alike = comparison.examples - comparison.won - comparison.lost
-    counts = f"{comparison.won} examples won, {comparison.lost} lost, {alike} alike"
+    counts = f"{comparison.won} examples won, {comparison.lost} lost, {comparison.alike} alike"
+    if uncounted := comparison.examples - comparison.counted:
+        counts += f"; {uncounted} have weight 0 and count for nothing"
     line = f"{second} against {first}: {counts}"
     console.print(line, highlight=False, markup=False, soft_wrap=True)
