@@ -224,24 +224,30 @@ def _certainty(task: Task, run: Path, decoding: Mapping[str, Any]) -> Certainty 
 
 def _twins(answered: OpenedAnswers) -> TwinCounter | None:
     """Return what counts the cases that training has almost so, if it fitted a classifier."""
-    training = answered.answers.training
-    if training is None or training.classifier_sha256 is None or answered.changed:
+    if answered.changed:
         return None
-    return TwinCounter(training, answered.task)
+    trainings = []
+    for voter in answered.answers.voters:
+        training = voter.training
+        if training is None or training.classifier_sha256 is None:
+            return None
+        trainings.append(training)
+    return TwinCounter(trainings, answered.task)
 
 
 def in_sample(answers: Answers, gold: Path) -> str | None:
-    """Say how the model or the choice of who answers was fitted to the cases.
+    """Say how a model, or a choice of who answers, was fitted to the cases.
 
     They may be those of a file of the training as they were answered, or as gold has them.
     """
     record = answers.record
-    training = answers.training
-    if training is None:
-        return None
     files = {record.test_sha256, sha256(gold)}
-    if training.dev_sha256 in files or record.held_out:
-        return "training and the choice between model and text classifier looked at these cases"
-    if not files.isdisjoint({training.train_sha256, training.mix_sha256}):
-        return "these cases were trained on"
+    for voter in answers.voters:
+        training = voter.training
+        if training is None:
+            continue
+        if training.dev_sha256 in files or record.held_out:
+            return "training and the choice between model and text classifier looked at these cases"
+        if not files.isdisjoint({training.train_sha256, training.mix_sha256}):
+            return "these cases were trained on"
     return None

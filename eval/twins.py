@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,8 @@ from panjue.finetune.classifier.features import marked
 from panjue.finetune.classifier.grams import Hashes, Text, grams
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import sha256
-from panjue.prompts.plumbing.run import RunRecord
+from panjue.prompts.plumbing.files import dump, sha256
+from panjue.prompts.plumbing.run import DATA, RunRecord
 from panjue.prompts.reader import Reader, is_held_out, text_hash
 from panjue.prompts.task import Task
 from panjue.serve.decoding import BATCH, batches
@@ -41,13 +42,13 @@ class NearTwins:
 class TwinCounter:
     """Collects which examples have a near twin among the cases of a training."""
 
-    def __init__(self, training: RunRecord, task: Task) -> None:
+    def __init__(self, trainings: Sequence[RunRecord], task: Task) -> None:
         self._finder = None
         self._unknown = ""
         self._waiting: list[Example] = []
         self._found: list[bool] = []
         try:
-            self._finder = finder_of(training, task)
+            self._finder = finder_of(trainings, task)
         except UserError as error:
             self._unknown = str(error)
 
@@ -141,8 +142,17 @@ def share_of_both(one: Hashes, other: Hashes) -> float:
     return both / max(1, len(one) + len(other) - both)
 
 
-def finder_of(training: RunRecord, task: Task) -> TwinFinder:
+def finder_of(trainings: Sequence[RunRecord], task: Task) -> TwinFinder:
     """Return what finds the near twins of what was trained on; UserError: it cannot be known."""
+    # Several runs that voted mostly have the same data.
+    by_data = {dump(training.part(DATA)): training for training in trainings}
+    for training in by_data.values():
+        check_files(training)
+    return TwinFinder(chain.from_iterable(trained_on(one, task) for one in by_data.values()))
+
+
+def check_files(training: RunRecord) -> None:
+    """Refuse a training whose files of cases are not there as they were."""
     files = {
         training.train: training.train_sha256,
         training.dev: training.dev_sha256,
@@ -151,7 +161,6 @@ def finder_of(training: RunRecord, task: Task) -> TwinFinder:
     for name, digest in files.items():
         if name and not (Path(name).exists() and sha256(Path(name)) == digest):
             raise UserError(f"{name} is missing, or was changed since the training")
-    return TwinFinder(trained_on(training, task))
 
 
 def trained_on(training: RunRecord, task: Task) -> Iterator[Example]:

@@ -1,5 +1,6 @@
 """The answers to one test file, opened together with their task, cases and label sets."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,3 +246,12 @@ def check_complete(answered: OpenedAnswers) -> None:
             f"{len(examples - rows)} examples have no row there, "
             f"{len(rows - examples)} rows no example"
         )
+
+
+def next_step(answered: OpenedAnswers) -> str:
+    """Return the command that comes after answers: a score, or a check where gold is missing."""
+    example = next(answered.examples())
+    words = ["score", answered.test, answered.folder]
+    if example.answer is None:
+        words = ["check", answered.folder, "--cases", answered.test]
+    return f"next: {shlex.join(['panjue', *map(str, words)])}"

@@ -189,6 +189,8 @@ def decode_answers(path: Path, answer: AnswerSetting | None = None) -> Tally:
     folder = open_answers(path).folder
     with exclusive_lock(folder):
         answered = open_answers(folder)
+        if answered.record.voted:
+            raise UserError(f"{folder}: is a vote, which has no replies; `panjue vote` makes it")
         answered.refuse_changes()
         task = answered.task
         submission = folder / task.data.submission.name
@@ -224,7 +226,7 @@ def decode_answers(path: Path, answer: AnswerSetting | None = None) -> Tally:
             delete(confidences)
         after = sha256(submission)
         if before not in (None, after):
-            tally.replaced = _delete_derived(folder, earlier)
+            tally.replaced = delete_derived(folder, earlier)
         tally.skipped_rows = len(answered.reader.skipped.rows)
         digests = {
             "answer": answer,
@@ -235,7 +237,7 @@ def decode_answers(path: Path, answer: AnswerSetting | None = None) -> Tally:
     return tally
 
 
-def _delete_derived(folder: Path, earlier: Mapping[str, Any]) -> str:
+def delete_derived(folder: Path, earlier: Mapping[str, Any]) -> str:
     """Delete what was made from an earlier submission; return what that was, and what is gone."""
     was = earlier.get("answered_by") or "other answers"
     gone = [name for name in DERIVED if (folder / name).exists()]

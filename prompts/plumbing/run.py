@@ -165,6 +165,8 @@ class AnswersRecord(Record):
     endpoint: Annotated[str | None, REPLIES] = None
     solve: Annotated[dict[str, Any], CASES] = Field(default_factory=dict)
     on_bad_row: Annotated[Literal["stop", "skip"], CASES] = "stop"
+    voted: Annotated[Mapping[str, str], RESULT] = Field(default_factory=dict)
+    """Folder of answers -> SHA-256 of its submission, if these answers are the vote of several."""
 
     @model_validator(mode="before")
     @classmethod
@@ -285,6 +287,12 @@ class Answers:
                 if (place / "labels.json").is_file():
                     return place
         return Path(recorded)
+
+    @property
+    def voters(self) -> list["Answers"]:
+        """Return the answers that these are the vote of, if they are still there; else these."""
+        voted = [Answers(Path(folder)) for folder in self.record.voted]
+        return [one for one in voted if (one.folder / MANIFEST).is_file()] or [self]
 
     @property
     def training(self) -> RunRecord | None:
