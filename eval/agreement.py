@@ -1,6 +1,7 @@
 """The model's answer to each field beside the text classifier's, and how the two compare."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from panjue.prompts.example import Decoded, Example
 from panjue.prompts.task import Task
@@ -16,7 +17,7 @@ AGREEMENTS = {
 """How the model's and the text classifier's answers to one field compare, and in Chinese."""
 
 WITHOUT_GOLD = {"agree, right": ("agree", "一致"), "differ, model right": ("differ", "不一致")}
-"""What these are called where the model's answer is taken for gold."""
+"""What these are called where there is no gold, and what is handed in is taken for it."""
 
 NO_REPLY = "not in the reply"
 """The model has no answer to compare: the classifier's is handed in."""
@@ -25,28 +26,39 @@ NO_REPLY = "not in the reply"
 def compared_opinions(
     task: Task,
     example: Example,
-    items: Sequence[Item],
+    model_items: Sequence[Item],
     classifier_items: Sequence[Item],
     decoded: Decoded | None,
+    by_field: Mapping[str, str],
 ) -> Iterator[list[tuple[Field, str]]]:
-    """Yield each item's fields as the classifier answers them, and how the model's compare.
+    """Yield each item's fields as the other one answers them, and how model and classifier compare.
 
-    `items` has the model's answer beside gold, `classifier_items` the classifier's. `decoded` says
-    which fields the reply to `example`, as it was asked, lacks; None: not known, all are compared.
+    The other one is the classifier, and the model where `by_field` says that the classifier
+    answered. Both items have an answer beside gold. `decoded` says which fields the reply to
+    `example`, as it was asked, lacks; None: not known, all are compared.
     """
     numbers = {name: number for number, name in enumerate(numbered(example.names))}
-    names = numbered(name for name, _ in items)
-    pairs = zip(names, items, classifier_items, strict=True)
+    names = numbered(name for name, _ in model_items)
+    pairs = zip(names, model_items, classifier_items, strict=True)
     for name, (_, answers), (_, classifier_answers) in pairs:
         number = numbers.get(name) if task.answer.items else 0
         compared = []
         fields = zip(answers, classifier_answers, task.answer.fields, strict=True)
         for model, classifier, field_name in fields:
             how = agreement(model, classifier)
+            of_model = model
             if decoded and (number is None or decoded.is_fallback(number, field_name)):
                 how = NO_REPLY
-            compared.append((classifier, how))
+                of_model = replace(model, predicted=(), correct=False)
+            is_of_classifier = by_field.get(field_name) == "classifier"
+            compared.append((of_model if is_of_classifier else classifier, how))
         yield compared
+
+
+def without_gold(compared: Sequence[tuple[Field, str]]) -> list[tuple[Field, str]]:
+    """Return compared fields where nobody is known to be right: they agree, or they differ."""
+    differ = "differ, model right"  # see `WITHOUT_GOLD`
+    return [(field, differ if how.startswith("differ") else how) for field, how in compared]
 
 
 def agreement(model: Field, classifier: Field) -> str:

@@ -40,10 +40,9 @@ class Baselines:
         if answered is None:
             return
         try:
-            gold_sha256 = sha256(gold)
-            self._advisor = classifier_to_compare(answered, gold_sha256)
+            self._advisor = classifier_to_compare(answered, gold)
             # Opinions are kept by position: they fit the persons of the answered file.
-            is_answered_file = answered.record.test_sha256 == gold_sha256
+            is_answered_file = answered.record.test_sha256 == sha256(gold)
             completions = answered.folder / "completions.jsonl"
             if self._advisor and is_answered_file and completions.exists():
                 self._completions = Rows(completions, key=call_key)
@@ -83,15 +82,16 @@ def row_of_classifier(
     return task.data.write(example, advisor.alone(example, opinions))
 
 
-def classifier_to_compare(answered: OpenedAnswers, gold_sha256: str) -> Advisor | None:
+def classifier_to_compare(answered: OpenedAnswers, gold: Path) -> Advisor | None:
     """Return the text classifier of the training that answered.
 
-    None if it was fitted on the cases of gold.
+    None if it was fitted on the cases, as they were answered or as gold has them.
     """
     training = answered.answers.training
     if training is None:
         return None
-    is_training_file = gold_sha256 in (training.train_sha256, training.mix_sha256)
+    files = {answered.record.test_sha256, sha256(gold)}
+    is_training_file = not files.isdisjoint({training.train_sha256, training.mix_sha256})
     # Of a file of the training, it was not fitted on the tenth that is held out.
     if is_training_file and not answered.record.held_out:
         return None

@@ -1,6 +1,7 @@
 """Check a submission before it is handed in: every fault, with its place."""
 
-from collections.abc import Callable, Container, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
     if message:
         yield message
         return
+    moved = _moved_ids(task, submission, list(case_ids))
     unread = reader.read(cases)
     waiting: dict[str, Example] = {}  # cases that were read before their row was
     seen: dict[str, int | str] = {}
@@ -57,7 +59,7 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
             yield f"{submission}:{place}: {error}"
             continue
         seen[key] = place
-        if key in waiting:
+        if key in moved:
             yield f"{submission}:{place}: id {row['id']} is out of order"
         while key not in waiting:
             example = next(unread)
@@ -70,6 +72,38 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
             yield f"{submission}: id {case_id} is not answered"
     for refusal in decoding.get("refusals", ()) if decoding else ():
         yield f"{submission}: {never_asked([refusal])}"
+
+
+def _moved_ids(task: Task, submission: Path, case_ids: Sequence[str]) -> set[str]:
+    """Return the ids whose rows are out of order, as `Submission.same` gives them."""
+    place_of = {key: number for number, key in enumerate(case_ids)}
+    order: dict[str, int] = {}  # id -> the place of its case, in the order of the rows
+    for _, load in task.data.submission.read(submission):
+        with suppress(UserError, KeyError):  # named later
+            key = task.data.submission.same(load()["id"])
+            order.setdefault(key, place_of[key])
+    keys = list(order)
+    return {keys[number] for number in moved_rows(list(order.values()))}
+
+
+def moved_rows(places: Sequence[int]) -> set[int]:
+    """Return the fewest numbers of rows without which the places ascend.
+
+    The others are a longest ascending subsequence, found from its end: `firsts` has the row that
+    begins the best one of each length.
+    """
+    firsts: list[int] = []
+    next_row: dict[int, int | None] = {}
+    for number in reversed(range(len(places))):
+        length = bisect_left(firsts, -places[number], key=lambda row: -places[row])
+        next_row[number] = firsts[length - 1] if length else None
+        firsts[length : length + 1] = [number]
+    moved = set(range(len(places)))
+    row = firsts[-1] if firsts else None
+    while row is not None:
+        moved.remove(row)
+        row = next_row[row]
+    return moved
 
 
 def _other_type(key: Any, case_ids: Container[str], same: Callable[[object], str]) -> str:

@@ -48,10 +48,15 @@ class Comparison:
 
     differences: dict[str, Difference]
     examples: int
+    counted: int  # those with a weight, or all if all weights are 0
     won: list[int | str]
-    """Ids of the examples with a weight on which the second has a higher headline metric, those
-    with the largest change first."""
+    """Ids of the examples that count on which the second has a higher headline metric, those with
+    the largest change first."""
     lost: list[int | str]  # those on which it has a lower one
+
+    @property
+    def alike(self) -> int:
+        return self.counted - len(self.won) - len(self.lost)
 
 
 def check_runs(first: OpenedAnswers, second: OpenedAnswers, *, same_file: bool = True) -> None:
@@ -89,6 +94,7 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
     return Comparison(
         differences=paired_differences(values, other_values),
         examples=len(values),
+        counted=int(np.count_nonzero(or_ones(values.weights))),
         won=[ids[place] for place in best_first if changes[place] > TIE],
         lost=[ids[place] for place in worst_first if changes[place] < -TIE],
     )
@@ -151,8 +157,10 @@ def won_and_lost(comparison: Comparison, first: str, second: str) -> Iterator[st
     """Yield how many examples were won and lost, and which."""
     won = len(comparison.won)
     lost = len(comparison.lost)
-    alike = comparison.examples - won - lost
-    yield f"{second} against {first}: {won} examples won, {lost} lost, {alike} alike"
+    counts = f"{won} examples won, {lost} lost, {comparison.alike} alike"
+    if uncounted := comparison.examples - comparison.counted:
+        counts += f"; {uncounted} have weight 0 and count for nothing"
+    yield f"{second} against {first}: {counts}"
     for what, ids in (("won", comparison.won), ("lost", comparison.lost)):
         if ids:
             yield f"{what}, the largest change first: {', '.join(map(str, ids))}"

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from panjue.eval.metric_values import (
     MetricValues,
+    counted_size,
     scored,
     submission_rows,
     summaries_by_group,
@@ -39,6 +40,7 @@ class Group:
     """One group of one attribute."""
 
     n: int  # its test examples
+    counted: int  # those of them that count
     value: float
     """The metric over them; NaN if it has nothing to score: no number over groups counts it."""
     low: float  # the ends of its 95% interval, by the bootstrap over examples
@@ -70,6 +72,7 @@ class Fairness:
     metric: str
     total: float
     examples: int
+    counted: int
     attributes: dict[str, Attribute]
     missing: int  # examples without a row, scored as unanswered
 
@@ -90,10 +93,12 @@ def fairness(reader: Reader, gold: Path, submission: Path, by: Sequence[str]) ->
             hint = did_you_mean(attribute, values.groups)
             raise UserError(f"--by: no example has {attribute!r}{hint} ({choices}: --groups FILE)")
     metric = reader.task.score.headline
+    total = summarize(values, resamples=0)
     return Fairness(
         metric=metric,
-        total=summarize(values, resamples=0).mean[metric],
-        examples=len(values),
+        total=total.mean[metric],
+        examples=total.examples,
+        counted=total.counted,
         attributes={attribute: _compare_groups(values, attribute) for attribute in by},
         missing=values.missing,
     )
@@ -110,6 +115,7 @@ def _compare_groups(values: MetricValues, attribute: str) -> Attribute:
         low, high = summary.interval[metric]
         groups[name] = Group(
             n=summary.examples,
+            counted=summary.counted,
             value=summary.mean[metric],
             low=low,
             high=high,
@@ -137,7 +143,8 @@ def show_fairness(report: Fairness, console: Console) -> None:
     def show_line(line: str) -> None:
         console.print(printable(line), highlight=False, markup=False)
 
-    show_line(f"{report.metric} {_number(report.total)} over all {report.examples} examples")
+    size = counted_size(report.examples, report.counted)
+    show_line(f"{report.metric} {_number(report.total)} over all {size} examples")
     if report.missing:
         show_line(f"{report.missing} examples have no row and count as unanswered")
     for name, attribute in report.attributes.items():
@@ -151,7 +158,7 @@ def _table(attribute: str, groups: Mapping[str, Group], metric: str) -> Table:
     for name, group in groups.items():
         table.add_row(
             Text(printable(f"{name}*" if group.flagged else name)),
-            str(group.n),
+            counted_size(group.n, group.counted),
             _number(group.value),
             f"{_number(group.low)} - {_number(group.high)}",
             style="dim" if group.flagged else None,

@@ -152,6 +152,15 @@ class Summary:
     counted: int  # the examples that count: those with a weight, or all if all weights are 0
     unweighted: bool = False  # all weights are 0, so the means are unweighted
 
+    @property
+    def size(self) -> str:
+        """Return the number of examples, and of those that count if they are fewer."""
+        return counted_size(self.examples, self.counted)
+
+
+def counted_size(examples: int, counted: int) -> str:
+    return str(examples) if counted == examples else f"{examples} ({counted} counted)"
+
 
 def summarize(
     values: MetricValues, members: Members | None = None, *, resamples: int = RESAMPLES
@@ -201,9 +210,15 @@ def weighted_mean(task: Task, weights: Numbers, values: Numbers) -> Numbers:
 
 
 def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> Numbers:
-    """Return the metrics of bootstrap draws (seed 0), [draws, metrics]; NaN if none is weighted."""
+    """Return the metrics of bootstrap draws (seed 0), [draws, metrics].
+
+    What has weight 0 is not drawn: it would only make the draws smaller.
+    """
     generator = np.random.default_rng(0)
     weights = or_ones(weights)
+    is_counted = weights > 0
+    weights = weights[is_counted]
+    values = values[is_counted]
     n = len(weights)
     sums = np.empty((resamples, values.shape[1]))
     totals = np.empty(resamples)
@@ -212,9 +227,7 @@ def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> 
         drawn = counts * weights
         sums[i] = drawn @ values
         totals[i] = drawn.sum()
-    draws = pooled(task, sums, np.where(totals, totals, 1))
-    draws[totals == 0] = np.nan
-    return draws
+    return pooled(task, sums, totals)
 
 
 def percentiles(draws: Numbers) -> Numbers:

@@ -1,7 +1,7 @@
 """Calibration of a run's confidences: how often the judgments of each confidence are right."""
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from panjue.prompts.example import Example, is_same
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row, by_name
@@ -55,10 +56,38 @@ def reliability(confidence: ArrayLike, correct: ArrayLike) -> Reliability:
     return Reliability(distances / max(1, len(confidences)), tuple(bins))
 
 
-def mean_confidence(row: Mapping[str, Any]) -> float:
-    """Return the mean confidence over all judgments of a row of `confidence.jsonl`."""
-    values: list[float] = [value for item in row["confidence"] for value in item.values()]
-    return sum(values) / len(values)
+class Confidences:
+    """The rows of a `confidence.jsonl`, by id."""
+
+    def __init__(self, task: Task, path: Path) -> None:
+        self._answer = task.answer
+        self._rows = Rows(path)
+
+    def of(self, example: Example, row: Row) -> list[Mapping[str, float]] | None:
+        """Return for each item of an example's answer: field -> confidence; None if it has none."""
+        kept = self._rows.get(example.id)
+        if kept is None:
+            return None
+        items: Any = kept.get("confidence")
+        is_whole = isinstance(items, list) and all(map(self._is_of_item, items))
+        if not is_whole or len(items) != len(self._answer.items_of(row)):
+            raise UserError(
+                f"{self._rows.path}: id {example.id}: is not about the answer in the submission; "
+                "`panjue decode` makes it again"
+            )
+        found: list[Mapping[str, float]] = items
+        return found
+
+    def _is_of_item(self, item: Any) -> bool:
+        if not isinstance(item, dict) or not item.keys() <= set(self._answer.fields):
+            return False
+        return all(isinstance(one, float | int) and 0 <= one <= 1 for one in item.values())
+
+
+def mean_confidence(items: Sequence[Mapping[str, float]]) -> float | None:
+    """Return the mean confidence over all judgments on the items; None if there are none."""
+    values = [value for item in items for value in item.values()]
+    return sum(values) / len(values) if values else None
 
 
 class Certainty:
@@ -67,21 +96,21 @@ class Certainty:
     def __init__(self, task: Task, path: Path) -> None:
         assert task.answer.fields, "only decided answers have a confidence"
         self._answer = task.answer
-        self._rows = Rows(path)
+        self._rows = Confidences(task, path)
         # Of every judgment, by field: the confidence, and whether it is correct.
         self._confidences = {field: array("d") for field in task.answer.fields}
         self._correct = {field: array("b") for field in task.answer.fields}
 
     def add(self, example: Example, gold: Row, row: Row | None) -> None:
         """Compare the confidences of one example, if it has any, with its gold answer."""
-        kept = self._rows.get(example.id)
-        if kept is None or row is None:
+        confidences = self._rows.of(example, row) if row else None
+        if row is None or confidences is None:
             return
         # By name as in the metric (None where items have none): persons whom gold does not have,
         # or a second time, are ignored.
         gold_items = by_name(self._answer.items_of(gold))
         items = by_name(self._answer.items_of(row))
-        for confidence, (name, item) in zip(kept["confidence"], items.items(), strict=True):
+        for confidence, (name, item) in zip(confidences, items.items(), strict=True):
             gold_item = gold_items.get(name)
             if gold_item is None:
                 continue

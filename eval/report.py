@@ -4,17 +4,24 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as dataclass_field
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from jinja2.utils import htmlsafe_json_dumps
 
-from panjue.eval.agreement import AGREEMENTS, NO_REPLY, WITHOUT_GOLD, compared_opinions
+from panjue.eval.agreement import (
+    AGREEMENTS,
+    NO_REPLY,
+    WITHOUT_GOLD,
+    compared_opinions,
+    without_gold,
+)
 from panjue.eval.baselines import row_of_classifier
 from panjue.eval.metric_values import item_names, metric_values, submission_rows
-from panjue.eval.reliability import mean_confidence
+from panjue.eval.reliability import Confidences, mean_confidence
 from panjue.eval.score import ScoreResult, score
 from panjue.eval.show_scores import Remark, remarks
 from panjue.eval.shown import class_fields, items_of
@@ -51,8 +58,9 @@ class PageCase:
     """Its pieces in order: (piece, index in `items` of the name that it is, or None)."""
     items: list[Item]  # with fields as their own gold where the file has none
     opinions: list[list[tuple[Field, str]]]
-    """Item -> field -> the text classifier's answer, and which of `AGREEMENTS` it has with the
-    model's, or `NO_REPLY`; empty if the classifier made the submission, or if there is none."""
+    """Item -> field -> the other one's answer, the text classifier's or the model's; and which of
+    `AGREEMENTS` the two have, or `NO_REPLY`. Empty if the classifier made the submission, or if
+    there is none."""
     confidence: float | None  # mean over its judgments; None if the run has no confidences
     handled: dict[str, str]  # what `shorten` and decoding did: keyword -> details
     reply: list[str]  # the raw replies, one per call
@@ -183,12 +191,13 @@ def _cases(
     task = answered.task
     rows = submission_rows(task, answered.folder)
     path = answered.folder / "confidence.jsonl"
-    confidences = Rows(path) if decoding and path.exists() else None
+    confidences = Confidences(task, path) if decoding and path.exists() else None
     is_vote = bool(answered.record.voted)
     by_model = not is_vote and (not decoding or bool(decoding.get("calls")))
     completions = answered.rows() if by_model else None
     advisor = answered.advisor() if by_model else None
     fallback = decoding.get("fallback", task.score.fallback)
+    by_field = decoding.get("by_field", {})
     is_answered_file = sha256(answered.test) == answered.record.test_sha256
     for example in answered.examples():
         row = rows.get(example.id)
@@ -206,8 +215,16 @@ def _cases(
             reply = calls[0] if calls and is_answered_file else None
             classifier_row = row_of_classifier(task, advisor, example, reply)
             classifier_items = list(items_of(task, gold, classifier_row))
-            opinions = list(compared_opinions(task, asked, items, classifier_items, decoded))
-        confidence = confidences.get(example.id) if confidences else None
+            model_items = items
+            if decoded and "classifier" in by_field.values():
+                of_model = task.data.write(asked, decoded.answer)
+                model_items = list(items_of(task, gold, of_model))
+            opinions = list(
+                compared_opinions(task, asked, model_items, classifier_items, decoded, by_field)
+            )
+            if not has_gold:
+                opinions = list(map(without_gold, opinions))
+        confidence = confidences.of(example, row) if confidences and row else None
         yield PageCase(
             id=str(example.id),
             groups=example.groups,
@@ -296,26 +313,21 @@ class ClassCounts:
 
 def page(result: PageData) -> str:
     """Return the page: tables, and the case browser with its data."""
-    environment = Environment(
-        loader=FileSystemLoader(FOLDER),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    environment.policies["json.dumps_kwargs"] = JSON
     answered = result.answered
     trained = [] if answered.record.endpoint else [one.trained for one in answered.answers.voters]
     lines = list(remarks(result.scores, result.labels)) if result.scores else []
     skipped = answered.reader.skipped
     if skipped.rows:
         lines.append(Remark(str(skipped), "跳过了无效行，见 skipped-test.jsonl。"))
+    by_field = result.decoding.get("by_field", {})
     data = {
         "cases": [asdict(case) for case in result.cases],
         "labels": result.labels,
         "classFields": class_fields(answered.task),
         "hasGold": result.scores is not None,
+        "answeredBy": [by_field.get(name, "model") for name in answered.task.answer.fields],
     }
-    return environment.get_template("report.html").render(
+    return _template().render(
         report=result,
         answered=answered,
         scores=result.scores,
@@ -326,3 +338,15 @@ def page(result: PageData) -> str:
         script=(FOLDER / "report.js").read_text("utf-8"),
         data=data,
     )
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = JSON
+    return environment.get_template("report.html")

@@ -20,6 +20,7 @@ from panjue.eval.metric_values import (
 )
 from panjue.eval.reliability import Certainty, Reliability
 from panjue.eval.stage import Lists, outside, read_lists, scored_by
+from panjue.eval.twins import NearTwins, TwinCounter
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
@@ -50,20 +51,34 @@ class ScoreResult:
     notes: Sequence[str]  # `id: note` on gold examples
     never_asked: Sequence[str]  # `id: reason` of examples that the model was never asked about
     in_sample: str | None  # how the answers come from these very cases, if they do
+    twins: NearTwins | None  # test cases that training has almost so; None without a classifier
     classifier_fault: str  # why the text classifier is no baseline, if it is broken
     changed: str  # how training and labels are no longer those that answered, if they are not
+
+    def uncounted_groups(self, attribute: str) -> set[str]:
+        """Return the groups of an attribute that count for nothing in the total."""
+        if self.total.unweighted:
+            return set()
+        groups = self.groups[attribute].items()
+        return {name for name, summary in groups if summary.unweighted}
 
     def to_json(self) -> dict[str, Any]:
         """Return one dict with the metrics and all other numbers at the top level."""
         groups: dict[str, Any] = {}
         for attribute, summaries in self.groups.items():
             groups[attribute] = {
-                name: {"examples": summary.examples, **summary.mean}
+                name: {
+                    "examples": summary.examples,
+                    "counted": summary.counted,
+                    "unweighted": summary.unweighted,
+                    **summary.mean,
+                }
                 for name, summary in summaries.items()
             }
         numbers = {
             **self.total.mean,
             "examples": self.total.examples,
+            "counted": self.total.counted,
             "unweighted": self.total.unweighted,
             "interval": self.total.interval,
             **asdict(self),
@@ -80,6 +95,7 @@ class ScoreResult:
             "notes",
             "never_asked",
             "in_sample",
+            "twins",
         ):
             if not numbers[name]:  # there is nothing to say
                 del numbers[name]
@@ -116,6 +132,7 @@ def score(
     to_compare = None if is_of_classifier else answered
     baselines = Baselines(task, _labels(task, run, answered), to_compare, gold)
     certainty = _certainty(task, run, decoding) if decoding else None
+    twins = _twins(answered) if answered and decoding else None
     values = MetricValues(task)
     faulty = 0
     unanswered = 0
@@ -125,6 +142,8 @@ def score(
         baselines.add(example, gold_row)
         if certainty:
             certainty.add(example, gold_row, row)
+        if twins:
+            twins.add(example)
         faulty += row is not None and any(task.data.check(example, row, None))
         unanswered += bool(row and task.score.needs and not task.score.needs(row))
         notes += [f"{example.id}: {note}" for note in example.notes]
@@ -158,7 +177,8 @@ def score(
         outside=dict(n_outside) if n_outside.total() else {},
         notes=notes,
         never_asked=decoding.get("refusals", ()),
-        in_sample=in_sample(answered.answers) if answered and decoding else None,
+        in_sample=in_sample(answered.answers, gold) if answered and decoding else None,
+        twins=twins.found(values) if twins else None,
         changed=answered.changed if answered else "",
         classifier_fault=baselines.classifier_fault,
     )
@@ -202,15 +222,32 @@ def _certainty(task: Task, run: Path, decoding: Mapping[str, Any]) -> Certainty 
     return Certainty(task, path)
 
 
-def in_sample(answers: Answers) -> str | None:
-    """Say how a model, or a choice of who answers, was fitted to the answered cases."""
+def _twins(answered: OpenedAnswers) -> TwinCounter | None:
+    """Return what counts the cases that training has almost so, if it fitted a classifier."""
+    if answered.changed:
+        return None
+    trainings = []
+    for voter in answered.answers.voters:
+        training = voter.training
+        if training is None or training.classifier_sha256 is None:
+            return None
+        trainings.append(training)
+    return TwinCounter(trainings, answered.task)
+
+
+def in_sample(answers: Answers, gold: Path) -> str | None:
+    """Say how a model, or a choice of who answers, was fitted to the cases.
+
+    They may be those of a file of the training as they were answered, or as gold has them.
+    """
     record = answers.record
+    files = {record.test_sha256, sha256(gold)}
     for voter in answers.voters:
         training = voter.training
         if training is None:
             continue
-        if record.test_sha256 == training.dev_sha256 or record.held_out:
+        if training.dev_sha256 in files or record.held_out:
             return "training and the choice between model and text classifier looked at these cases"
-        if record.test_sha256 in (training.train_sha256, training.mix_sha256):
+        if not files.isdisjoint({training.train_sha256, training.mix_sha256}):
             return "these cases were trained on"
     return None

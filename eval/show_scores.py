@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from panjue.eval.metric_values import Summary
 from panjue.eval.reliability import show_reliability
 from panjue.eval.score import ScoreResult
+from panjue.eval.twins import NEAR, NearTwins
 from panjue.prompts.plumbing.errors import printable
 from panjue.serve.decoding import never_asked
 
@@ -43,7 +44,7 @@ def show(scores: ScoreResult, console: Console) -> None:
         table.add_row(name, f"{value:.4f}", interval, *baselines, style=style)
     console.print(table)
     for attribute, groups in scores.groups.items():
-        console.print(_group_table(attribute, groups, scores.headline))
+        console.print(_group_table(attribute, groups, scores))
     if scores.calibration:
         show_reliability(scores.calibration, console)
     for remark in remarks(scores):
@@ -51,16 +52,20 @@ def show(scores: ScoreResult, console: Console) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _group_table(attribute: str, groups: Mapping[str, Summary], headline: str) -> Table:
-    """Return a table with a column for each group, or with a row for each of many."""
+def _group_table(attribute: str, groups: Mapping[str, Summary], scores: ScoreResult) -> Table:
+    """Return a table with a column for each group, or with a row for each of many.
+
+    A group that counts for nothing in the total has a star.
+    """
     metrics = list(next(iter(groups.values())).mean)
     has_rows = len(groups) > MAX_GROUP_COLUMNS
     if has_rows and len(metrics) > MAX_GROUP_COLUMNS:
-        metrics = [headline]  # --json has all
+        metrics = [scores.headline]  # --json has all
     lines = [[printable(f"by {attribute}"), "examples", *metrics]]
     for name, summary in groups.items():
         means = [f"{summary.mean[metric]:.4f}" for metric in metrics]
-        lines.append([printable(name), str(summary.examples), *means])
+        star = "*" if name in scores.uncounted_groups(attribute) else ""
+        lines.append([printable(f"{name}{star}"), summary.size, *means])
     if not has_rows:  # rows become columns
         lines = list(map(list, zip(*lines, strict=True)))
     # Group names come from files: `[/b] 某院` is a name, not rich markup.
@@ -77,22 +82,13 @@ def remarks(scores: ScoreResult, titles: Titles = MappingProxyType({})) -> Itera
 
     `titles` are names of metrics and baselines in the two languages.
     """
-    total = scores.total.examples
-    yield Remark(
-        f"{total} examples; {scores.missing} without a row, scored as unanswered",
-        f"{total} 个案件；{scores.missing} 个在提交文件里没有对应的行，按未回答计分。",
-    )
+    yield from _remarks_on_numbers(scores)
     if scores.faulty:
         yield Remark(
             f"{scores.faulty} rows have faults; `panjue check` names them",
             f"{scores.faulty} 行有错误；panjue check 逐一列出。",
         )
     yield from _remarks_of_the_contest(scores)
-    if scores.total.unweighted:
-        yield Remark(
-            "every example has weight 0: these are unweighted means",
-            "所有案件的权重都是 0，取不加权平均。",
-        )
     if asked := scores.never_asked:
         yield Remark(
             never_asked(asked),
@@ -115,6 +111,8 @@ def remarks(scores: ScoreResult, titles: Titles = MappingProxyType({})) -> Itera
             f"{scores.in_sample}; expect lower scores on other cases",
             "训练用过这些案件，或据此选择了由谁回答：换成其他案件，得分会更低。",
         )
+    if scores.twins:
+        yield _remark_on_twins(scores, scores.twins)
     headline = scores.headline
 
     def in_chinese(name: str) -> str:
@@ -138,6 +136,50 @@ def remarks(scores: ScoreResult, titles: Titles = MappingProxyType({})) -> Itera
         )
     if scores.answered_by:
         yield Remark(scores.answered_by, f"各字段由谁回答：{scores.answered_by}")
+
+
+def _remark_on_twins(scores: ScoreResult, twins: NearTwins) -> Remark:
+    """Return how many examples training has almost so, and what the score is without them."""
+    if twins.unknown:
+        return Remark(
+            f"near twins in training: unknown, {twins.unknown}",
+            f"训练数据中有无几乎相同的案件：未知，{twins.unknown}",
+        )
+    if not twins.examples:
+        return Remark("no example has a near twin in training", "训练数据中没有几乎相同的案件。")
+    count = f"{twins.examples} of {scores.total.examples}"
+    said = f"{count} examples have a near twin in training ({NEAR:.0%} of the n-grams)"
+    in_chinese = f"{count} 个案件在训练数据中有几乎相同的案件（{NEAR:.0%} 的 n-gram 相同）"
+    if twins.without is None:
+        return Remark(said, f"{in_chinese}。")
+    mean = twins.without.mean[scores.headline]
+    low, high = twins.without.interval[scores.headline]
+    score = f"{scores.headline} {mean:.4f} ({low:.4f} - {high:.4f})"
+    return Remark(f"{said}; without them {score}", f"{in_chinese}；不计这些案件：{score}。")
+
+
+def _remarks_on_numbers(scores: ScoreResult) -> Iterator[Remark]:
+    """Yield how many examples there are, and what those of weight 0 mean for the numbers."""
+    total = scores.total
+    count = f"{total.examples} examples"
+    in_chinese = f"{total.examples} 个案件"
+    if total.counted < total.examples:
+        count += f", {total.counted} of which count (weight above 0)"
+        in_chinese += f"，其中 {total.counted} 个计分（权重大于 0）"
+    yield Remark(
+        f"{count}; {scores.missing} without a row, scored as unanswered",
+        f"{in_chinese}；{scores.missing} 个在提交文件里没有对应的行，按未回答计分。",
+    )
+    if any(map(scores.uncounted_groups, scores.groups)):
+        yield Remark(
+            "* a group whose examples all have weight 0: its means are unweighted",
+            "* 该组案件的权重都是 0，不计入总分：此处为不加权平均。",
+        )
+    if total.unweighted:
+        yield Remark(
+            "every example has weight 0: these are unweighted means",
+            "所有案件的权重都是 0，取不加权平均。",
+        )
 
 
 def _remarks_of_the_contest(scores: ScoreResult) -> Iterator[Remark]:

@@ -13,6 +13,9 @@ from pathlib import Path
 from panjue.finetune.words import training_words
 from panjue.prompts.plumbing.config import load_values
 from panjue.prompts.plumbing.errors import UserError, did_you_mean, in_one_line, of_library
+from panjue.prompts.plumbing.run import MANIFEST, AnswersRecord
+from panjue.prompts.reader import Reader
+from panjue.prompts.task import load_task
 
 PANJUE = ".venv/bin/panjue"
 DEMO = "demo"
@@ -45,6 +48,9 @@ def command(line: list[str], goals: list[str], given: dict[str, str]) -> list[st
         return []
     answers = answers_folder(run, test, given["GENERATE"])
     of_answers = {"ANSWERS": str(answers), "SCORES": str(answers / "scores.json")}
+    if step == "score" and has_no_gold(answers, test):
+        print(f"{test}: has no outcomes: nothing to score; the submission is in {answers}")
+        return []
     values = {**meant, **of_answers, "RUN": str(run), "TEST": test}
     if step == "sft" and not given["RUN"]:
         values["RUN"] = ""  # panjue names the folder
@@ -59,6 +65,15 @@ def answers_folder(run: Path, test: str, generate: str) -> Path:
             if word.startswith("answers="):
                 name = word.removeprefix("answers=")
     return run / "answers" / name
+
+
+def has_no_gold(answers: Path, test: str) -> bool:
+    """Say whether no case of TEST, which these answers are to, has a gold answer."""
+    if not (answers / MANIFEST).is_file():
+        return False
+    record = AnswersRecord.read(answers)
+    reader = Reader(load_task(record.task), on_bad_row=record.on_bad_row)
+    return all(example.answer is None for example in reader.read(Path(test)))
 
 
 def with_demo(given: dict[str, str]) -> dict[str, str]:

@@ -96,6 +96,7 @@ class TrainingRun:
             "base": config.model,
             "base_sha256": model_sha256(base),
             "mix_ratio": config.mix_ratio if config.mix else None,
+            "split_by": "normal text",
             "solve": task.solve.settings.model_dump() if task.solve else {},
             "opinions": config.opinions
             and fits_classifier(config, task)

@@ -22,7 +22,7 @@ from panjue.prompts.plumbing.run import (
     Choice,
     Run,
 )
-from panjue.prompts.reader import Reader, text_hash
+from panjue.prompts.reader import Reader
 from panjue.serve.answers import held_out_answers, next_step, open_answers
 from panjue.serve.decoding import Tally, decode_answers
 from panjue.serve.job import Job, make_job
@@ -161,9 +161,14 @@ def held_out_cases(job: Job, test: Cases, console: Console) -> Cases | None:
     if not file.is_file() or sha256(file) != (record.dev_sha256 or record.train_sha256):
         console.print(f"{no_choice}: {file} is missing, or was changed")
         return None
-    reader = Reader(job.task, held_out=record.dev is None, on_bad_row=record.on_bad_row)
+    reader = Reader(
+        job.task,
+        held_out=record.dev is None,
+        split_by=record.split_by,
+        on_bad_row=record.on_bad_row,
+    )
     most = job.config.held_out_cases
-    lowest = nsmallest(most + 1, (text_hash(example) for example in reader.read(file)))
+    lowest = nsmallest(most + 1, map(reader.hash_of, reader.read(file)))
     if not lowest:
         console.print(f"{no_choice}: training held out none")
         return None

@@ -1,6 +1,7 @@
 """Read a file of examples: choose the rows, add the groups, handle bad rows, spare the inputs."""
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 from panjue.prompts.example import Example, groups_of, known_groups
 from panjue.prompts.other_formats import DATA_PAGE, example_of, other_format
+from panjue.prompts.plumbing.decode import flatten_forms
 from panjue.prompts.plumbing.errors import Unreadable, UserError, printable
 from panjue.prompts.plumbing.files import (
     atomic_write,
@@ -18,6 +20,7 @@ from panjue.prompts.plumbing.files import (
     read_lines,
     refuse_pipe,
 )
+from panjue.prompts.plumbing.run import SplitBy
 from panjue.prompts.task import Task, id_of
 
 OnBadRow = Literal["stop", "skip"]
@@ -58,6 +61,7 @@ class Reader:
     """Id -> attribute -> group: groups from a file of their own (`side_groups`)."""
     held_out: bool = False  # read only the tenth that training holds out
     highest_hash: str = ""  # read only texts whose hash is not above this one
+    split_by: SplitBy = "normal text"
     on_bad_row: OnBadRow = "stop"
     skipped: Skipped = field(default_factory=Skipped)
     task_is_guessed: bool = False  # nobody has named the task: errors ask whether it is right
@@ -69,9 +73,9 @@ class Reader:
         try:
             for example in self._read(path):
                 is_known = True
-                if self.held_out and not is_held_out(example):
+                if self.held_out and not is_held_out(example, self.split_by):
                     continue
-                if self.highest_hash and text_hash(example) > self.highest_hash:
+                if self.highest_hash and self.hash_of(example) > self.highest_hash:
                     continue
                 yield example
         except UserError as error:
@@ -80,6 +84,10 @@ class Reader:
             raise
         if not is_known and self.skipped.rows:
             self._refuse_other_format(path)
+
+    def hash_of(self, example: Example) -> str:
+        """Return the hash by which examples are held out and chosen."""
+        return hash_by(example, self.split_by)
 
     def _refuse_other_format(self, path: Path) -> None:
         """Raise Unreadable if the file seems to have another format than that of the task."""
@@ -143,11 +151,30 @@ def side_groups(path: Path | None) -> dict[str, dict[str, str]]:
     return side
 
 
-def is_held_out(example: Example) -> bool:
+def is_held_out(example: Example, split_by: SplitBy = "normal text") -> bool:
     """Say whether an example is of the tenth that training holds out, in whatever file it is."""
-    return int(text_hash(example)[:8], 16) % 10 == 0
+    return int(hash_by(example, split_by)[:8], 16) % 10 == 0
+
+
+WHITE_SPACE = re.compile(r"\s+")
 
 
 def text_hash(example: Example) -> str:
-    """Return the hash that every selection of examples uses; id, order and label play no part."""
-    return hashlib.sha256(example.text.encode()).hexdigest()
+    """Return the hash that every selection of examples uses.
+
+    Id, order and label play no part, nor do white space and the width of characters: the same facts
+    may be in two files, or twice in one, printed differently.
+    """
+    return hash_by(example, "normal text")
+
+
+def hash_by(example: Example, split_by: SplitBy) -> str:
+    text = example.text
+    if split_by == "normal text":
+        text = WHITE_SPACE.sub("", flatten_forms(text))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def text_hashes(example: Example) -> tuple[str, str]:
+    """Return the hash of an example's text, and the one of version 0.4, which files may have."""
+    return text_hash(example), hash_by(example, "text")

@@ -24,7 +24,7 @@ from panjue.prompts.plumbing.run import (
     find_answers,
     is_held_out_folder,
 )
-from panjue.prompts.reader import Reader, text_hash
+from panjue.prompts.reader import Reader, text_hashes
 from panjue.prompts.task import Task, load_task
 from panjue.serve.settings import RESOURCES
 
@@ -102,17 +102,22 @@ class OpenedAnswers:
     def row_if_any(self, rows: Rows, call: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the row of a call if it has one, complete or refused."""
         row = rows.get(call_key(call))
-        if row is None or row.get("refused") is not None:
+        if row is None or isinstance(row.get("refused"), str):
             return row
-        texts = row.get("texts")
-        are_texts = isinstance(texts, list) and texts and all(isinstance(t, str) for t in texts)
-        is_whole = row.get("finish") and isinstance(row.get("dropped_sentences"), int)
-        if not (are_texts and is_whole):
+        texts: Any = row.get("texts")
+        finish: Any = row.get("finish")
+        is_whole = are_texts(texts) and are_texts(finish) and len(texts) == len(finish)
+        if not (is_whole and isinstance(row.get("dropped_sentences"), int)):
             raise UserError(
                 f"{rows.path}: id {call['id']}: needs 'texts', 'finish' and 'dropped_sentences'; "
                 "delete the line: `panjue generate` asks that example again"
             )
         return row
+
+
+def are_texts(value: Any) -> bool:
+    """Say whether a value is a list of texts, at least one."""
+    return isinstance(value, list) and value != [] and all(isinstance(one, str) for one in value)
 
 
 def changes_since(answers: Answers) -> str:
@@ -213,6 +218,7 @@ def reader_of(answers: Answers, gold: Path | None = None) -> Reader:
     reader = Reader(
         task,
         held_out=record.held_out,
+        split_by=record.split_by,
         highest_hash=record.highest_hash,
         on_bad_row=record.on_bad_row,
     )
@@ -222,7 +228,7 @@ def reader_of(answers: Answers, gold: Path | None = None) -> Reader:
     rows = Rows(path)
     for example in reader.read(gold):
         row = rows.get(example.id)
-        if row and row["text_sha256"] != text_hash(example):
+        if row and row["text_sha256"] not in text_hashes(example):
             raise UserError(
                 f"{gold}: id {example.id} is another case than the one that was answered in "
                 f"{answers.folder}; give the gold file of {record.test}"

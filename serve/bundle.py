@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from pydantic import BaseModel, ValidationError
 
 from panjue.prompts.model import model_files, model_sha256, prompt_sha256
-from panjue.prompts.plumbing.config import load_values, scrubbed
+from panjue.prompts.plumbing.config import first_complaint, load_values, scrubbed
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, replace, sha256, write_json
 from panjue.prompts.plumbing.ours import followed, refuse_foreign
@@ -43,10 +44,18 @@ from panjue.serve.settings import GenerateConfig
 
 FOLDERS = ("prompts", "finetune", "serve", "eval")
 HERE = Path(__file__).parent / "bundled"
-EXPECTED = "expected.json"  # hashes of the test file and of the submission
+EXPECTED = "expected.json"
 
 TORCH = "https://download.pytorch.org/whl"
 """Index with builds, such as `cpu`, that PyPI does not have."""
+
+
+class Expected(BaseModel):
+    """What a bundle should give again; `expected.json` in it."""
+
+    submission: str  # the name of its file
+    test_sha256: str
+    sha256: str  # of the submission
 
 
 def bundle(run: Path, out: Path, base: str | None = None) -> None:
@@ -68,11 +77,11 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
     decoding = decoding_of(submission)
     if decoding is None:
         raise UserError(f"{submission}: was changed since; `panjue decode {run}` makes it again")
-    expected = {
-        "submission": submission.name,
-        "test_sha256": answers.record.test_sha256,
-        "sha256": sha256(submission),
-    }
+    expected = Expected(
+        submission=submission.name,
+        test_sha256=answers.record.test_sha256,
+        sha256=sha256(submission),
+    )
     parent = followed(out).parent
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".bundle-", dir=parent) as place:
@@ -81,9 +90,23 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
         _pack_code(folder, submission.name, answers.record)
         _pack_settings(folder, answers.record, decoding, Run(trained.parent).config)
         _pack_choice(folder, answers, folder / trained.name)
-        write_json(folder / EXPECTED, expected)
-        replace(Path(shutil.make_archive(str(folder), "zip", folder)), out, is_bundle)
+        write_json(folder / EXPECTED, expected.model_dump())
+        archive = folder.with_suffix(".zip")
+        _write_zip(folder, archive)
+        replace(archive, out, is_bundle)
     print(f"written: {out}, {out.stat().st_size / 2**20:.1f} MiB, SHA-256 {sha256(out)}")
+
+
+def _write_zip(folder: Path, out: Path) -> None:
+    """Pack the files of a folder by their names and contents alone: the same have one hash."""
+    with zipfile.ZipFile(out, "w") as archive:
+        for path in sorted(filter(Path.is_file, folder.rglob("*"))):
+            entry = zipfile.ZipInfo(path.relative_to(folder).as_posix())  # of the year 1980
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = 0o644 << 16  # what a file may be used for
+            entry.file_size = path.stat().st_size  # above 4 GB the format differs
+            with path.open("rb") as content, archive.open(entry, "w") as packed:
+                shutil.copyfileobj(content, packed)
 
 
 def is_bundle(path: Path) -> bool:
@@ -203,12 +226,17 @@ def verify(packed: Path, cases: Path) -> None:
             raise UserError(f"{packed}: {error}; pack it again") from None
         if not (folder / EXPECTED).exists():
             raise UserError(f"{packed}: is no bundle; `panjue bundle RUN OUT.zip` makes one")
-        expected = read_json(folder / EXPECTED)
-        if sha256(cases) != expected["test_sha256"]:
+        try:
+            expected = Expected.model_validate_json((folder / EXPECTED).read_bytes())
+        except ValidationError as error:
+            problem = first_complaint(error)
+            raise UserError(f"{packed}: {EXPECTED}: {problem}; pack it again") from None
+        if sha256(cases) != expected.test_sha256:
             raise UserError(f"{cases}: is not the test file of the run that was packed")
         _answer(packed, folder, cases)
-        digest = sha256(folder / ANSWERS / cases.stem / expected["submission"])
-    if digest != expected["sha256"]:
+        submission = folder / ANSWERS / cases.stem / expected.submission
+        digest = sha256(submission) if submission.is_file() else ""
+    if digest != expected.sha256:
         raise UserError(f"{packed}: gives another submission than the packed run")
     print(f"{packed}: runs by itself and gives the same answers")
 

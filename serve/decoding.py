@@ -34,7 +34,7 @@ from panjue.prompts.plumbing.files import (
 from panjue.prompts.plumbing.progress import counted
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.plumbing.run import AnsweredBy, Choice
-from panjue.prompts.reader import text_hash
+from panjue.prompts.reader import text_hash, text_hashes
 from panjue.prompts.task import Task
 from panjue.serve.answers import (
     CASES_FILE,
@@ -355,7 +355,7 @@ class _Decoder:
         task = self.answered.task
         labels = self.answered.labels
         advisor = self.advisor
-        if advisor and text_hash(example) in self.calibrating:
+        if advisor and not self.calibrating.isdisjoint(text_hashes(example)):
             advisor = replace(advisor, calibration={})
         read = read_answer(task, labels, advisor, example, row, opinions)
         if self.rows is not None:

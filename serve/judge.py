@@ -79,7 +79,12 @@ class ServedRun:
         budget = Budget(max_tokens, max_tokens)  # `generate` gives long cases more
         self.question_maker = QuestionMaker(self.task, run.trained, self.folders.model, budget)
         # The choice was made with the adapter; it says nothing of the base alone.
-        self.choice = choice_of(run) if config.adapter != "none" else None
+        self.choice = None
+        self._no_choice = "`panjue generate` lets held-out cases choose for each field"
+        try:
+            self.choice = choice_of(run) if config.adapter != "none" else None
+        except UserError as error:  # of answers that the server does not need
+            self._no_choice = f"who is better cannot be read: {error}"
         if self.question_maker.advisor and self.choice:
             self.question_maker.advisor = by_choice(self.question_maker.advisor, self.choice)
         self.demo = is_demo(self.folders.model)
@@ -88,7 +93,7 @@ class ServedRun:
         """Return in words who answers each field."""
         if self.choice:
             return who_answered(self.choice)
-        return "the model; `panjue generate` lets held-out cases choose for each field"
+        return f"the model; {self._no_choice}"
 
     def question(self, case: CaseRequest) -> tuple[Example, Question]:
         """Return a case and its question; raise BadCase if it cannot be asked.
@@ -131,10 +136,13 @@ class ServedRun:
             }
             body["confidence"] = read.confidence
             body["classifier"] = [opinion.answer for opinion in read.opinions]
-            body["probabilities"] = [
-                {name: opinion.probabilities[name] for name in self.task.answer.classes}
-                for opinion in read.opinions
-            ]
+            items = self.task.answer.items_of(read.answer)
+            body["probabilities"] = []
+            for item, opinion, sure in zip(items, read.opinions, read.confidence, strict=True):
+                shares = {}
+                for name in self.task.answer.classes:
+                    shares[name] = agreeing(opinion.probabilities[name], item[name], sure[name])
+                body["probabilities"].append(shares)
         body["repairs"] = list(read.decoded.repairs)
         body["finish"] = row["finish"][0]
         body["dropped_sentences"] = row["dropped_sentences"]
@@ -150,6 +158,18 @@ class ServedRun:
         usage = {name: row[name] for name in ("prompt_tokens", "completion_tokens")}
         body["usage"] = {**usage, "total_tokens": sum(usage.values())}
         return body
+
+
+def agreeing(chances: Mapping[str, float], answered: str, confidence: float) -> dict[str, float]:
+    """Return the probabilities of classes with the confidence as that of the answered one.
+
+    The confidence is calibrated, and the classifier's probabilities of the other classes share what
+    it leaves, each in its proportion.
+    """
+    others = {label: chance for label, chance in chances.items() if label != answered}
+    left = (1 - confidence) / (sum(others.values()) or 1)
+    scaled = {label: chance * left for label, chance in others.items()}
+    return {label: scaled.get(label, confidence) for label in dict.fromkeys([*chances, answered])}
 
 
 @dataclass

@@ -189,6 +189,7 @@ def record_of(job: Job, cases: Cases, *, asked: bool) -> AnswersRecord:
     }
     known["versions"]["prompt rules"] = shared_rules()[:8]
     if trained:
+        known["split_by"] = job.run.record.split_by
         known["trained"] = str(trained)
         known["trained_sha256"] = model_sha256(trained)
         known["labels_sha256"] = sha256(trained / "labels.json")

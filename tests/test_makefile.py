@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.tasks.judgment.penalties import sentence
+from tests.records import write_answers
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -53,6 +57,26 @@ def test_words_get_through_as_they_are_typed() -> None:
     assert sft == f"<sft> <a> {run} {data} <x=a  b> <y=$HOME> <V=1> "
     assert serve == "<serve> <b c/$x \"y'> "
     assert ".venv/bin/panjue serve 'a b'\n" in make("serve", "CONFIG=a", "RUN=a b", "V=1").stdout
+
+
+def test_a_file_without_outcomes_is_answered_and_not_scored() -> None:
+    """The submission is what such a file is answered for."""
+    case = {"id": 1, "fact": "甲盗窃。", "defendants": ["甲"]}
+    outcome = {"name": "甲", "penalty": sentence(imprisonment=6), "charges": [], "articles": []}
+    for name, row in {"no": case, "with": {**case, "outcomes": [outcome]}}.items():
+        Path(f"{name}.jsonl").write_text(dump(row) + "\n", "utf-8")
+        folder = Path("r/answers", name)
+        write_answers(folder, Path(f"{name}.jsonl"))
+        (folder / "submission.jsonl").touch()
+    Path("r/adapter").mkdir()
+    Path("r/adapter/labels.json").touch()
+    done = make("score", "RUN=r", "TEST=no.jsonl")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "<generate> <r> <no.jsonl> ",
+        "no.jsonl: has no outcomes: nothing to score; the submission is in r/answers/no",
+    ]
+    assert "<score> <with.jsonl>" in make("score", "RUN=r", "TEST=with.jsonl").stdout
 
 
 def test_a_wrong_word_stops_make_before_anything_runs() -> None:

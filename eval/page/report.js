@@ -1,6 +1,6 @@
 // The case browser, in the reader's language. Text of a case is inserted as text, never as markup.
 "use strict";
-const { cases, labels, classFields, hasGold } = JSON.parse(document.getElementById("data").textContent);
+const { cases, labels, classFields, hasGold, answeredBy } = JSON.parse(document.getElementById("data").textContent);
 const address = new URLSearchParams(location.search); // the language, and what is chosen
 const inChinese = (address.get("lang") ?? navigator.language).startsWith("zh");
 document.documentElement.lang = inChinese ? "zh" : "en";
@@ -104,14 +104,22 @@ function showList() {
   else document.getElementById("case").replaceChildren(make("p", say("choose a case", "请选择案件"), { class: "note" }));
 }
 
+// Who answered each field, as the run recorded; the other one's answer stands beside it.
+const ANSWERERS = { model: say("model", "模型"), classifier: say("text classifier", "文本分类器") };
+const isMixed = new Set(answeredBy).size > 1;
+const answerHeadings = isMixed ? [say("handed in", "提交的答案"), say("the other one", "另一方的答案")]
+  : answeredBy[0] === "classifier" ? [ANSWERERS.classifier, ANSWERERS.model] : [ANSWERERS.model, ANSWERERS.classifier];
+
 function fieldTable(fields, opinions) {
   const table = make("table"), header = make("tr");
-  const answers = opinions ? [say("model", "模型"), say("text classifier", "文本分类器")] : [say("predicted", "预测")];
+  const answers = opinions ? answerHeadings : [say("predicted", "预测")];
   header.append(...[say("field", "字段"), ...(hasGold ? [say("gold", "原判")] : []), ...answers].map((text) => make("th", text, { scope: "col" })));
   table.append(header);
   fields.forEach((field, number) => {
     const row = make("tr");
-    row.append(make("th", labelOf(field.name), { scope: "row", title: field.name }));
+    const head = make("th", labelOf(field.name), { scope: "row", title: field.name });
+    if (opinions && isMixed) head.append(make("small", ANSWERERS[answeredBy[number]]));
+    row.append(head);
     if (hasGold) row.append(valueCell(field.gold.map((value) => make("span", value))));
     row.append(answerCell(field));
     if (opinions) row.append(opinionCell(opinions[number]));

@@ -44,6 +44,9 @@ REPLACED_ANSWERS = (
 
 AnsweredBy = Literal["model", "classifier"]
 
+SplitBy = Literal["text", "normal text"]
+"""What of a case decides whether it is held out or chosen; in version 0.4 white space did too."""
+
 # What an entry of a record shapes, as its annotation says. A test fails for an entry without.
 NAMES = "a name or path; the hash beside it counts"
 DATA = "the choice of the examples"
@@ -104,6 +107,7 @@ class RunRecord(Record):
     mix_sha256: Annotated[str | None, DATA] = None
     mix_ratio: Annotated[float | None, DATA] = None
     on_bad_row: Annotated[Literal["stop", "skip"], DATA] = "stop"
+    split_by: Annotated[SplitBy, DATA] = "text"
     solve: Annotated[dict[str, Any], ROWS] = Field(default_factory=dict)
     opinions: Annotated[bool, WEIGHTS] = False
     """Whether the prompts show what the text classifier thinks."""
@@ -154,8 +158,10 @@ class AnswersRecord(Record):
     asked: Annotated[bool, RESULT] = True
     """Whether the model was asked, or the text classifier answers everything."""
     held_out: Annotated[bool, CASES] = False
+    split_by: Annotated[SplitBy, CASES] = "text"
+    """As in the record of the training."""
     highest_hash: Annotated[str, CASES] = ""
-    """Of the texts of held-out cases that are asked, if not all are; see `reader.text_hash`."""
+    """Of the texts of held-out cases that are asked, if not all are; see `reader.hash_by`."""
     endpoint: Annotated[str | None, REPLIES] = None
     solve: Annotated[dict[str, Any], CASES] = Field(default_factory=dict)
     on_bad_row: Annotated[Literal["stop", "skip"], CASES] = "stop"
@@ -312,7 +318,7 @@ def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
             folders.append(manifest.parent)
     if gold and (gold.is_file() or gold.is_dir()):  # a pipe can be read only once
         digest = sha256(gold)
-        same_file = [one for one in folders if AnswersRecord.read(one).test_sha256 == digest]
+        same_file = [one for one in folders if _answers_file(one, digest)]
         same_name = [one for one in folders if one.name == gold.stem]
         folders = same_file or same_name or folders
     folders = list(filter(_has_replies, folders)) or folders
@@ -320,6 +326,13 @@ def find_answers(path: Path, gold: Path | None = None) -> Answers | None:
         names = ", ".join(map(str, folders))
         raise UserError(f"{path}: has several answers; say which: {names}")
     return Answers(folders[0]) if folders else None
+
+
+def _answers_file(folder: Path, digest: str) -> bool:
+    """Say whether a folder answers the file with this hash; what cannot be read does not."""
+    with suppress(UserError):
+        return AnswersRecord.read(folder).test_sha256 == digest
+    return False
 
 
 def is_held_out_folder(folder: Path) -> bool:

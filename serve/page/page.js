@@ -17,7 +17,7 @@ function numeral(text) {
 const TEXTS = {
   zh: {
     notice: "模型根据案件事实预测每名被告人的罪名、法条和刑罚。这是统计预测，不是判决，也不是法律意见。",
-    demo: "正在回答的是演示用的小模型：它的基座只用虚构案件从零训练，回答没有任何法律意义。",
+    demo: "正在回答的是演示用的小模型：它的基座由 panjue base 从零训练，回答没有任何法律意义。",
     example: "示例案件",
     fact: "案件事实", factHint: "把案件事实粘贴到这里。",
     defendants: "被告人", defendantsHint: "每名被告人一项，姓名与事实中的写法一致。",
@@ -26,8 +26,8 @@ const TEXTS = {
     charges: "罪名", articles: "法条", penalty: "刑罚",
     asking: "正在生成……", stopped: "已停止。",
     done: (n, s, t) => `${n} 名被告人，${s} 秒，${t} 个输出 token。`,
-    field: "字段", model: "模型", classifier: "文本分类器", differs: "≠ 与模型不一致",
-    chance: (p) => `置信度 ${p}`, chances: "分类器给出的各刑罚档次概率",
+    field: "字段", answer: "答案", model: "模型", classifier: "文本分类器", differs: "≠ 与模型不一致",
+    chance: (p) => `置信度 ${p}`, chances: "各刑罚档次的概率",
     confidence: "置信度是该项回答完全正确的概率，由文本分类器估计；模型回答过验证集的，按其中的对错校准。",
     odd: "请核对：训练数据中，该法条从未与所列罪名同时适用。",
     repaired: (r) => `输出经过 ${r} 处修复。`, dropped: (d) => `案情过长，略去 ${d} 句。`,
@@ -38,7 +38,7 @@ const TEXTS = {
   },
   en: {
     notice: "From the facts of a criminal case, a model guesses each defendant's charges, articles and penalty. This is a statistical guess, not a judgment and not legal advice.",
-    demo: "A tiny demo model answers. Its base was trained from scratch on invented cases: its answers have no legal meaning.",
+    demo: "A tiny demo model answers. panjue base trained its base from nothing: its answers have no legal meaning.",
     example: "Example case",
     fact: "Facts of the case", factHint: "Paste the facts here.",
     defendants: "Defendants", defendantsHint: "One name each, written as in the facts.",
@@ -47,8 +47,8 @@ const TEXTS = {
     charges: "Charges", articles: "Articles", penalty: "Penalty",
     asking: "Writing …", stopped: "Stopped.",
     done: (n, s, t) => `${n} defendants, ${s} s, ${t} output tokens.`,
-    field: "Field", model: "Model", classifier: "Text classifier", differs: "≠ differs from the model",
-    chance: (p) => `confidence ${p}`, chances: "Penalties: the classifier's probabilities",
+    field: "Field", answer: "Answer", model: "Model", classifier: "Text classifier", differs: "≠ differs from the model",
+    chance: (p) => `confidence ${p}`, chances: "Penalties: probabilities",
     confidence: "Confidence is the probability that exactly this answer is right: the text classifier's, calibrated by how often the model was right on held-out cases, if it answered any.",
     odd: "Check this: no training case has this article with these charges.",
     repaired: (r) => `${r} repairs were made to the reply.`, dropped: (d) => `The case is too long: ${d} sentences were left out.`,
@@ -235,8 +235,12 @@ function show(result) {
 
 function card(judgment, i, result) {
   const own = result.classifier?.[i]; // the classifier's answer
-  const heads = [texts.field, texts.model, texts.classifier].map((text) => element("th", { scope: "col" }, text));
-  const fields = ["charges", "articles", "penalty"].map((name) => field(name, judgment, own, result.confidence?.[i][name]));
+  const answerers = new Set(Object.values(result.answered_by ?? {}));
+  const [one] = answerers;
+  const head = answerers.size > 1 ? texts.answer : texts[one];
+  const heads = [texts.field, head, texts.classifier].map((text) => element("th", { scope: "col" }, text));
+  const by = (name) => (answerers.size > 1 ? texts[result.answered_by[name]] : "");
+  const fields = ["charges", "articles", "penalty"].map((name) => field(name, judgment, own, result.confidence?.[i][name], by(name)));
   const node = element(
     "article",
     { tabindex: "0", onmouseenter: () => pick(i), onfocus: () => pick(i), onmouseleave: () => pick(-1), onblur: () => pick(-1) },
@@ -248,11 +252,12 @@ function card(judgment, i, result) {
   return node;
 }
 
-function field(name, judgment, own, confidence) {
+// `by` says who answered, where that is not the same for all fields.
+function field(name, judgment, own, confidence, by) {
   const head = element("th", { scope: "row" }, texts[name]);
   const answer = element("td", {}, ...values(name, judgment));
   if (!own) return element("tr", {}, head, answer);
-  answer.append(element("small", {}, texts.chance(percent(confidence))));
+  answer.append(element("small", {}, [texts.chance(percent(confidence)), by].filter(Boolean).join(" · ")));
   const opinion = element("td", {}, ...values(name, own));
   if (asText(own[name]) !== asText(judgment[name])) opinion.append(element("small", { class: "differs" }, texts.differs));
   return element("tr", {}, head, answer, opinion);
@@ -290,8 +295,8 @@ function mark(result) {
   $("marked").replaceChildren(...result.sentences.map(({ text: sentence, defendants: indices }) => {
     if (!indices.length) return document.createTextNode(sentence);
     const node = element("mark", { "data-defendants": indices.join(" ") }, sentence);
-    const width = 100 / indices.length;
-    const stripes = indices.map((i, k) => `${hue(i)} ${k * width}% ${(k + 1) * width}%`);
+    // In turn along the whole sentence: no part of it is about one of them more than the others.
+    const stripes = indices.map((i, k) => `${hue(i)} ${k}em ${k + 1}em`);
     node.style.setProperty("--stripes", stripes.join(", "));
     return node;
   }));

@@ -1,10 +1,13 @@
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from panjue.eval.check import check, unscorable
+from panjue.eval.check import check, moved_rows, unscorable
 from panjue.eval.metric_values import metric_values
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
@@ -68,6 +71,37 @@ def test_cases_out_of_order(faults: Faults, rows: Rows) -> None:
         "2: id 1 is out of order",
         f"2: id 1: {TOO_HIGH}",
     ]
+
+
+def test_of_rows_out_of_order_the_moved_ones_are_named(
+    case: Row, row: Row, write: Write, tmp_path: Path
+) -> None:
+    cases = write("cases.jsonl", [case(key, FIRST, gold=False) for key in range(30)])
+    rows = [row(key, FIRST) for key in range(30)]
+
+    def moved(start: int, end: int) -> list[str]:
+        order = rows.copy()
+        order.insert(end, order.pop(start))
+        path = write("submission.jsonl", order)
+        return [fault.split(": ", 1)[1] for fault in check(Reader(TASK), path, cases)]
+
+    assert moved(29, 0) == ["id 29 is out of order"]
+    assert moved(0, 29) == ["id 0 is out of order"]
+    assert moved(20, 7) == ["id 20 is out of order"]
+    assert len(list(check(Reader(TASK), write("s.jsonl", rows[::-1]), cases))) == 29
+
+
+@given(st.permutations(range(7)))
+def test_without_the_moved_rows_the_others_are_in_order(order: list[int]) -> None:
+    gone = moved_rows(order)
+    rest = [position for number, position in enumerate(order) if number not in gone]
+    assert rest == sorted(rest)
+    longest = max(
+        size
+        for size in range(8)
+        if any(list(part) == sorted(part) for part in combinations(order, size))
+    )
+    assert len(rest) == longest
 
 
 def test_an_unknown_id(faults: Faults, cases: Path, rows: Rows, row: Row) -> None:

@@ -3,13 +3,15 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from panjue.eval.compare import check_runs, compare_runs
+from panjue.eval.compare import check_runs, compare_runs, show_runs
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
@@ -118,6 +120,31 @@ def test_runs_of_other_cases_cannot_be_compared(
     for pair in ((runs[0], part), (part, runs[0])):
         with pytest.raises(UserError, match=r": 185 are in only one, id \d+ .* no fair comp"):
             compare_runs(Reader(TASK), shared / "drdz/dev.jsonl", *pair)
+
+
+def test_cases_that_count_for_nothing_are_not_alike(case: Row, row: Row, write: Write) -> None:
+    """Of one defendant each: they differ, but have weight 0."""
+    theft = (["盗窃罪"], ["264"], 11)
+    lone = [case(n, ("甲", *theft)) for n in range(25)]
+    both = [case(n, ("甲", *theft), ("乙", *theft)) for n in (25, 26)]
+    gold = write("gold.jsonl", [*lone, *both])
+    right = [row(n, ("甲", *theft)) for n in range(25)] + [row(25, ("甲", *theft)), row(26)]
+    wrong = [row(n) for n in range(27)]
+    first = write("first.jsonl", right)
+    second = write("second.jsonl", wrong)
+    found = compare_runs(Reader(TASK), gold, first, second)
+    assert (found.won, found.lost, found.alike) == ([], [25], 1)
+    assert (found.examples, found.counted) == (27, 2)
+    out = StringIO()
+    show_runs(found, "a", "b", Console(file=out, width=200))
+    said = "0 examples won, 1 lost, 1 alike; 25 have weight 0 and count for nothing"
+    assert said in out.getvalue()
+    only = write("only.jsonl", [case(n, ("甲", *theft)) for n in range(2)])
+    paths = [write(f"{n}.jsonl", rows[:2]) for n, rows in enumerate((right, wrong))]
+    found = compare_runs(Reader(TASK), only, *paths)
+    assert (found.lost, found.alike, found.counted) == ([0, 1], 0, 2), (
+        "all have weight 0: all count"
+    )
 
 
 def test_the_order_of_additions_is_no_change(case: Row, row: Row, write: Write) -> None:

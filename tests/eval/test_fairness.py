@@ -176,10 +176,12 @@ def test_single_defendants_are_unweighted_as_in_the_table_of_score(
             summary = scores.groups[attribute][name]
             assert (group.n, group.value) == (summary.examples, summary.mean["final"])
     both = report.attributes["g"].groups["both"]
-    assert (both.n, both.flagged) == (21, True), "its value is that of one case"
+    assert (both.n, both.counted, both.flagged) == (21, 1, True), "its value is that of one case"
     assert [group.flagged for group in report.attributes["defendants"].groups.values()] == [0, 1]
     text = printed(report, capsys)
     assert text.count("unweighted means, as all examples have weight 0: 1\n") == 1
+    assert "21 (1 counted)" in text
+    assert text.startswith("final 0.0000 over all 21 (1 counted) examples")
 
 
 def test_what_is_printed_and_the_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -180,6 +180,38 @@ def test_what_a_reply_does_not_have_is_no_agreement(
     assert {how for _, how in found.cases[1].opinions[0]} == {NO_REPLY}, "it is unreadable"
 
 
+def test_what_the_classifier_answered_is_compared_with_the_reply(
+    hostile: Path, advised: Callable[[Any], None]
+) -> None:
+    """The model's own answer to such a field is in its reply alone."""
+    advised(think)
+    by_field = {"charges": "model", "articles": "model", "penalty": "classifier"}
+    judgments = [
+        {
+            "name": name,
+            "charges": ["盗窃罪"],
+            "articles": ["264"],
+            "penalty": "有期徒刑一年以上二年以下",
+        }
+        for name in HOSTILE
+    ]
+    del judgments[1]["penalty"]
+    rows = [row for _, row in read_lines(hostile / "completions.jsonl")]
+    rows[0]["texts"] = [dump({"judgments": judgments})]
+    write_lines(hostile / "completions.jsonl", rows)
+    change_json(hostile / "decode.json", by_field=by_field)
+    found = page_data(open_answers(hostile))
+    [first, second, third] = [of_item[2] for of_item in found.cases[0].opinions]
+    two_years = "有期徒刑一年以上二年以下"
+    assert (first[0].predicted, first[1]) == ([two_years], "differ, classifier right")
+    assert (second[0].predicted, second[1]) == ((), NO_REPLY)
+    assert third[1] == "differ, classifier right"
+    charges, _ = found.cases[0].opinions[0][0]
+    assert charges.predicted == ["抢劫罪"], "the classifier's, as the model answered"
+    data = json.loads(page(found).split('id="data">')[1].split("</script>")[0])
+    assert data["answeredBy"] == list(by_field.values())
+
+
 SETS = st.sets(st.sampled_from("甲乙丙"))
 
 
@@ -309,7 +341,9 @@ def test_every_metric_and_baseline_has_a_name_in_both_languages(name: str) -> No
 
 def test_the_demo_s_model_is_named(hostile: Path, tmp_path: Path) -> None:
     def names_demo() -> bool:
-        return "This is the demo:" in page(page_data(open_answers(hostile)))
+        text = page(page_data(open_answers(hostile)))
+        assert "invented cases" not in text, "which only the records of the data could say"
+        return "A demo model answered:" in text
 
     change_json(hostile / "manifest.json", trained=str(tmp_path / "run/adapter"))
     trained = {**TRAINED, "base": str(tmp_path / "base/model")}

@@ -13,7 +13,7 @@ from panjue.eval.report import PageData, page, page_data
 from panjue.serve.answers import open_answers
 from tests import browser as in_tests
 from tests.eval import test_report
-from tests.eval.test_report import HOSTILE, THEFT, run_on, think
+from tests.eval.test_report import HOSTILE, THEFT, change_json, run_on, think
 from tests.records import Row, Write, write_answers
 
 hostile = test_report.hostile  # the fixtures
@@ -71,7 +71,7 @@ def test_names_stay_text(opened: Any, hostile: Path) -> None:
     marks = opened.locator("#list button").all_inner_texts()
     assert [mark.splitlines()[0] for mark in marks] == ["1 ✗ charges, penalty", "2 ✓"]
     sizes = opened.locator(".groups >> nth=0 >> tr")
-    assert sizes.all_inner_texts()[1:] == ["1\t1\t\t1.0000", "3\t1\t\t0.7667"]
+    assert sizes.all_inner_texts()[1:] == ["1*\t1\t\t1.0000", "3\t1\t\t0.7667"], "1: weight 0"
     # Groups called as the page's own filters stay apart from them.
     opened.get_by_label("charges").select_option("抢劫罪")
     opened.get_by_label("class", exact=True).select_option("US$5 - $\\foo$")
@@ -116,6 +116,29 @@ def test_the_classifier_s_answer_is_beside_the_model_s(
     in_tests.take_pictures(opened, "report-differs-en")
 
 
+def test_columns_are_named_by_who_answered(
+    opened: Any, hostile: Path, advised: Callable[[Any], None]
+) -> None:
+    advised(think)
+    by_field = {"charges": "model", "articles": "classifier", "penalty": "classifier"}
+    change_json(hostile / "decode.json", by_field=by_field)
+    show_report(opened, hostile)
+    heads = opened.locator("#case section >> nth=0 >> th").all_inner_texts()
+    assert heads[:4] == ["field", "gold", "handed in", "the other one"]
+    rows = [head.split("\n") for head in heads[4:]]
+    assert [row[-1] for row in rows] == ["model", "text classifier", "text classifier"]
+    in_tests.take_pictures(opened, "report-by-field-en")
+    opened.goto(opened.url + "?lang=zh")
+    heads = opened.locator("#case section >> nth=0 >> th").all_inner_texts()
+    assert heads[2:4] == ["提交的答案", "另一方的答案"]
+    assert heads[5].endswith("文本分类器")
+    change_json(hostile / "decode.json", by_field=dict.fromkeys(by_field, "model"))
+    show_report(opened, hostile)
+    heads = opened.locator("#case section >> nth=0 >> th").all_inner_texts()
+    assert heads == ["field", "gold", "model", "text classifier", *heads[4:]]
+    assert not any("\n" in head for head in heads)
+
+
 def test_without_gold_nothing_is_said_to_be_right(
     opened: Any, hostile: Path, case: Row, write: Write, advised: Callable[[Any], None]
 ) -> None:
@@ -141,13 +164,14 @@ def test_the_page_is_in_the_reader_s_language(opened: Any, hostile: Path) -> Non
     assert opened.inner_text("#headline b").startswith("final score 0.")
     parts = "= 0.3 × charge F1 0.6667 + 0.3 × article F1 1.0000 + 0.4 × penalty accuracy 0.6667"
     assert opened.inner_text("#parts").strip() == parts
+    assert "2 cases, 1 of which count" in opened.inner_text("#headline")
     assert opened.get_attribute("#headline [title]", "title") == "final", "as in the files"
     assert "得分" not in opened.inner_text("body")
     with opened.expect_navigation():
         opened.click("#language >> text=中文")
     assert opened.inner_text("#headline b").startswith("总分 0.")
     remarks = opened.inner_text("main")
-    assert "2 个案件；0 个在提交文件里没有对应的行" in remarks
+    assert "2 个案件，其中 1 个计分（权重大于 0）；0 个在提交文件里没有对应的行" in remarks
     assert "无法解析的输出：0.00%" in remarks
     assert opened.locator("[lang=en]:visible").count() == 0
     assert opened.locator("#case th").nth(3).inner_text() == "罪名"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from panjue.eval.check import check
-from panjue.eval.metric_values import MetricValues, resampled, summarize
+from panjue.eval.metric_values import MetricValues, summarize
 from panjue.eval.score import ScoreResult, score
 from panjue.eval.show_scores import show
 from panjue.prompts.example import Example
@@ -82,6 +82,7 @@ def test_a_file_by_hand(scored: Scored, answers: list[dict[str, Any]]) -> None:
     assert list(found) == [
         *TOTAL,
         "examples",
+        "counted",
         "unweighted",
         "interval",
         "groups",
@@ -102,11 +103,32 @@ def test_groups_by_hand(scored: Scored, answers: list[dict[str, Any]]) -> None:
     groups = scored(answers).to_json()["groups"]
     assert list(groups) == ["defendants"]
     assert set(groups["defendants"]) == {"1", "2", "4"}
-    assert groups["defendants"]["2"] == pytest.approx({"examples": 1, **ONE})
-    assert groups["defendants"]["4"] == pytest.approx({"examples": 1, **TWO})
+    counts = {"examples": 1, "counted": 1, "unweighted": False}
+    assert groups["defendants"]["2"] == pytest.approx({**counts, **ONE})
+    assert groups["defendants"]["4"] == pytest.approx({**counts, **TWO})
     # The one defendant has weight 0: the group's mean is the plain one.
     lone = {**dict.fromkeys(ONE, 0.0), "penalty_accuracy": 1.0, "final": 0.4}
-    assert groups["defendants"]["1"] == pytest.approx({"examples": 1, **lone})
+    assert groups["defendants"]["1"] == pytest.approx({**counts, "unweighted": True, **lone})
+
+
+def test_what_counts_for_nothing_is_marked_in_groups_and_numbers(
+    scored: Scored, answers: list[dict[str, Any]]
+) -> None:
+    text = printed(scored(answers))
+    assert "3 examples, 2 of which count (weight above 0); 0 without a row" in text
+    [heading] = [line for line in text.splitlines() if "by defendants" in line]
+    assert re.findall(r"┃ (\S+) +(?=┃)", heading)[-3:] == ["1*", "2", "4"]
+    assert "* a group whose examples all have weight 0: its means are unweighted" in text
+
+
+def test_a_group_says_how_many_of_its_examples_count(case: Row, row: Row, write: Write) -> None:
+    names = ["甲", "甲", "甲乙"]
+    rows = [case(n, *((name, *THEFT) for name in names[n])) for n in range(3)]
+    gold = write("gold.jsonl", [{**one, "groups": {"court": "高"}} for one in rows])
+    text = printed(score(Reader(TASK), gold, write("submission.jsonl", [row(2)])))
+    court = text[text.index("by court") :]
+    assert re.search(r"examples +│ 3 \(1 counted\) ", court)
+    assert "\n* " not in text[: text.index("by court")]
 
 
 def test_rows_that_are_missing_incomplete_doubled_or_foreign_are_counted(
@@ -114,7 +136,7 @@ def test_rows_that_are_missing_incomplete_doubled_or_foreign_are_counted(
 ) -> None:
     scores = scored([answers[1], answers[1], row(99, ("甲", *THEFT))])
     text = printed(scores)
-    assert "3 examples; 2 without a row, scored as unanswered" in text
+    assert "2 of which count (weight above 0); 2 without a row, scored as unanswered" in text
     assert "3 rows have faults; `panjue check` names them" in text
     assert "unreadable" not in text, "there is no decode.json"
     assert scores.total.mean == pytest.approx(dict.fromkeys(ONE, 0.5))  # 2 * 3/4 of 3
@@ -216,12 +238,15 @@ def test_mean_and_interval_lie_within_the_values(pairs: list[tuple[float, float]
     assert summarize(columns(weights, values), resamples=40) == summary
 
 
-def test_a_draw_without_a_weighted_example_has_no_value() -> None:
-    """Three weighted examples of a hundred: five draws of a hundred have none of them."""
-    few = columns([1.0] * 3 + [0.0] * 97, [0.2, 0.25, 0.3] + [0.9] * 97)
-    low, high = summarize(few).interval["final"]
-    assert 0.2 - 1e-9 <= low < high <= 0.3 + 1e-9
-    assert 20 < np.isnan(resampled(few.task, few.weights, few.values, 1000)).sum() < 80
+@given(NUMBERS)
+def test_what_has_weight_0_changes_no_interval(pairs: list[tuple[float, float]]) -> None:
+    """Unless all have it."""
+    weights, values = map(list, zip(*pairs, strict=True))
+    counted = [pair for pair in pairs if pair[0] > 0] or pairs
+    alone = columns(*map(list, zip(*counted, strict=True)))
+    among = columns(weights, values)
+    assert summarize(among, resamples=40).interval == summarize(alone, resamples=40).interval
+    assert summarize(among, resamples=0).counted == len(counted)
 
 
 def test_the_interval_narrows_with_more_examples() -> None:

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import tracemalloc
 from dataclasses import replace
@@ -5,13 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from panjue.finetune.examples import Examples
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.reader import Reader, is_held_out
+from panjue.prompts.plumbing.run import Answers, AnswersRecord, RunRecord
+from panjue.prompts.reader import Reader, is_held_out, text_hash
 from panjue.prompts.shorten import shorten
 from panjue.prompts.task import load_task
+from panjue.serve.answers import reader_of
+from tests.records import ANSWERED, TRAINED
 
 from .conftest import a_config
 
@@ -57,6 +63,55 @@ def test_the_rest_of_the_held_out_tenth_is_trained_on_with_a_ratio_mixed_in(
 def test_a_tenth_is_held_out_and_always_the_same() -> None:
     held_out = [n for n in range(1000) if is_held_out(Example(n, f"案件{n}"))]
     assert (len(held_out), held_out[:4]) == (98, [2, 5, 7, 17])
+
+
+FACTS = "2019年11月13日，甲、乙在ABC商场（二楼）盗窃手机1部；价值：3000元。"
+SPACE = st.sampled_from(["", " ", "\n", "\u3000", "\u200b", "\xa0\t"])
+
+
+@given(st.lists(SPACE, min_size=len(FACTS), max_size=len(FACTS)), st.booleans())
+def test_white_space_and_width_move_no_case_to_the_other_side(
+    spaces: list[str], is_wide: bool
+) -> None:
+    text = "".join(f"{space}{character}" for space, character in zip(spaces, FACTS, strict=True))
+    if is_wide:
+        text = "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in text)
+    assert text_hash(Example(1, text)) == text_hash(Example(2, FACTS))
+    assert text_hash(Example(1, text + "了")) != text_hash(Example(2, FACTS))
+
+
+def test_twins_that_differ_in_white_space_stand_on_one_side(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    lines = []
+    for line in files[0].read_text("utf-8").splitlines():
+        row = json.loads(line)
+        lines += [row, {**row, "id": f"{row['id']} again", "fact": row["fact"] + "\n"}]
+    train = tmp_path / "train.jsonl"
+    train.write_text("\n".join(map(dump, lines)), "utf-8")
+    dev = tmp_path / "dev.jsonl"
+    dev.write_text("\n".join(map(dump, lines[:20:2])), "utf-8")
+    for chosen in (chosen_of(train), chosen_of(train, dev=dev)):
+        held_out = {"".join(example.text.split()) for example in chosen.held_out}
+        trained = {"".join(example.text.split()) for example in chosen.train}
+        assert held_out
+        assert not held_out & trained
+
+
+def test_a_training_of_0_4_has_the_held_out_cases_that_it_had(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """It has no `split_by`; its held-out cases are those of the text as it is."""
+    assert RunRecord.model_validate(TRAINED).split_by == "text"
+    record = AnswersRecord.model_validate({**ANSWERED, "test": "t", "test_sha256": ""})
+    record.model_copy(update={"held_out": True}).write(tmp_path)
+    reader = reader_of(Answers(tmp_path))
+
+    def was_held_out(example: Example) -> bool:
+        return int(hashlib.sha256(example.text.encode()).hexdigest()[:8], 16) % 10 == 0
+
+    cases = list(Reader(TASK).read(files[0]))
+    assert list(reader.read(files[0])) == list(filter(was_held_out, cases))
 
 
 def test_what_is_held_out_is_neither_trained_on_nor_mixed_in(files: tuple[Path, Path]) -> None:

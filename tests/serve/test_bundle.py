@@ -1,5 +1,6 @@
 """A bundle has all it needs (`make torture` lets it answer), and says what was changed in it."""
 
+import os
 import shutil
 import zipfile
 from pathlib import Path
@@ -11,6 +12,7 @@ from panjue.prompts.cli_generate import generate
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.run import AnswersRecord, Run
 from panjue.serve.bundle import bundle, requirements, verify
 from panjue.serve.settings import GenerateConfig, generate_settings
@@ -123,6 +125,41 @@ def test_what_is_no_bundle_of_the_cases_is_refused(
     (tmp_path / "damaged.zip").write_bytes(raw.replace(b"{}", b"[}", 1))
     with pytest.raises(UserError, match=r"damaged.zip: Bad CRC-32 for file 'labels.json'"):
         verify(tmp_path / "damaged.zip", cases)
+
+
+@pytest.mark.parametrize(
+    ("expected", "problem"),
+    [
+        ("{}", "submission: Field required"),
+        ('{"submission": "submission.jsonl", "test_sha256": "0"}', "sha256: Field required"),
+        ('{"submission": 7, "test_sha256": "0", "sha256": "0"}', "submission: "),
+        ("[]", "object"),
+        ("{", "Invalid JSON"),
+    ],
+)
+def test_an_expected_json_that_is_not_whole_is_one_line(
+    expected: str, problem: str, workshop: Path, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(tmp_path / "torn.zip", "w") as archive:
+        archive.writestr("expected.json", expected)
+    with pytest.raises(UserError) as error:
+        verify(tmp_path / "torn.zip", workshop / "demo/test.jsonl")
+    assert str(error.value).startswith(f"{tmp_path}/torn.zip: expected.json: ")
+    assert problem in str(error.value)
+    assert str(error.value).endswith("; pack it again")
+
+
+def test_a_run_has_one_bundle(packed: Path, answered: Path, tmp_path: Path) -> None:
+    """Whenever it is packed, and wherever the run lies."""
+    moved = shutil.copytree(answered, tmp_path / "moved")
+    for path in sorted(moved.rglob("*")):
+        os.utime(path, (10**9, 10**9))
+        if path.is_file():
+            path.chmod(0o600)
+    bundle(answered, tmp_path / "again.zip")
+    bundle(moved, tmp_path / "moved.zip")
+    hashes = {sha256(path) for path in (packed, tmp_path / "again.zip", tmp_path / "moved.zip")}
+    assert len(hashes) == 1
 
 
 @pytest.mark.parametrize(

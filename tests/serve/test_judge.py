@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -10,16 +11,21 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import read_lines
+from panjue.prompts.plumbing.files import read_lines, write_json
+from panjue.prompts.plumbing.run import Choice, Run
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from panjue.prompts.tasks.judgment.read import by_hand
 from panjue.serve.ask import QuestionMaker
-from panjue.serve.judge import load
+from panjue.serve.judge import ServedRun, agreeing, load
 from panjue.serve.middleware import JUDGMENTS
+from panjue.serve.settings import ServeConfig
+from tests.records import write_answers
 from tests.serve.conftest import CASE, FACT, LONG_CASE
 from tests.served import PanjueServe, until
 
@@ -65,6 +71,7 @@ def test_a_judgment_with_everything_that_comes_with_it(http: httpx.Client) -> No
         assert set(sure) == {"charges", "articles", "penalty"}
         assert all(0 <= chance <= 1 for chance in sure.values())
         assert sum(shares["penalty"].values()) == pytest.approx(1)
+        assert shares["penalty"][words["penalty"]] == sure["penalty"]
     assert (told["finish"], told["notes"]) == ("stop", [])
     # The schema allows nothing that would have to be repaired, except a label that comes twice.
     assert all(repair.endswith(" repeated") for repair in told["repairs"])
@@ -158,6 +165,45 @@ def test_python_gets_what_the_server_answers(
 
     asyncio.run(in_a_notebook())
     assert (logging.getLogger().handlers, logging.Logger.callHandlers) == (handlers, method)
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.floats(0, 1), min_size=1), st.floats(0, 1))
+def test_the_probabilities_of_classes_agree_with_the_confidence(
+    chances: dict[str, float], confidence: float
+) -> None:
+    answered = min(chances)
+    found = agreeing(chances, answered, confidence)
+    assert list(found) == list(chances)
+    assert found[answered] == confidence
+    others = {label: chance for label, chance in chances.items() if label != answered}
+    if any(chance > 1e-9 for chance in others.values()):
+        assert sum(found.values()) == pytest.approx(1)
+    total = sum(chances.values())
+    if total > 1e-9:
+        same = {label: chance / total for label, chance in chances.items()}
+        assert agreeing(same, answered, same[answered]) == pytest.approx(same)
+    assert agreeing({"a": 1.0}, "b", 0.5) == {"a": 0.5, "b": 0.5}
+
+
+@pytest.mark.parametrize("broken", ["manifest.json", "choice.json"])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"task": 7}', None])
+def test_answers_that_cannot_be_read_keep_no_server_from_starting(
+    broken: str, content: str | None, trained: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("answers"))
+    folder = run / "answers/held-out"
+    choice = Choice(cases=1, counted=1, fields={}, calibration={})
+    write_json(folder / "choice.json", choice.model_dump())
+    write_answers(folder, run / "manifest.json")
+    if content is None:
+        (folder / broken).unlink()
+    else:
+        (folder / broken).write_text(content, "utf-8")
+    said = ServedRun(Run(run), ServeConfig.model_validate({})).who_answers()
+    assert said.startswith("the model; ")
+    assert "\n" not in said
+    is_missing = content is None and broken == "choice.json"
+    assert (str(folder / broken) in said) != is_missing
 
 
 def test_the_reason_why_it_does_not_start_is_one_line(trained: Path) -> None:

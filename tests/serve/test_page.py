@@ -116,12 +116,14 @@ def test_the_example_case_is_filled_in(page: Any) -> None:
 def test_the_demo_s_model_and_what_a_confidence_is_are_told(page: Any) -> None:
     ask(page)
     assert "演示用的小模型" in page.inner_text("#demo")
+    assert "虚构" not in page.inner_text("#demo"), "it may have been trained on real cases"
     said = "置信度是该项回答完全正确的概率，由文本分类器估计；模型回答过验证集的，"
     assert said in page.inner_text("#state")
     assert "置信度 " in page.locator("article td").first.inner_text()
-    assert page.inner_text("article h4 >> nth=0") == "分类器给出的各刑罚档次概率"
+    assert page.inner_text("article h4 >> nth=0") == "各刑罚档次的概率"
     page.click("#language")
     assert "A tiny demo model answers." in page.inner_text("#demo")
+    assert "invented" not in page.inner_text("#demo")
     assert "if it answered any" in page.inner_text("#state")
     assert "confidence " in page.locator("article td").first.inner_text()
     labels = {"task": "judgment", "demo": False}
@@ -154,6 +156,40 @@ def test_the_classifier_s_answer_is_beside_the_model_s(page: Any) -> None:
     page.click("#language")
     assert "≠ differs from the model" in rows.nth(2).inner_text()
     in_tests.take_pictures(page, "page-differs-en")
+
+
+@pytest.mark.parametrize(
+    ("by", "head", "said"),
+    [
+        (("model", "model"), "模型", ["", ""]),
+        (("classifier", "classifier"), "文本分类器", ["", ""]),
+        (("model", "classifier"), "答案", [" · 模型", " · 文本分类器"]),
+    ],
+)
+def test_the_column_of_answers_is_named_by_who_answered(
+    page: Any, by: tuple[str, str], head: str, said: list[str]
+) -> None:
+    def change(result: dict[str, Any]) -> None:
+        result["answered_by"] = {"charges": by[0], "articles": by[0], "penalty": by[1]}
+
+    change_results(page, change)
+    ask(page)
+    rows = page.locator("article >> nth=0 >> tr")
+    assert rows.nth(0).locator("th").all_inner_texts() == ["字段", head, "文本分类器"]
+    for row, who in zip((1, 3), said, strict=True):
+        small = rows.nth(row).locator("td").nth(0).locator("small").last.inner_text()
+        assert small.startswith("置信度 ")
+        assert re.sub("置信度 [<>]? ?\\d+%", "", small) == who
+
+
+def test_the_line_under_a_sentence_has_its_colors_in_turn(page: Any) -> None:
+    ask(page)
+    line = "one => getComputedStyle(one).backgroundImage"
+    of_two = page.locator("#marked mark").first.evaluate(line)
+    assert of_two.startswith("repeating-linear-gradient(90deg, ")
+    blue, _, red, _ = re.findall(r"rgb\([\d, ]+\)", of_two)
+    assert blue != red
+    assert re.findall(r"\) (\d+px)", of_two) == ["0px", "16px", "16px", "32px"], "again and again"
 
 
 def test_without_a_classifier_nothing_is_said_of_one(page: Any) -> None:

@@ -114,6 +114,11 @@ def test_a_path_means_the_answers_to_the_gold_file(tmp_path: Path) -> None:
         record = AnswersRecord.model_validate({**ANSWERED, "test_sha256": digest})
         record.write(run / "answers" / name)
     assert find_answers(run, gold) == Answers(run / "answers/b")
+    (run / "answers/c").mkdir()
+    for content in ("{", '{"test_sha256": 7}'):  # nothing else needs to be read
+        (run / "answers/c/manifest.json").write_text(content, "utf-8")
+        assert find_answers(run, gold) == Answers(run / "answers/b")
+    (run / "answers/c/manifest.json").unlink()
     assert find_answers(run / "answers/a", gold) == Answers(run / "answers/a")
     assert find_answers(run / "answers/a/submission.jsonl") == Answers(run / "answers/a")
     assert find_answers(tmp_path / "other.jsonl") is None

@@ -1,0 +1,178 @@
+"""Near twins: test cases whose text stands in the training too, whole or almost word for word."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csc_array, csr_array
+
+from panjue.eval.metric_values import MetricValues, Summary, summarize
+from panjue.finetune.classifier.features import marked
+from panjue.finetune.classifier.grams import Hashes, Text, grams
+from panjue.prompts.example import Example
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump, sha256
+from panjue.prompts.plumbing.run import DATA, RunRecord
+from panjue.prompts.reader import Reader, is_held_out, text_hash
+from panjue.prompts.task import Task
+from panjue.serve.decoding import BATCH, batches
+
+NEAR = 0.8
+"""Share of two texts' n-grams that both have, from which they are near twins."""
+
+RAREST = 64
+"""N-grams of a text, the rarest in the training, by which its twin is looked for."""
+
+MOST = 100_000
+"""Training cases whose n-grams are kept: 3 kB each."""
+
+
+@dataclass(frozen=True)
+class NearTwins:
+    """What near twins in the training mean for a score."""
+
+    examples: int = 0  # that have one
+    without: Summary | None = None  # the scores of the others; None if all examples are one kind
+    unknown: str = ""  # why it is not known which have one, if so
+
+
+class TwinCounter:
+    """Collects which examples have a near twin among the cases of a training."""
+
+    def __init__(self, trainings: Sequence[RunRecord], task: Task) -> None:
+        self._finder = None
+        self._unknown = ""
+        self._waiting: list[Example] = []
+        self._found: list[bool] = []
+        try:
+            self._finder = finder_of(trainings, task)
+        except UserError as error:
+            self._unknown = str(error)
+
+    def add(self, example: Example) -> None:
+        if self._finder:
+            self._waiting.append(example)
+        if len(self._waiting) == BATCH:
+            self._look()
+
+    def _look(self) -> None:
+        if self._finder and self._waiting:
+            self._found += self._finder.have_twins(self._waiting)
+            self._waiting.clear()
+
+    def found(self, values: MetricValues) -> NearTwins:
+        """Return how many of the examples, whose metric values these are, have a near twin."""
+        self._look()
+        others = np.flatnonzero(~np.array(self._found, bool))
+        count = len(self._found) - len(others)
+        without = summarize(values, others) if count and len(others) else None
+        return NearTwins(count, without, self._unknown)
+
+
+class TwinFinder:
+    """Finds the texts that have a near twin among those of a training."""
+
+    def __init__(self, examples: Iterable[Example]) -> None:
+        """Keep the n-grams of the training's cases; UserError if there are too many."""
+        self._texts: set[str] = set()
+        self._grams: list[Hashes] = []
+        for batch in batches(examples):
+            self._texts.update(map(text_hash, batch))
+            self._grams += distinct_grams_of(batch)
+            if len(self._grams) > MOST:
+                raise UserError(f"training has more than {MOST:,} cases")
+        everything = np.concatenate([*self._grams, np.zeros(0, np.uint32)])
+        self._known, self._texts_with = np.unique(everything, return_counts=True)
+        columns = np.searchsorted(self._known, everything).astype(np.int32)
+        starts = np.cumsum([0, *map(len, self._grams)])
+        ones = np.ones(len(columns), np.uint8)  # no sum is above RAREST
+        shape = (len(self._grams), len(self._known))
+        # By column: each n-gram leads to the cases that have it.
+        self._cases = csc_array(csr_array((ones, columns, starts), shape=shape))
+
+    def have_twins(self, examples: Sequence[Example]) -> list[bool]:
+        """Say which of some hundred examples have a near twin.
+
+        It is looked for among the cases with half of the text's rarest n-grams: a twin of a text of
+        at most 160 n-grams has these for certain, others almost always.
+        """
+        grams_of = distinct_grams_of(examples)
+        rarest = [self._rarest(one) for one in grams_of]
+        columns = np.concatenate(rarest)
+        starts = np.cumsum([0, *map(len, rarest)])
+        ones = np.ones(len(columns), np.uint8)
+        wanted = csr_array((ones, columns, starts), shape=(len(rarest), len(self._known)))
+        shared = csr_array(wanted @ self._cases.T)  # n-grams that both have, [examples, cases]
+        found = []
+        for number, example in enumerate(examples):
+            row = slice(shared.indptr[number], shared.indptr[number + 1])
+            has_half = shared.data[row] >= len(rarest[number]) / 2
+            candidates = shared.indices[row][has_half]
+            is_same = text_hash(example) in self._texts
+            found.append(is_same or self._is_near(grams_of[number], candidates))
+        return found
+
+    def _is_near(self, of_text: Hashes, candidates: Iterable[int]) -> bool:
+        return any(share_of_both(of_text, self._grams[case]) >= NEAR for case in candidates)
+
+    def _rarest(self, of_text: Hashes) -> NDArray[np.int32]:
+        """Return the columns of a text's n-grams that the fewest cases have, but some."""
+        columns = np.searchsorted(self._known, of_text)
+        columns = columns[columns < len(self._known)]
+        columns = columns[np.isin(self._known[columns], of_text, assume_unique=True)]
+        order = np.argsort(self._texts_with[columns], kind="stable")
+        return columns[order[:RAREST]].astype(np.int32)
+
+
+def distinct_grams_of(examples: Sequence[Example]) -> list[Hashes]:
+    """Return the distinct n-grams of texts as the text classifier reads them: names are masked."""
+    texts = []
+    for example in examples:
+        case = marked(example, items=0)
+        texts.append(Text(case.text, case.names))
+    return [np.unique(hashes) for hashes in grams(texts)]
+
+
+def share_of_both(one: Hashes, other: Hashes) -> float:
+    """Return the n-grams that both texts have, as a share of those that either has."""
+    both = len(np.intersect1d(one, other, assume_unique=True))
+    return both / max(1, len(one) + len(other) - both)
+
+
+def finder_of(trainings: Sequence[RunRecord], task: Task) -> TwinFinder:
+    """Return what finds the near twins of what was trained on; UserError: it cannot be known."""
+    # Several runs that voted mostly have the same data.
+    by_data = {dump(training.part(DATA)): training for training in trainings}
+    for training in by_data.values():
+        check_files(training)
+    return TwinFinder(chain.from_iterable(trained_on(one, task) for one in by_data.values()))
+
+
+def check_files(training: RunRecord) -> None:
+    """Refuse a training whose files of cases are not there as they were."""
+    files = {
+        training.train: training.train_sha256,
+        training.dev: training.dev_sha256,
+        training.mix: training.mix_sha256,
+    }
+    for name, digest in files.items():
+        if name and not (Path(name).exists() and sha256(Path(name)) == digest):
+            raise UserError(f"{name} is missing, or was changed since the training")
+
+
+def trained_on(training: RunRecord, task: Task) -> Iterator[Example]:
+    """Yield the cases that the model or the text classifier of a training was fitted on."""
+    reader = Reader(task, on_bad_row=training.on_bad_row, split_by=training.split_by)
+    in_dev = set()
+    if training.dev:
+        in_dev = {reader.hash_of(example) for example in reader.read(Path(training.dev))}
+    for path in filter(None, (training.train, training.mix)):
+        for example in reader.read(Path(path)):
+            is_held = is_held_out(example, reader.split_by)
+            if training.dev:
+                is_held = reader.hash_of(example) in in_dev
+            if not is_held:
+                yield example
