@@ -35,11 +35,17 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         self._meter: Meter | None = None
         self._status = ""
         self._tokens_before = 0
+        self._seconds_before = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Return the time of the training so far, without that of steps that a crash lost."""
+        return self._seconds_before + (self._meter.seconds if self._meter else 0.0)
 
     def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Start the meter; when resuming, delete log entries after the checkpoint."""
         if state.is_world_process_zero:
-            self._drop_entries_after(state.global_step)
+            self._seconds_before = self._drop_entries_after(state.global_step)
             shown = meter(self._console, state.max_steps, state.global_step)
             self._meter = self._stack.enter_context(shown)
             self._tokens_before = state.num_input_tokens_seen  # from before the resume
@@ -54,8 +60,7 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
         """Append the entry to `log.jsonl`; show its loss and speed in the meter."""
         if not state.is_world_process_zero or "train_runtime" in logs:  # a summary
             return
-        seconds = round(self._meter.seconds, 1) if self._meter else 0.0
-        entry = {"step": state.global_step, "seconds": seconds, **logs}
+        entry = {"step": state.global_step, "seconds": round(self.seconds, 1), **logs}
         with stream(self._folder / "log.jsonl") as out:
             out.write(dump(entry) + "\n")
         if "eval_loss" in logs:
@@ -65,19 +70,24 @@ class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
             rate = (state.num_input_tokens_seen - self._tokens_before) / self._meter.seconds
             self._status = f"loss {float(logs['loss']):.4f}  {rate:,.0f} tokens/s"
 
-    def _drop_entries_after(self, step: int) -> None:
-        """Delete the log entries of the steps that are made again."""
+    def _drop_entries_after(self, step: int) -> float:
+        """Delete the log entries of the steps that are made again; return the time of the rest."""
         log = self._folder / "log.jsonl"
         if not log.exists():
-            return
+            return 0.0
         with stream(log):
             pass  # opening drops an incomplete last line
+        seconds = 0.0
         with atomic_write(log) as out:
             for _, entry in read_lines(log):
                 if entry["step"] <= step:
                     out.write(dump(entry) + "\n")
+                    seconds = float(entry["seconds"])
+        return seconds
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
+        self._seconds_before = self.seconds
+        self._meter = None
         self._stack.close()
 
 

@@ -1,17 +1,22 @@
 """The result of a training: its manifest, whether it is finished, and its weights."""
 
+import resource
 import shutil
+import sys
 from dataclasses import dataclass
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
 from omegaconf import OmegaConf
 
+from panjue.finetune.card import CARD, write_card
 from panjue.finetune.checkpoints import full_disk_named
 from panjue.finetune.rules import task_sha256
-from panjue.finetune.settings import OTHER_RUN, BaseConfig, SftConfig
+from panjue.finetune.settings import OTHER_RUN, BaseConfig, SftConfig, changed_settings
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import CLASSIFIER, model_sha256, prompt_sha256
@@ -31,9 +36,11 @@ from panjue.prompts.plumbing.run import (
     REPLACED,
     RESULTS,
     ROWS,
+    TRAINING,
     WEIGHTS,
     Run,
     RunRecord,
+    TrainingSummary,
 )
 from panjue.prompts.render import names_opinions
 from panjue.prompts.task import Task
@@ -148,18 +155,36 @@ class TrainingRun:
         sections = load_values(self.config.path) if self.config.path else {}
         sections = {**sections, "sft": self.config.model_dump(mode="json")}
         record.write(folder)  # first: it makes the folder ours
+        self._write(self._begun())
         with atomic_write(Run(folder).config) as out:
             out.write(OmegaConf.to_yaml(sections))
+
+    def _begun(self) -> TrainingSummary:
+        """Return the summary of a training that begins: where its settings came from."""
+        path = self.config.path
+        changed = changed_settings(self.config)
+        if path == Run(self.config.run).config:  # these are the settings of the command before
+            before = TrainingSummary.read(self.config.run) or TrainingSummary()
+            return TrainingSummary(config=before.config, changed={**before.changed, **changed})
+        return TrainingSummary(config=path.stem if path else "", changed=changed)
+
+    def _write(self, summary: TrainingSummary) -> None:
+        write_json(self.config.run / TRAINING, summary.model_dump(mode="json"))
 
     def _has_checkpoints(self) -> bool:
         return any((self.config.run / "checkpoints").glob("checkpoint-*"))
 
     def save(
-        self, trainer: ReplyTrainer, labels: Labels, classifier: Path | None, examples: int
+        self,
+        trainer: ReplyTrainer,
+        labels: Labels,
+        classifier: Path | None,
+        examples: int,
+        seconds: float,
     ) -> None:
-        """Write weights, labels, classifier and record to a folder that appears when complete.
+        """Write weights, labels, classifier, record and card to a folder; it appears when complete.
 
-        `examples` is the number of training examples.
+        `examples` is the number of training examples, `seconds` the time of their steps.
         """
         if not trainer.is_world_process_zero():
             trainer.save_model(str(self.config.result))  # takes part if weights are sharded
@@ -168,6 +193,7 @@ class TrainingRun:
             with full_disk_named(folder):
                 trainer.save_model(str(folder))
             (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
+            (folder / CARD).unlink(missing_ok=True)  # peft's, which says nothing
             peft_config = folder / "adapter_config.json"
             if peft_config.exists():
                 base = self.record.base
@@ -181,15 +207,47 @@ class TrainingRun:
                 shutil.copy(classifier, folder / CLASSIFIER)
                 results["classifier_sha256"] = sha256(folder / CLASSIFIER)
             self.record.model_copy(update=results).write(folder)
+            self._write(finished(self._begun(), trainer, seconds))
+            write_card(folder, self.config.run)
 
 
-def kept_loss(trainer: ReplyTrainer) -> str:
-    """Return the held-out loss of the kept weights; empty if they were not evaluated."""
+def finished(begun: TrainingSummary, trainer: ReplyTrainer, seconds: float) -> TrainingSummary:
+    """Return the summary of a training with what is known at its end."""
     state = trainer.state
-    kept = state.global_step
-    if trainer.args.load_best_model_at_end:
-        kept = state.best_global_step
-    for row in reversed(state.log_history):
+    has_held_out = trainer.eval_dataset is not None
+    memory, device = peak_memory()
+    results = {
+        "finished": date.today().isoformat(),
+        "steps": state.global_step,
+        "kept_step": kept_step(trainer),
+        "held_out": len(trainer.eval_dataset) if has_held_out else 0,
+        "held_out_loss": kept_loss(trainer),
+        "tokens": state.num_input_tokens_seen,
+        "seconds": round(seconds, 1),
+        "memory": memory,
+        "device": device,
+    }
+    return begun.model_copy(update=results)
+
+
+def kept_step(trainer: ReplyTrainer) -> int:
+    """Return the step whose weights are kept: that of the lowest held-out loss, or the last."""
+    best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
+    return int(best or trainer.state.global_step)
+
+
+def kept_loss(trainer: ReplyTrainer) -> float | None:
+    """Return the held-out loss of the kept weights; None if they were not evaluated."""
+    kept = kept_step(trainer)
+    for row in reversed(trainer.state.log_history):
         if row["step"] == kept and "eval_loss" in row:
-            return f" (loss {row['eval_loss']:.4f} on {len(trainer.eval_dataset)} held-out cases)"
-    return ""
+            return float(row["eval_loss"])
+    return None
+
+
+def peak_memory() -> tuple[int, str]:
+    """Return the most bytes that this process has taken, and of what: its GPU, or the CPU."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_reserved(), torch.cuda.get_device_name()
+    kib = 1 if sys.platform == "darwin" else 2**10  # macOS counts bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kib, "CPU"

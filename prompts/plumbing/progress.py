@@ -70,6 +70,16 @@ def meter(console: Console, total: int, start: int = 0) -> Iterator[Meter]:
         yield progress
 
 
+def duration(seconds: float) -> str:
+    """Return a time as people say it: 45 s, 12 min, 2 h 10 min."""
+    minutes = round(seconds / 60)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
 def counted(items: Iterable[T], total: int) -> Iterator[T]:
     """Yield the items and show how many of about `total` are done, if they are many."""
     if total < MANY:
