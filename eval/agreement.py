@@ -43,7 +43,7 @@ def compared_opinions(
         fields = zip(answers, classifier_answers, task.answer.fields, strict=True)
         for model, classifier, field_name in fields:
             how = agreement(model, classifier)
-            if decoded and (number is None or decoded.is_guess(number, field_name)):
+            if decoded and (number is None or decoded.is_fallback(number, field_name)):
                 how = NO_REPLY
             compared.append((classifier, how))
         yield compared

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from panjue.eval.values import MetricValues, metric_values, summarize
+from panjue.eval.metric_values import MetricValues, metric_values, summarize
 from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
 from panjue.finetune.classifier.opinions import EMPTY_REPLY, Advisor
 from panjue.prompts.example import Example, call_key
@@ -17,14 +17,14 @@ from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
-from panjue.serve.answers import AnsweredFile
+from panjue.serve.answers import OpenedAnswers
 
 
 class Baselines:
     """The scores of the task's fallback, of its own baselines and of the text classifier alone."""
 
     def __init__(
-        self, task: Task, labels: Labels | None, answered: AnsweredFile | None, gold: Path
+        self, task: Task, labels: Labels | None, answered: OpenedAnswers | None, gold: Path
     ) -> None:
         """Prepare to score what answers are compared with, on the cases of `gold`.
 
@@ -83,7 +83,7 @@ def row_of_classifier(
     return task.data.write(example, advisor.alone(example, opinions))
 
 
-def classifier_to_compare(answered: AnsweredFile, gold_sha256: str) -> Advisor | None:
+def classifier_to_compare(answered: OpenedAnswers, gold_sha256: str) -> Advisor | None:
     """Return the text classifier of the training that answered.
 
     None if it was fitted on the cases of gold.

@@ -5,8 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from panjue.eval.metric_values import metric_values, other_cases
 from panjue.eval.shown import own_gold
-from panjue.eval.values import metric_values, other_cases
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from panjue.eval.compare import TIE, paired_differences
-from panjue.eval.values import MetricValues, metric_values, or_ones
-from panjue.finetune.classifier.calibration import Judgment, scaling_of
+from panjue.eval.metric_values import MetricValues, metric_values, or_ones
+from panjue.finetune.classifier.calibration import FieldAnswer, calibration_of
 from panjue.finetune.classifier.opinions import Advisor
 from panjue.prompts.example import Decoded, Example, first_reply, is_same
 from panjue.prompts.plumbing.files import write_json
@@ -34,7 +34,7 @@ def choose(folder: Path) -> Choice:
     assert advisor, "where there is no classifier, nothing is chosen"
     of_model = MetricValues(task)
     of_classifier = MetricValues(task)
-    judgments: list[tuple[Judgment, bool]] = []
+    field_answers: list[tuple[FieldAnswer, bool]] = []
     replies = answered.rows()
     for example in counted(answered.examples(), len(replies)):
         reply = answered.row(replies, {"id": example.id})
@@ -47,7 +47,7 @@ def choose(folder: Path) -> Choice:
             (of_classifier, alone),
         ):
             values.add(example, metric_values(task, gold, row, f"id {example.id}"))
-        judgments += model_judgments(advisor, example, decoded, opinions)
+        field_answers += model_judgments(advisor, example, decoded, opinions)
     compared = paired_differences(of_classifier, of_model)  # second less first
     fields = {}
     for name in task.answer.fields:
@@ -65,7 +65,7 @@ def choose(folder: Path) -> Choice:
         cases=len(of_model),
         counted=int(np.count_nonzero(or_ones(of_model.weights))),
         fields=fields,
-        calibration=scaling_of(judgments),
+        calibration=calibration_of(field_answers),
     )
     write_json(folder / CHOICE, choice.model_dump(mode="json"))
     return choice
@@ -79,27 +79,27 @@ def row_of_reply(task: Task, example: Example, decoded: Decoded) -> Row | None:
     if not decoded.readable:
         return None
     row = task.data.write(example, decoded.answer)
-    if not decoded.guesses:
+    if not decoded.from_fallback:
         return row
     if not task.answer.items:  # its only field is left out
         return None
     items: list[dict[str, Any]] = [dict(item) for item in task.answer.items_of(row)]
-    for number, name in decoded.guesses:
+    for number, name in decoded.from_fallback:
         items[number][name] = [] if name in task.answer.sets else None
     return {**row, task.answer.items: items}
 
 
 def model_judgments(
     advisor: Advisor, example: Example, decoded: Decoded, opinions: Any
-) -> Iterator[tuple[Judgment, bool]]:
+) -> Iterator[tuple[FieldAnswer, bool]]:
     """Yield what the model itself answers about an example, and whether that is right."""
     assert example.answer, "cases without gold are refused before"
     gold = advisor.task.answer.items_of(example.answer)
     answer = advisor.complete(decoded, opinions)
-    for judgment in advisor.judgments(decoded, answer, opinions):
-        if judgment.agreement:
-            gold_value = gold[judgment.item][judgment.field]
-            yield judgment, is_same(gold_value, judgment.value)
+    for field_answer in advisor.judgments(decoded, answer, opinions):
+        if field_answer.agreement:
+            gold_value = gold[field_answer.item][field_answer.field]
+            yield field_answer, is_same(gold_value, field_answer.value)
 
 
 def choice_lines(choice: Choice) -> Iterator[str]:

@@ -7,7 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from panjue.eval.values import (
+from panjue.eval.metric_values import (
     MetricValues,
     or_ones,
     percentiles,
@@ -20,7 +20,7 @@ from panjue.eval.values import (
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
 from panjue.prompts.tasks.metrics import Numbers
-from panjue.serve.answers import AnsweredFile
+from panjue.serve.answers import OpenedAnswers
 
 PAIRED_RESAMPLES = 10_000
 
@@ -49,7 +49,7 @@ class Comparison:
     lost: int  # those on which it has a lower one
 
 
-def check_runs(first: AnsweredFile, second: AnsweredFile, *, same_file: bool = True) -> None:
+def check_runs(first: OpenedAnswers, second: OpenedAnswers, *, same_file: bool = True) -> None:
     """Refuse answers of two tasks, and with `same_file` answers to two test files."""
     pair = f"{first.folder} and {second.folder}"
     one = first.record

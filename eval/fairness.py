@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from panjue.eval.values import (
+from panjue.eval.metric_values import (
     MetricValues,
     scored,
     submission_rows,

@@ -11,10 +11,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from panjue.eval.agreement import AGREEMENTS, NO_REPLY, WITHOUT_GOLD, compared_opinions
 from panjue.eval.baselines import row_of_classifier
+from panjue.eval.metric_values import item_names, metric_values, submission_rows
 from panjue.eval.reliability import mean_confidence
 from panjue.eval.score import ScoreResult, remarks, score
 from panjue.eval.shown import class_fields, items_of, own_gold
-from panjue.eval.values import item_names, metric_values, submission_rows
 from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
 from panjue.prompts.example import Decoded, Example, first_reply
 from panjue.prompts.model import is_demo
@@ -24,7 +24,7 @@ from panjue.prompts.plumbing.ours import lies_in_ours
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item, Row
-from panjue.serve.answers import AnsweredFile, check_complete, open_answers
+from panjue.serve.answers import OpenedAnswers, check_complete, open_answers
 from panjue.serve.decoding import decoding_of
 
 FOLDER = Path(__file__).parent / "page"
@@ -53,7 +53,7 @@ class PageCase:
 class PageData:
     """Everything on the page."""
 
-    answered: AnsweredFile
+    answered: OpenedAnswers
     scores: ScoreResult | None  # None if a case has no gold: the page has facts and answers alone
     decoding: Mapping[str, Any]  # the run's decode.json, if it describes this submission
     labels: Mapping[str, tuple[str, str]]
@@ -93,7 +93,7 @@ def is_page(path: Path) -> bool:
         return b" panjue</title>" in page.read(HEAD_BYTES)
 
 
-def page_data(answered: AnsweredFile) -> PageData:
+def page_data(answered: OpenedAnswers) -> PageData:
     task = answered.task
     submission = task.data.submission.find(answered.folder)
     decoding = decoding_of(submission) or {}
@@ -138,7 +138,7 @@ def _labels(task: Task, *, has_gold: bool) -> dict[str, tuple[str, str]]:
 
 
 def _cases(
-    answered: AnsweredFile, decoding: Mapping[str, Any], *, has_gold: bool
+    answered: OpenedAnswers, decoding: Mapping[str, Any], *, has_gold: bool
 ) -> Iterator[PageCase]:
     task = answered.task
     rows = submission_rows(task, answered.folder)
@@ -188,7 +188,7 @@ def _own_gold(task: Task, row: Row | None, place: str) -> Row | None:
     return gold
 
 
-def _calls(answered: AnsweredFile, completions: Rows, example: Example) -> list[dict[str, Any]]:
+def _calls(answered: OpenedAnswers, completions: Rows, example: Example) -> list[dict[str, Any]]:
     """Return the completion rows of an example: its only one, or one per call in order."""
     if not answered.task.solve:
         row = answered.row_if_any(completions, {"id": example.id})

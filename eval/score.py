@@ -12,9 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from panjue.eval.baselines import Baselines
-from panjue.eval.reliability import Calibration, Certainty, show_calibration
-from panjue.eval.stage import Lists, outside, read_lists, scored_by
-from panjue.eval.values import (
+from panjue.eval.metric_values import (
     UNWEIGHTED,
     MetricValues,
     Summary,
@@ -24,13 +22,15 @@ from panjue.eval.values import (
     summarize,
     without_nan,
 )
+from panjue.eval.reliability import Calibration, Certainty, show_calibration
+from panjue.eval.stage import Lists, outside, read_lists, scored_by
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.run import Answers
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, no_labels
-from panjue.serve.answers import AnsweredFile
+from panjue.serve.answers import OpenedAnswers
 from panjue.serve.decoding import decoding_of, never_asked
 
 MAX_SHOWN_NOTES = 5
@@ -101,7 +101,7 @@ def score(
     reader: Reader,
     gold: Path,
     submission: Path,
-    answered: AnsweredFile | None = None,
+    answered: OpenedAnswers | None = None,
     labels: Sequence[Path] = (),
 ) -> ScoreResult:
     """Score `submission` by the task's own metrics; with lists of `labels`, by these alone.
@@ -193,7 +193,7 @@ def _counted(rows: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {what}" for what, count in rows.items() if count)
 
 
-def _labels(task: Task, run: Path, answered: AnsweredFile | None) -> Labels | None:
+def _labels(task: Task, run: Path, answered: OpenedAnswers | None) -> Labels | None:
     """Return the label sets of training; None if they are not known, or were changed."""
     if task.ask.labels is no_labels:
         return Labels()

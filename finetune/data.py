@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 from trl import pack_dataset
 
 from panjue.finetune.classifier.opinions import Advisor
+from panjue.finetune.distributed import make_once
 from panjue.finetune.examples import Examples
-from panjue.finetune.processes import make_once
 from panjue.finetune.rules import shared_rules
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels

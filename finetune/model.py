@@ -15,7 +15,7 @@ from rich.console import Console
 from transformers import BitsAndBytesConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import import_utils
 
-from panjue.finetune.processes import is_sharded
+from panjue.finetune.distributed import is_sharded
 from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.prompts.architecture import (
     UNKNOWN_TO_VLLM,
@@ -141,8 +141,8 @@ def with_lora(model: PreTrainedModel, settings: Mapping[str, Any]) -> PeftModel:
     return adapted
 
 
-MAX_LEAK = 1e-3
-"""Largest `leak` of a model that keeps the examples of a pack apart."""
+MAX_CONTAMINATION = 1e-3
+"""Largest `contamination` of a model that keeps the examples of a pack apart."""
 
 PROBE_TOKENS = 12
 
@@ -156,9 +156,9 @@ def choose_packing(config: SftConfig, model: Model, args: Any, console: Console)
     if not packing:
         return False
     # Under FSDP only the first process has the weights.
-    found = [leak(model) if PartialState().is_main_process else 0.0]
+    found = [contamination(model) if PartialState().is_main_process else 0.0]
     broadcast_object_list(found)
-    if found[0] <= MAX_LEAK:
+    if found[0] <= MAX_CONTAMINATION:
         return True
     problem = f"in this model an example in a pack sees the one before it (by {found[0]:.1e})"
     if packing is True:
@@ -170,7 +170,7 @@ def choose_packing(config: SftConfig, model: Model, args: Any, console: Console)
 
 
 @torch.no_grad()
-def leak(model: torch.nn.Module) -> float:
+def contamination(model: torch.nn.Module) -> float:
     """Return the largest change of an example's logits when another one precedes it in its pack.
 
     In units of their standard deviation. With tiny models it was 0 where examples are kept apart,

@@ -15,16 +15,16 @@ from trl import SFTConfig as TrainerConfig
 from panjue.finetune.classifier.classifier import FILE_VERSION
 from panjue.finetune.classifier.fit import MAX_EXAMPLES, fit, save_fitted, training_advisor
 from panjue.finetune.data import RowMaker, pack, training_rows
+from panjue.finetune.distributed import join_processes, make_once
 from panjue.finetune.examples import Examples
-from panjue.finetune.journal import Journal, print_example, print_plan
-from panjue.finetune.libraries import check_library_settings, trainer_config
+from panjue.finetune.library_settings import check_library_settings, trainer_config
 from panjue.finetune.model import check_embeddings, check_trainable, choose_packing, load_model
-from panjue.finetune.processes import join_processes, make_once
-from panjue.finetune.result import TrainingRun, fits_classifier, kept_loss, run_record
 from panjue.finetune.rules import shared_rules
 from panjue.finetune.settings import OTHER_RUN, BaseConfig, SftConfig
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import ReplyTrainer, cap_steps
+from panjue.finetune.training_log import TrainingLog, print_example, print_plan
+from panjue.finetune.training_run import TrainingRun, fits_classifier, kept_loss, run_record
 from panjue.prompts.model import CLASSIFIER, load_tokenizer, model_folder, threads_for
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.files import dump, exclusive_lock, sha256
@@ -91,7 +91,7 @@ def run_training(
     check_embeddings(base, model, maker.tokenizer, rows.train, rows.held_out)
     if choose_packing(config, model, args, console):
         rows = replace(rows, train=pack(rows.train, config.max_tokens))
-    journal = Journal(config.run, console)
+    journal = TrainingLog(config.run, console)
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
     with of_library("trainer"):
         trainer = ReplyTrainer(

@@ -84,7 +84,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
                     weight.data = weight.data.float()
         if not self.is_fsdp_enabled:  # FSDP replaces the weights before it has an optimizer
             self.create_optimizer()
-        self.remove_callback(PrinterCallback)  # Journal prints instead
+        self.remove_callback(PrinterCallback)  # TrainingLog prints instead
 
     def compute_loss(
         self,

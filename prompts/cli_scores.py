@@ -17,7 +17,7 @@ from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.task import load_task
 
 if TYPE_CHECKING:
-    from panjue.serve.answers import AnsweredFile
+    from panjue.serve.answers import OpenedAnswers
 
 app = typer.Typer()
 
@@ -37,7 +37,7 @@ class Meant(NamedTuple):
 
     submission: Path  # or the folder of answers that has it
     reader: Reader  # of the task, treating bad rows as the run did
-    answered: "AnsweredFile | None"  # None for a submission that lies alone
+    answered: "OpenedAnswers | None"  # None for a submission that lies alone
 
 
 def submission_of(path: Path, gold: Path, task: str | None) -> Meant:
@@ -48,7 +48,7 @@ def submission_of(path: Path, gold: Path, task: str | None) -> Meant:
         raise UserError(f"{gold}: has answers; the file of cases comes first: {path} {gold}")
     answers = find_answers(path, gold)
     if answers is None:
-        reader = Reader(load_task(task or "judgment"), is_guess=task is None)
+        reader = Reader(load_task(task or "judgment"), task_is_guessed=task is None)
         return Meant(path, reader, None)
     record = answers.record
     if task not in (None, record.task):
@@ -58,7 +58,7 @@ def submission_of(path: Path, gold: Path, task: str | None) -> Meant:
     return Meant(path if is_submission else answers.folder, answered.reader, answered)
 
 
-def say_changes(answered: "AnsweredFile | None") -> None:
+def say_changes(answered: "OpenedAnswers | None") -> None:
     """Say how training and labels are no longer those that answered."""
     if answered and answered.changed:
         print(answered.changed)
@@ -96,7 +96,7 @@ def score(
         store_scores(answered, numbers)
 
 
-def store_scores(answered: "AnsweredFile", numbers: Mapping[str, Any]) -> None:
+def store_scores(answered: "OpenedAnswers", numbers: Mapping[str, Any]) -> None:
     """Keep the scores of answers beside them, for `panjue runs` and the model card."""
     from panjue.finetune.card import update_card
 

@@ -49,17 +49,17 @@ class Decoded:
     answer: Answer  # always complete: unreadable parts get the task's fallback
     repairs: tuple[str, ...] = ()  # one short text each; empty if the reply was valid
     readable: bool = True  # False: nothing could be read, so that the answer is a guess
-    guesses: tuple[tuple[int, str], ...] = ()
+    from_fallback: tuple[tuple[int, str], ...] = ()
     """Item and field of each value that a readable reply does not have: it is the fallback's."""
 
     def without(self, fields: Collection[str], items: int) -> "Decoded":
         """Return the reply as if it did not have these fields of its items."""
         taken = [(item, field) for item in range(items) for field in fields]
-        return replace(self, guesses=(*self.guesses, *taken))
+        return replace(self, from_fallback=(*self.from_fallback, *taken))
 
-    def is_guess(self, item: int, field: str) -> bool:
+    def is_fallback(self, item: int, field: str) -> bool:
         """Say whether the reply does not have this field of an item."""
-        return not self.readable or (item, field) in self.guesses
+        return not self.readable or (item, field) in self.from_fallback
 
 
 Solving = Generator[Sequence[Example], Sequence[Decoded], Answer]
@@ -91,7 +91,7 @@ def run_steps(solving: Solving, reply: Callable[[int, Example], Decoded]) -> Ans
 
 
 @dataclass(frozen=True)
-class AnswerFields:
+class LabelFields:
     """The fields of an answer that have known labels: none of some tasks."""
 
     items: str = ""  # key of the list of items in the answer; "": the answer is the only item

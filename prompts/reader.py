@@ -60,7 +60,7 @@ class Reader:
     highest_hash: str = ""  # read only texts whose hash is not above this one
     on_bad_row: OnBadRow = "stop"
     skipped: Skipped = field(default_factory=Skipped)
-    is_guess: bool = False  # nobody has named the task: errors ask whether it is right
+    task_is_guessed: bool = False  # nobody has named the task: errors ask whether it is right
 
     def read(self, path: Path) -> Iterator[Example]:
         """Yield the examples of a file, each id once."""
@@ -121,7 +121,7 @@ class Reader:
             yield
         except UserError as error:
             problem = str(error)
-            if self.is_guess and not isinstance(error, Unreadable):
+            if self.task_is_guessed and not isinstance(error, Unreadable):
                 problem += " (read as a file of judgment; if it is none, name its --task)"
             if self.skipped.rows:
                 problem += f"; {self.skipped}"

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from panjue.prompts import tasks
 from panjue.prompts.example import (
     Answer,
-    AnswerFields,
     Decoded,
     Example,
+    LabelFields,
     Ranking,
     Solve,
     Solving,
@@ -183,7 +183,7 @@ class Task:
     data: Data
     ask: Ask
     score: Score
-    answer: AnswerFields = field(default_factory=AnswerFields)
+    answer: LabelFields = field(default_factory=LabelFields)
     ranking: Ranking | None = None  # if the answer is a ranked list
     solve: Solve | None = None  # if the answer takes several calls
 

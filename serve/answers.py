@@ -32,7 +32,7 @@ CASES_FILE = "cases.jsonl"
 
 
 @dataclass(frozen=True)
-class AnsweredFile:
+class OpenedAnswers:
     """A test file with its answers, and what reads both."""
 
     answers: Answers
@@ -177,7 +177,7 @@ def texts_of(folder: Path) -> frozenset[str]:
     return frozenset(row["text_sha256"] for _, row in rows)
 
 
-def open_answers(path: Path, gold: Path | None = None) -> AnsweredFile:
+def open_answers(path: Path, gold: Path | None = None) -> OpenedAnswers:
     """Open a folder of answers, or those of a run folder that `find_answers` chooses.
 
     With `gold` the cases are read from it, else from the test file that was answered.
@@ -197,7 +197,7 @@ def open_answers(path: Path, gold: Path | None = None) -> AnsweredFile:
     reader = reader_of(answers, gold)
     label_file = answers.folder / "labels.json"
     labels = load_labels(label_file) if label_file.exists() else Labels()
-    return AnsweredFile(answers, record, reader, test, labels, changes_since(answers))
+    return OpenedAnswers(answers, record, reader, test, labels, changes_since(answers))
 
 
 def reader_of(answers: Answers, gold: Path | None = None) -> Reader:
@@ -227,7 +227,7 @@ def reader_of(answers: Answers, gold: Path | None = None) -> Reader:
     return reader
 
 
-def check_complete(answered: AnsweredFile) -> None:
+def check_complete(answered: OpenedAnswers) -> None:
     """Refuse gold whose examples are not exactly those of the submission."""
     submission = answered.task.data.submission
     rows = submission.index(submission.find(answered.folder)).ids()

@@ -89,7 +89,7 @@ class Source(Protocol):
         """Return the finished output of one request."""
 
 
-class Asker:
+class QuestionMaker:
     """Turns examples into questions: shortens and renders prompts, builds and checks schemas."""
 
     def __init__(
@@ -227,7 +227,7 @@ class Answerer:
     """Asks all calls of examples, and writes their rows; a call has a request for each pass."""
 
     source: Source
-    asker: Asker
+    question_maker: QuestionMaker
     slots: asyncio.Semaphore
     passes: Sequence[Sampling] = ({},)
 
@@ -244,7 +244,7 @@ class Answerer:
 
         Questions that the task's steps give together are asked together; see `example.Solving`.
         """
-        task = self.asker.task
+        task = self.question_maker.task
         solving = task.solving(example)
         replies = None
         number = 0
@@ -273,7 +273,7 @@ class Answerer:
         if row is None:
             async with self.slots:
                 try:
-                    asked = self.asker.question(question, self.source.longest)
+                    asked = self.question_maker.question(question, self.source.longest)
                     row = {**key, **await ask(self.source, asked, question.id, self.passes)}
                 except Refusal as refusal:
                     row = {**key, "refused": str(refusal)}
@@ -283,7 +283,9 @@ class Answerer:
                 f"id {key['id']}: call {key['call']} was {row.get('question')!r}, now it is "
                 f"{key['question']!r}; name another folder with answers=NAME"
             )
-        return self.asker.task.ask.decode(first_reply(row), question, self.asker.labels)
+        return self.question_maker.task.ask.decode(
+            first_reply(row), question, self.question_maker.labels
+        )
 
 
 async def all_of(coroutines: Iterable[Awaitable[T]]) -> list[T]:

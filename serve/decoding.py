@@ -31,7 +31,7 @@ from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
 from panjue.serve.answers import (
     CASES_FILE,
-    AnsweredFile,
+    OpenedAnswers,
     held_out_answers,
     open_answers,
     texts_of,
@@ -126,7 +126,7 @@ class Tally:
             return
         self.repaired += bool(decoded.repairs)
         self.valid += not decoded.repairs
-        for guessed in Counter(item for item, _ in decoded.guesses).values():
+        for guessed in Counter(item for item, _ in decoded.from_fallback).values():
             if guessed == item_fields:
                 self.left_out += 1
             else:
@@ -202,8 +202,8 @@ def decode_answers(path: Path, answer: AnswerSetting | None = None) -> Tally:
         by_field = who_answers(answered, answer, advisor, choice)
         if advisor:
             of_classifier = [name for name, who in by_field.items() if who == "classifier"]
-            scaling = choice.calibration if choice else {}
-            advisor = replace(advisor, answers=of_classifier, scaling=scaling)
+            calibration = choice.calibration if choice else {}
+            advisor = replace(advisor, answers=of_classifier, calibration=calibration)
         tally = Tally(
             by_field=by_field,
             answered_by=(
@@ -245,7 +245,7 @@ def _delete_derived(folder: Path, earlier: Mapping[str, Any]) -> str:
 
 
 def who_answers(
-    answered: AnsweredFile, answer: AnswerSetting, advisor: Advisor | None, choice: Choice | None
+    answered: OpenedAnswers, answer: AnswerSetting, advisor: Advisor | None, choice: Choice | None
 ) -> dict[str, AnsweredBy]:
     """Return field -> who answers it; UserError: the one who should cannot."""
     fields = answered.task.answer.fields
@@ -294,7 +294,7 @@ def short(score: float) -> str:
 class _Decoder:
     """Makes answers of the replies to a test file; `tally` counts what happened."""
 
-    answered: AnsweredFile
+    answered: OpenedAnswers
     rows: Rows | None  # the replies; None if the classifier answers
     advisor: Advisor | None
     calibrating: frozenset[str]
@@ -325,7 +325,7 @@ class _Decoder:
         labels = self.answered.labels
         advisor = self.advisor
         if advisor and text_hash(example) in self.calibrating:
-            advisor = replace(advisor, scaling={})
+            advisor = replace(advisor, calibration={})
         read = read_answer(task, labels, advisor, example, row, opinions)
         if self.rows is not None:
             self.tally.add(example, row, read.decoded, len(task.answer.fields))

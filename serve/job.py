@@ -7,7 +7,7 @@ from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import Task, configured, load_task
-from panjue.serve.ask import LONGEST, Asker, Budget, Sampling
+from panjue.serve.ask import LONGEST, Budget, QuestionMaker, Sampling
 from panjue.serve.settings import GenerateConfig
 
 if TYPE_CHECKING:
@@ -51,13 +51,15 @@ class Job:
         adapter = "none" if self.config.endpoint else self.config.adapter
         return replace(self, served=served_model(trained, adapter, self.config.base))
 
-    def asker(self) -> Asker:
+    def question_maker(self) -> QuestionMaker:
         """Return what makes the questions: with the tokenizer of the model, if there is one."""
         constrained = self.config.constrained
         if self.served is None:
-            return Asker(self.task, None, None, self.budget, constrained=constrained)
+            return QuestionMaker(self.task, None, None, self.budget, constrained=constrained)
         trained = self.run.trained
-        return Asker(self.task, trained, self.served.model, self.budget, constrained=constrained)
+        return QuestionMaker(
+            self.task, trained, self.served.model, self.budget, constrained=constrained
+        )
 
 
 def make_job(run: Run, config: GenerateConfig) -> Job:

@@ -23,7 +23,7 @@ from panjue.prompts.plumbing.run import Run
 from panjue.prompts.shorten import split_sentences
 from panjue.prompts.task import load_task
 from panjue.serve.answers import choice_of
-from panjue.serve.ask import Asker, Budget, CompletionRow, OnText, Question, Refusal, ask
+from panjue.serve.ask import Budget, CompletionRow, OnText, Question, QuestionMaker, Refusal, ask
 from panjue.serve.decoding import who_answered
 from panjue.serve.engine import Engine, check_engine, running_engine
 from panjue.serve.merge import served_model
@@ -77,11 +77,11 @@ class ServedRun:
         self.folders = served_model(run.trained, config.adapter, config.base)
         max_tokens = config.max_tokens or record.max_tokens
         budget = Budget(max_tokens, max_tokens)  # `generate` gives long cases more
-        self.asker = Asker(self.task, run.trained, self.folders.model, budget)
+        self.question_maker = QuestionMaker(self.task, run.trained, self.folders.model, budget)
         # The choice was made with the adapter; it says nothing of the base alone.
         self.choice = choice_of(run) if config.adapter != "none" else None
-        if self.asker.advisor and self.choice:
-            self.asker.advisor = by_choice(self.asker.advisor, self.choice)
+        if self.question_maker.advisor and self.choice:
+            self.question_maker.advisor = by_choice(self.question_maker.advisor, self.choice)
         self.demo = is_demo(self.folders.model)
 
     def who_answers(self) -> str:
@@ -97,7 +97,7 @@ class ServedRun:
         """
         try:
             example = self._by_hand(case.fact, case.defendants)
-            return example, self.asker.question(example)
+            return example, self.question_maker.question(example)
         except UserError as error:
             raise BadCase(str(error)) from None
         except Refusal as refusal:
@@ -117,12 +117,14 @@ class ServedRun:
 
     def _body(self, example: Example, row: CompletionRow) -> dict[str, Any]:
         """Return the answer that a reply gives, and what the text classifier thinks."""
-        read = read_answer(self.task, self.asker.labels, self.asker.advisor, example, row)
+        read = read_answer(
+            self.task, self.question_maker.labels, self.question_maker.advisor, example, row
+        )
         submission = self.task.data.write(example, read.answer)
         del submission["id"]
         body = {"defendants": list(example.names), **submission, "answer": read.answer}
-        if self.asker.advisor:
-            of_classifier = self.asker.advisor.answers
+        if self.question_maker.advisor:
+            of_classifier = self.question_maker.advisor.answers
             body["answered_by"] = {
                 name: "classifier" if name in of_classifier else "model"
                 for name in self.task.answer.fields
@@ -201,7 +203,9 @@ def load(run: Path | str, settings: Mapping[str, Any] | None = None) -> Iterator
     config, runs = serve_settings(Path(run), words)
     check_engine(config.engine)
     served = ServedRun(runs[NAME], config)
-    running = running_engine(served.folders, config.engine, served.asker.budget, config.seed)
+    running = running_engine(
+        served.folders, config.engine, served.question_maker.budget, config.seed
+    )
     # In a thread of its own: in a notebook, this one runs an event loop already.
     with start_blocking_portal() as portal:
         with portal.wrap_async_context_manager(running) as engine:

@@ -164,7 +164,9 @@ class Panjue:
                 setup.run(BASE)  # status 404
             body["model"] = body.get("model") or NAME
         # In a thread: long texts take tens of milliseconds.
-        checked = await asyncio.to_thread(for_vllm, body, run.asker.tokenizer, seeds=not on_cpu())
+        checked = await asyncio.to_thread(
+            for_vllm, body, run.question_maker.tokenizer, seeds=not on_cpu()
+        )
         with self._slots(setup.config.slots, reply_count(body)):
             await self.app(scope, with_body(checked, receive), send)
 
@@ -215,7 +217,7 @@ async def models(scope: Scope) -> dict[str, Any]:
 async def labels(scope: Scope) -> dict[str, Any]:
     """Return the labels of training with their counts, also in pairs, and what answers."""
     run = setup_of(scope).run(Request(scope).query_params.get("model", NAME))
-    known = run.asker.labels
+    known = run.question_maker.labels
     counts = {"labels": known.counts, "most": known.most, "pairs": known.pairs}
     return {"task": run.task_name, **counts, "demo": run.demo}
 

@@ -126,7 +126,7 @@ def versions(task: str) -> dict[str, str]:
 
 
 class Replica:
-    """An engine and its asker in a process of their own: an actor, wherever Ray puts it."""
+    """An engine and its question_maker in a process of their own: an actor, wherever Ray puts it."""
 
     def __init__(self, job: Job, wanted: dict[str, str]) -> None:
         self._job = job
@@ -155,7 +155,7 @@ class Replica:
         except EngineEnded:
             os._exit(1)  # Ray starts another process, on this machine or another
         slots = asyncio.Semaphore(config.slots)
-        self._answerer = Answerer(engine, job.asker(), slots, job.passes)
+        self._answerer = Answerer(engine, job.question_maker(), slots, job.passes)
 
     async def answer(
         self, example: Example, old_rows: dict[str, CompletionRow]

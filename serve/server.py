@@ -87,7 +87,7 @@ def arguments(setup: Setup) -> Namespace:
     """Return the arguments of vLLM's server; TypeError if they do not fit together."""
     config = setup.config
     runs = setup.runs
-    budget = max(run.asker.budget for run in runs.values())
+    budget = max(run.question_maker.budget for run in runs.values())
     adapters = [
         LoRAModulePath(name=name, path=str(run.folders.adapter))
         for name, run in runs.items()

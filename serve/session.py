@@ -118,17 +118,19 @@ class Session:
         if config.endpoint:
             from panjue.serve.endpoint import Endpoint
 
-            asker = job.asker()
+            question_maker = job.question_maker()
             source: Engine | Endpoint = self.stack.enter_context(closing(Endpoint(config.endpoint)))
         else:
             from panjue.serve.engine import engine  # imports vLLM, which takes ten seconds
 
             assert job.served, "without an endpoint, `make_job` has found a training"
             with starting(self.console, "the engine"):
-                asker = job.asker()
+                question_maker = job.question_maker()
                 running = engine(job.served, config.engine, job.budget, config.seed)
                 source = self.stack.enter_context(running)
-        self.answerer = Answerer(source, asker, asyncio.Semaphore(config.slots), job.passes)
+        self.answerer = Answerer(
+            source, question_maker, asyncio.Semaphore(config.slots), job.passes
+        )
         return self.answerer
 
 

@@ -29,9 +29,9 @@ def answers(run: Run, adapter: str, cases: Path) -> dict[str, Any]:
     """Return the replies to eight cases, each with its schema, and how likely it is."""
     job = make_job(run, GenerateConfig.model_validate({"adapter": adapter})).with_model()
     assert job.served
-    asker = job.asker()
+    question_maker = job.question_maker()
     budget = Budget(job.budget.usual, job.budget.usual)
-    questions = [asker.question(one) for one in islice(Reader(job.task).read(cases), 8)]
+    questions = [question_maker.question(one) for one in islice(Reader(job.task).read(cases), 8)]
     # vLLM's linear attention on a CPU has no other type.
     dtype = "bfloat16" if "qwen3-next" in str(run.folder) else "float32"
     settings = {

@@ -258,13 +258,13 @@ def panjue(
 
 
 @pytest.fixture(scope="session")
-def asker(trained: Path, merged: Path, small: dict[str, Any]) -> Any:
+def question_maker(trained: Path, merged: Path, small: dict[str, Any]) -> Any:
     """Return what turns invented cases into constrained requests, with opinions."""
     from panjue.prompts.task import load_task
-    from panjue.serve.ask import Asker, Budget
+    from panjue.serve.ask import Budget, QuestionMaker
 
     budget = Budget(small["max_tokens"], small["max_tokens"])
-    return Asker(load_task("judgment"), trained / "adapter", merged, budget)
+    return QuestionMaker(load_task("judgment"), trained / "adapter", merged, budget)
 
 
 RowsOf = Callable[..., list[dict[str, Any]]]
@@ -277,7 +277,7 @@ def rows_of() -> RowsOf:
 
     def rows(
         source: Any,
-        asker: Any,
+        question_maker: Any,
         examples: Iterable[Any],
         in_flight: int = 8,
         old_rows: Any = None,
@@ -286,7 +286,7 @@ def rows_of() -> RowsOf:
     ) -> list[dict[str, Any]]:
         made = [] if finished is None else finished
         slots = asyncio.Semaphore(in_flight)
-        answerer = Answerer(source, asker, slots, **passes)
+        answerer = Answerer(source, question_maker, slots, **passes)
 
         async def answer(example: Any) -> None:
             await answerer.answer(example, made.append, old_rows or {})

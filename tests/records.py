@@ -45,7 +45,7 @@ def believing(task: Task, logits: Mapping[str, Mapping[str, float]]) -> Classifi
         bias += of_labels.values()
     weights = csr_array((1, len(bias)), dtype=np.float32)
     return Classifier(
-        decides=task.answer,
+        label_fields=task.answer,
         views=[view, view],
         weights=[weights, weights],
         bias=np.array(bias, np.float32),

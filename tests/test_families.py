@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 import torch
 
-from panjue.finetune.model import MAX_LEAK, PROBE_TOKENS, leak
+from panjue.finetune.model import MAX_CONTAMINATION, PROBE_TOKENS, contamination
 from panjue.finetune.settings import sft_settings
 from panjue.finetune.sft import train
 from panjue.prompts.architecture import load_language_model
@@ -131,10 +131,10 @@ def test_a_loaded_model_says_whether_it_keeps_examples_apart(
     name: str, dtype: torch.dtype, base_of: Callable[[str], Path]
 ) -> None:
     model = load_language_model(base_of(name), dtype=dtype).eval()
-    found = leak(model)
-    assert found > 100 * MAX_LEAK if name in LEAKING else found < MAX_LEAK / 100
+    found = contamination(model)
+    assert found > 100 * MAX_CONTAMINATION if name in LEAKING else found < MAX_CONTAMINATION / 100
     if dtype == torch.float32:
-        assert (packed_against_alone(model) > MAX_LEAK) == (name in LEAKING)
+        assert (packed_against_alone(model) > MAX_CONTAMINATION) == (name in LEAKING)
 
 
 @pytest.mark.parametrize("name", families(FAMILIES.keys() - UNKNOWN))

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from panjue.eval.metric_values import metric_values, pooled
 from panjue.eval.shown import items_of, own_gold
-from panjue.eval.values import metric_values, pooled
 from panjue.finetune.classifier.opinions import Advisor
 from panjue.prompts import render, tasks
 from panjue.prompts.example import Example

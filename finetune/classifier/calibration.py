@@ -90,11 +90,11 @@ def calibrated(logits: ArrayLike, scale: float, shift: float) -> NDArray[np.floa
     return result
 
 
-Scaling = Mapping[str, Mapping[str, tuple[float, float]]]
+Calibration = Mapping[str, Mapping[str, tuple[float, float]]]
 """Field -> `agree` or `differ`, as model and classifier do -> scale and shift of the log-odds."""
 
 
-class Judgment(NamedTuple):
+class FieldAnswer(NamedTuple):
     """What was answered to one field of one item, as the text classifier sees it."""
 
     item: int  # its number in the answer
@@ -104,29 +104,29 @@ class Judgment(NamedTuple):
     chance: float  # the classifier's probability that exactly this value is right
 
 
-def scaling_of(
-    judgments: Iterable[tuple[Judgment, bool]],
+def calibration_of(
+    field_answers: Iterable[tuple[FieldAnswer, bool]],
 ) -> dict[str, dict[str, tuple[float, float]]]:
     """Return the scaling that fits judgments of the model; each has whether it is right."""
     groups: dict[tuple[str, str], list[tuple[float, bool]]] = defaultdict(list)
-    for judgment, is_right in judgments:
-        groups[judgment.field, judgment.agreement].append((judgment.chance, is_right))
-    scaling: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
+    for field_answer, is_right in field_answers:
+        groups[field_answer.field, field_answer.agreement].append((field_answer.chance, is_right))
+    calibration: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
     for (name, agreement), group in groups.items():
         if len(group) < MIN_SCALED:
             continue
         believed = np.array([chance for chance, _ in group])
         correct = np.array([is_right for _, is_right in group])
-        scaling[name][agreement] = platt(log_odds(believed), correct)
-    return dict(scaling)
+        calibration[name][agreement] = platt(log_odds(believed), correct)
+    return dict(calibration)
 
 
-def scaled_chance(scaling: Scaling, judgment: Judgment) -> float:
-    """Return the confidence in a judgment: its chance after scaling, if there is one for it."""
-    chance = judgment.chance
-    of_field = scaling.get(judgment.field, {})
-    if judgment.agreement in of_field:
-        chance = float(calibrated(log_odds(chance), *of_field[judgment.agreement]))
+def confidence_in(calibration: Calibration, field_answer: FieldAnswer) -> float:
+    """Return the confidence in a field_answer: its chance after calibration, if there is one for it."""
+    chance = field_answer.chance
+    of_field = calibration.get(field_answer.field, {})
+    if field_answer.agreement in of_field:
+        chance = float(calibrated(log_odds(chance), *of_field[field_answer.agreement]))
     return min(max(chance, UNSURE), 1 - UNSURE)
 
 

@@ -21,7 +21,7 @@ from panjue.finetune.classifier.trees import (
     corrected_probabilities,
     load_trees,
 )
-from panjue.prompts.example import AnswerFields, Example
+from panjue.prompts.example import Example, LabelFields
 from panjue.prompts.model import CLASSIFIER, has_classifier
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256
@@ -41,7 +41,7 @@ CSR = ("data", "indices", "indptr")
 class Classifier:
     """A classifier for the fields that a task decides."""
 
-    decides: AnswerFields
+    label_fields: LabelFields
     views: Sequence[View]  # of the whole text, of the own clauses
     weights: Sequence[csr_array]  # of each view, [columns, labels of all fields]
     bias: NDArray[np.float32]  # [labels of all fields]
@@ -60,7 +60,7 @@ class Classifier:
         """Return what `probabilities` does, for each of some hundred examples: faster by far."""
         if not examples:
             return []
-        sizes = [len(example.names) if self.decides.items else 1 for example in examples]
+        sizes = [len(example.names) if self.label_fields.items else 1 for example in examples]
         cases = list(map(marked, examples, sizes))
         whole, own = views(cases)
         rows_of_cases, shares = self.views[0].rows_and_shares(whole)
@@ -70,10 +70,10 @@ class Classifier:
             if name not in self.second:
                 of_items[name] = of_field.probabilities(scores[name].sum(0))
         if self.second:
-            assert self.decides.evidence, "there was evidence in training"
+            assert self.label_fields.evidence, "there was evidence in training"
             about: list[list[float]] = []
             for case in cases:
-                about += facts(case, self.decides.evidence)
+                about += facts(case, self.label_fields.evidence)
             items = Items(np.array(sizes), scores, np.array(about, float))
             of_items |= corrected_probabilities(self.second, items)
         known = np.repeat(how_known(shares, self.usual_share), sizes)
@@ -139,11 +139,11 @@ def load_classifier(trained: Path, task: Task) -> Classifier | None:
     return read_classifier(path, task.answer)
 
 
-def read_classifier(path: Path, decides: AnswerFields) -> Classifier:
+def read_classifier(path: Path, label_fields: LabelFields) -> Classifier:
     with np.load(path, allow_pickle=False) as archive:
         arrays = dict(archive)
     about = json.loads(arrays["about"].tobytes())
-    if about["version"] != FILE_VERSION or list(about["fields"]) != list(decides.fields):
+    if about["version"] != FILE_VERSION or list(about["fields"]) != list(label_fields.fields):
         raise UserError(f"{path}: is no classifier of this version of panjue; train again")
     bias = arrays["bias"]
     read_views = []
@@ -156,4 +156,4 @@ def read_classifier(path: Path, decides: AnswerFields) -> Classifier:
     fields = {name: LabelField(**known) for name, known in about["fields"].items()}
     second = {name: load_trees(known) for name, known in about["second"].items()}
     usual_share = about.get("usual_share", 0.0)
-    return Classifier(decides, read_views, weights, bias, fields, second, usual_share)
+    return Classifier(label_fields, read_views, weights, bias, fields, second, usual_share)

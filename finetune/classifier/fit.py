@@ -25,7 +25,7 @@ from panjue.finetune.classifier.linear import (
 )
 from panjue.finetune.classifier.opinions import Advisor, case_key, opinion_text
 from panjue.finetune.classifier.trees import FieldTrees, Items, fit_second_stage
-from panjue.prompts.example import AnswerFields, Example
+from panjue.prompts.example import Example, LabelFields
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.errors import UserError
@@ -71,14 +71,14 @@ def fit(
     ICML 2017) and, if the task reads evidence, the second stage is fitted. Labels that are not
     `known`, of mixed-in cases, are no answers.
     """
-    decides = task.answer
+    label_fields = task.answer
     items = training_items(task, train, mix, known)
     fitted_views = fit_views(items)
     rows = fitted_views.rows
     stages: dict[str, FirstStage] = {}
-    for name in decides.fields:
+    for name in label_fields.fields:
         stages[name] = fit_first_stage(name, task, items, rows, known, seed)
-    second, crossed = fit_corrections(decides, items, stages)
+    second, crossed = fit_corrections(label_fields, items, stages)
     usual_share = float(np.quantile(fitted_views.shares_known, UNUSUAL))
     how_far = how_known(fitted_views.shares_known, usual_share)
     fields: dict[str, LabelField] = {}
@@ -96,7 +96,9 @@ def fit(
         of_fields = [stage.weights[view] for stage in stages.values()]
         weights.append(csr_array(hstack(of_fields, format="csr")))
     bias = np.concatenate([stage.bias for stage in stages.values()])
-    classifier = Classifier(decides, fitted_views.views, weights, bias, fields, second, usual_share)
+    classifier = Classifier(
+        label_fields, fitted_views.views, weights, bias, fields, second, usual_share
+    )
     return Fitted(classifier, items, crossed)
 
 
@@ -158,15 +160,15 @@ def _sample(examples: Iterable[Example]) -> list[Example]:
 
 
 def fit_corrections(
-    decides: AnswerFields, items: TrainingItems, stages: Mapping[str, FirstStage]
+    label_fields: LabelFields, items: TrainingItems, stages: Mapping[str, FirstStage]
 ) -> tuple[dict[str, FieldTrees], dict[str, Array]]:
     """Return the second stage, and its cross-fitted probabilities; none of too few cases."""
-    if not decides.evidence or len(items.cases) < MIN_CASES:
+    if not label_fields.evidence or len(items.cases) < MIN_CASES:
         return {}, {}
     about = []
     for example, size in zip(items.cases, items.sizes.tolist(), strict=True):
-        about += facts(marked(example, size), decides.evidence)
+        about += facts(marked(example, size), label_fields.evidence)
     scores = {name: stage.scores for name, stage in stages.items()}
     gold = {name: stage.gold for name, stage in stages.items()}
     scored_items = Items(items.sizes, scores, np.array(about, float))
-    return fit_second_stage(scored_items, gold, decides.sets, items.fold)
+    return fit_second_stage(scored_items, gold, label_fields.sets, items.fold)

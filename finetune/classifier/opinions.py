@@ -12,7 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from panjue.finetune.classifier.calibration import Judgment, Scaling, scaled_chance
+from panjue.finetune.classifier.calibration import Calibration, FieldAnswer, confidence_in
 from panjue.finetune.classifier.classifier import Classifier, load_classifier
 from panjue.finetune.classifier.label_sets import (
     Probabilities,
@@ -20,7 +20,7 @@ from panjue.finetune.classifier.label_sets import (
     by_probability,
     set_chances,
 )
-from panjue.prompts.example import Answer, AnswerFields, Decoded, Example, first_reply, is_same
+from panjue.prompts.example import Answer, Decoded, Example, LabelFields, first_reply, is_same
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.run import Choice
 from panjue.prompts.task import Task
@@ -48,7 +48,7 @@ class Opinion:
     answer: Mapping[str, Any]
 
 
-class Answered(NamedTuple):
+class FinalAnswer(NamedTuple):
     """What a reply answers; without a text classifier there are no opinions and no confidence."""
 
     decoded: Decoded  # the reply after repair
@@ -70,7 +70,7 @@ class Advisor:
             fitted on. They come from parts of it that had not seen the case.
         in_prompts: Whether prompts show its opinions.
         answers: Fields that it answers, whatever the reply has.
-        scaling: Corrects its probabilities where the model answers; empty, they stay as they are.
+        calibration: Corrects its probabilities where the model answers; empty, they stay as they are.
     """
 
     task: Task
@@ -79,7 +79,7 @@ class Advisor:
     known: Mapping[str, str] = field(default_factory=dict)
     in_prompts: bool = True
     answers: Collection[str] = ()
-    scaling: Scaling = field(default_factory=dict)
+    calibration: Calibration = field(default_factory=dict)
 
     def opinions(self, example: Example, row: Mapping[str, Any] = EMPTY_REPLY) -> list[Opinion]:
         """Return the opinion on every item of the answer.
@@ -114,9 +114,9 @@ class Advisor:
 
         That is the set with the highest expected F1, or the likeliest class.
         """
-        decides = self.task.answer
+        label_fields = self.task.answer
         answers: list[dict[str, Any]] = [{} for _ in items]
-        for name in decides.fields:
+        for name in label_fields.fields:
             of_items = [item[name] for item in items]
             for answer, value in zip(answers, self._values(name, of_items), strict=True):
                 answer[name] = value
@@ -124,11 +124,11 @@ class Advisor:
 
     def _values(self, name: str, items: Sequence[Probabilities]) -> Sequence[Any]:
         """Return the classifier's own values of a field."""
-        decides = self.task.answer
-        if name in decides.classes:
+        label_fields = self.task.answer
+        if name in label_fields.classes:
             return [by_probability(item, item)[0] for item in items]
         sizes = self.classifier.fields[name].sizes
-        return best_sets(sizes, items, self.labels.most[decides.kind(name)])
+        return best_sets(sizes, items, self.labels.most[label_fields.kind(name)])
 
     def show(self, example: Example, opinions: Sequence[Opinion] | None = None) -> Example:
         """Return the example with the opinions for its prompt, if prompts show them."""
@@ -146,35 +146,37 @@ class Advisor:
 
     def complete(self, decoded: Decoded, opinions: Sequence[Opinion]) -> Answer:
         """Return the answer of a reply; the classifier answers what the reply does not have."""
-        decides = self.task.answer
-        items = [dict(item) for item in decides.items_of(decoded.answer)]
+        label_fields = self.task.answer
+        items = [dict(item) for item in label_fields.items_of(decoded.answer)]
         for number, opinion in enumerate(opinions):
             for name, value in opinion.answer.items():
-                if decoded.is_guess(number, name):
+                if decoded.is_fallback(number, name):
                     items[number][name] = value
-        return decides.with_items(decoded.answer, items)
+        return label_fields.with_items(decoded.answer, items)
 
     def judgments(
         self, decoded: Decoded, answer: Answer, opinions: Sequence[Opinion]
-    ) -> Iterator[Judgment]:
+    ) -> Iterator[FieldAnswer]:
         """Yield each field of each item of a completed answer, beside the opinions."""
         for number, item in enumerate(self.task.answer.items_of(answer)):
             opinion = opinions[number]
             for name, probabilities in opinion.probabilities.items():
                 value = item[name]
                 agreement = "agree" if is_same(value, opinion.answer[name]) else "differ"
-                if decoded.is_guess(number, name):
+                if decoded.is_fallback(number, name):
                     agreement = ""
                 chance = self._chance_of(value, name, probabilities)
-                yield Judgment(number, name, value, agreement, chance)
+                yield FieldAnswer(number, name, value, agreement, chance)
 
     def confidence(
         self, decoded: Decoded, answer: Answer, opinions: Sequence[Opinion]
     ) -> list[dict[str, float]]:
         """Return for each item: field -> the probability that exactly what it has is right."""
         confidence: list[dict[str, float]] = [{} for _ in opinions]
-        for judgment in self.judgments(decoded, answer, opinions):
-            confidence[judgment.item][judgment.field] = scaled_chance(self.scaling, judgment)
+        for field_answer in self.judgments(decoded, answer, opinions):
+            confidence[field_answer.item][field_answer.field] = confidence_in(
+                self.calibration, field_answer
+            )
         return confidence
 
     def _chance_of(self, value: Any, name: str, probabilities: Probabilities) -> float:
@@ -190,7 +192,7 @@ def by_choice(advisor: Advisor, choice: Choice) -> Advisor:
     """Return the advisor of a choice: it answers its fields, and confidences are calibrated."""
     fields = choice.fields.items()
     own = [name for name, of_field in fields if of_field.answered_by == "classifier"]
-    return replace(advisor, answers=own, scaling=choice.calibration)
+    return replace(advisor, answers=own, calibration=choice.calibration)
 
 
 def read_answer(
@@ -200,19 +202,19 @@ def read_answer(
     example: Example,
     row: Mapping[str, Any],
     opinions: Sequence[Opinion] | None = None,
-) -> Answered:
+) -> FinalAnswer:
     """Return what the row of an example's only call answers.
 
     The opinions are those given, those that the row has, or else the classifier is asked.
     """
     decoded = task.ask.decode(first_reply(row), example, labels)
     if advisor is None:
-        return Answered(decoded, decoded.answer)
+        return FinalAnswer(decoded, decoded.answer)
     if opinions is None:
         opinions = advisor.opinions(example, row)
     of_model = decoded.without(advisor.answers, len(opinions))
     answer = advisor.complete(of_model, opinions)
-    return Answered(decoded, answer, opinions, advisor.confidence(of_model, answer, opinions))
+    return FinalAnswer(decoded, answer, opinions, advisor.confidence(of_model, answer, opinions))
 
 
 def load_advisor(trained: Path, task: Task, labels: Labels) -> Advisor | None:
@@ -227,14 +229,14 @@ def case_key(example: Example) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def opinion_text(example: Example, opinions: Sequence[Opinion], decides: AnswerFields) -> str:
+def opinion_text(example: Example, opinions: Sequence[Opinion], label_fields: LabelFields) -> str:
     """Return the opinions for a prompt, one line an item: its name if items have one, the fields.
 
     The labels that the classifier answers come first, so that to agree is to copy, or a dash if it
     answers none; the others follow after a bar.
     """
     lines = ["; ".join(_field_texts(opinion)) for opinion in opinions]
-    if decides.items:
+    if label_fields.items:
         lines = [f"{name}: {line}" for name, line in zip(example.names, lines, strict=True)]
     return "\n".join(lines)
 

@@ -257,7 +257,7 @@ class Choice(BaseModel):
     """The cases with a weight in the metric."""
     fields: dict[str, FieldChoice]
     calibration: dict[str, dict[str, tuple[float, float]]]
-    """Of the confidences in the model's answers; see `classifier.calibration.Scaling`."""
+    """Of the confidences in the model's answers; see `classifier.calibration.Calibration`."""
 
     @classmethod
     def read(cls, folder: Path) -> "Choice | None":

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from panjue.prompts.example import Answer, AnswerFields, Decoded, Example, known_groups
+from panjue.prompts.example import Answer, Decoded, Example, LabelFields, known_groups
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import (
     last_object,
@@ -133,7 +133,7 @@ class Classes:
             commonest = labels.commonest("label") or self.words[0]
             fallback = self._answer([commonest] if commonest != NONE else [])
             guess = ((0, self.key),)
-            return Decoded(fallback, ("no class",), readable=False, guesses=guess)
+            return Decoded(fallback, ("no class",), readable=False, from_fallback=guess)
         answer = self._answer(words)
         if load_json(reply) == answer:
             return Decoded(answer)
@@ -231,7 +231,7 @@ class Classes:
                     "commonest class": ("always the commonest class", "始终预测最常见的类别"),
                 },
             ),
-            AnswerFields(
+            LabelFields(
                 sets=(self.key,) if self.several else (),
                 classes=() if self.several else (self.key,),
                 kinds={self.key: "label"},

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from panjue.prompts.example import Example
 from panjue.prompts.reader import Reader
-from panjue.serve.ask import Asker, Question, Refusal
+from panjue.serve.ask import Question, QuestionMaker, Refusal
 
 
 def parser(description: str | None, *arguments: str) -> argparse.ArgumentParser:
@@ -42,12 +42,14 @@ def compare(ways: Mapping[str, Callable[[], float]], unit: str, peer: str, round
     Console(width=100).print(table)
 
 
-def askable(asker: Asker, cases: Path, limit: int) -> list[tuple[Example, Question]]:
+def askable(
+    question_maker: QuestionMaker, cases: Path, limit: int
+) -> list[tuple[Example, Question]]:
     """Return the first cases of a file that fit the model, with their questions."""
     pairs: list[tuple[Example, Question]] = []
-    for example in Reader(asker.task).read(cases):
+    for example in Reader(question_maker.task).read(cases):
         if len(pairs) == limit:
             break
         with suppress(Refusal):
-            pairs.append((example, asker.question(example)))
+            pairs.append((example, question_maker.question(example)))
     return pairs

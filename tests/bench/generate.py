@@ -34,7 +34,7 @@ def main() -> None:
     given = options.parse_args()
     job = make_job(Run(given.trained), GenerateConfig.model_validate({})).with_model()
     assert job.served
-    pairs = askable(job.asker(), given.cases, given.limit)
+    pairs = askable(job.question_maker(), given.cases, given.limit)
     own = [Request(example.id, question, {}) for example, question in pairs]
     with engine(job.served, SETTINGS, Budget(job.budget.usual, job.budget.usual), seed=0) as llm:
         lengths = answer(llm, own)  # also warms up

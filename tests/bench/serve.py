@@ -43,7 +43,7 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=60)
     given = options.parse_args()
     served = ServedRun(Run(given.run), ServeConfig.model_validate({}))
-    pairs = askable(served.asker, given.cases, 64)
+    pairs = askable(served.question_maker, given.cases, 64)
     cases = [{"fact": example.text, "defendants": list(example.names)} for example, _ in pairs]
     prompts = [plain_request(question) for _, question in pairs]
     settings = [f"engine.{name}={json.dumps(value)}" for name, value in ENGINE.items()]
@@ -80,7 +80,7 @@ def plain_vllm(served: ServedRun) -> list[object]:
     settings = {
         **ENGINE,
         "model": served.folders.model,
-        "max_model_len": served.asker.budget.usual,
+        "max_model_len": served.question_maker.budget.usual,
         "structured_outputs_config": json.dumps(BACKEND),
         "load_format": "safetensors",
         "seed": 0,

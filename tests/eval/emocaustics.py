@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from panjue.eval.values import metric_values, pooled, submission_rows
+from panjue.eval.metric_values import metric_values, pooled, submission_rows
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task

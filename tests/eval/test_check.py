@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from panjue.eval.check import check, unscorable
-from panjue.eval.values import metric_values
+from panjue.eval.metric_values import metric_values
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump

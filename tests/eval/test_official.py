@@ -23,8 +23,8 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score, f1_score
 
+from panjue.eval.metric_values import MetricValues, metric_values, summarize
 from panjue.eval.score import score
-from panjue.eval.values import MetricValues, metric_values, summarize
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, write_json

@@ -21,7 +21,7 @@ from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, w
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.metrics import Item, same
-from panjue.serve.answers import AnsweredFile, check_complete, open_answers
+from panjue.serve.answers import OpenedAnswers, check_complete, open_answers
 from tests.records import TRAINED, Row, Write, write_answers
 
 TASK = load_task("judgment")
@@ -74,7 +74,7 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
             return answer
 
         advisor = SimpleNamespace(opinions=lambda *_: [], alone=alone)
-        monkeypatch.setattr(AnsweredFile, "advisor", lambda _: advisor)
+        monkeypatch.setattr(OpenedAnswers, "advisor", lambda _: advisor)
 
     return by
 

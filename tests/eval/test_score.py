@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from panjue.eval.check import check
+from panjue.eval.metric_values import MetricValues, resampled, summarize
 from panjue.eval.score import ScoreResult, score, show
-from panjue.eval.values import MetricValues, resampled, summarize
 from panjue.prompts.example import Example
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from trl import SFTConfig
 
-from panjue.finetune.libraries import precision, shares, trainer_config
+from panjue.finetune.library_settings import precision, shares, trainer_config
 from panjue.finetune.model import base_dtype, load_base
 from panjue.finetune.trainer import ReplyTrainer, step_size
 from panjue.prompts.plumbing.errors import UserError

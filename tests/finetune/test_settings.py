@@ -9,7 +9,7 @@ import pytest
 from peft import LoraConfig
 from trl import SFTConfig as TrainerConfig
 
-from panjue.finetune.libraries import FLASH_ATTENTION, check_library_settings, trainer_config
+from panjue.finetune.library_settings import FLASH_ATTENTION, check_library_settings, trainer_config
 from panjue.finetune.settings import LAUNCHED, BaseConfig, SftConfig, launch
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError

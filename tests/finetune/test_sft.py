@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from panjue.finetune.checkpoints import full_disk_named, newest_complete
 from panjue.finetune.classifier.classifier import load_classifier
-from panjue.finetune.journal import print_example
 from panjue.finetune.settings import SftConfig, sft_settings
 from panjue.finetune.trainer import ReplyTrainer
+from panjue.finetune.training_log import print_example
 from panjue.prompts.labels import load_labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.config import load_section
@@ -168,7 +168,7 @@ def test_what_ends_before_the_first_step_leaves_nothing_in_the_way(
 def test_dry_run_shows_the_plan_and_trains_nothing(
     workshop: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("panjue.finetune.journal.gpu_memory", lambda: 24 * 2**30)
+    monkeypatch.setattr("panjue.finetune.training_log.gpu_memory", lambda: 24 * 2**30)
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true"])
     said = capsys.readouterr().out
     for word in ("examples", "refused", "shortened", "tokens", "weights", "steps", "[loss]"):

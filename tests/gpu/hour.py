@@ -126,9 +126,11 @@ class Ground:
     def questions(self, run: Run) -> list[Question]:
         """Return the questions of some cases, from the start again after the last."""
         job = make_job(run, GenerateConfig.model_validate({})).with_model()
-        asker = job.asker()
+        question_maker = job.question_maker()
         examples = cycle(Reader(job.task).read(self.cases / "test.jsonl"))
-        return [asker.question(example) for example in islice(examples, self.size["replies"])]
+        return [
+            question_maker.question(example) for example in islice(examples, self.size["replies"])
+        ]
 
 
 def training(ground: Ground) -> Iterator[str]:

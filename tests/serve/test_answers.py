@@ -64,13 +64,13 @@ def scored(run: Path, gold: Path) -> ScoreResult:
 def judged(guess: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the submission where `guess` answers what no reply has."""
     first, second = GOOD
-    guesses = [{"name": name, **guess} for name in ("甲", "乙")]
+    from_fallback = [{"name": name, **guess} for name in ("甲", "乙")]
     return [
         {"id": 1, "judgments": GOOD},
         {"id": 2, "judgments": GOOD},
-        {"id": 3, "judgments": [first, guesses[1]]},  # cut before 乙
-        {"id": 4, "judgments": guesses},
-        {"id": 5, "judgments": guesses},
+        {"id": 3, "judgments": [first, from_fallback[1]]},  # cut before 乙
+        {"id": 4, "judgments": from_fallback},
+        {"id": 5, "judgments": from_fallback},
         {"id": "f", "judgments": [first, {**second, "penalty": guess["penalty"]}]},
     ]
 

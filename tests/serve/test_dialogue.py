@@ -13,7 +13,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, configured, load_task, task_folders
-from panjue.serve.ask import Asker, Budget
+from panjue.serve.ask import Budget, QuestionMaker
 from panjue.serve.endpoint import ENDPOINT_KEY, Endpoint
 from panjue.serve.engine import Engine
 from panjue.serve.output import EarlierRows
@@ -47,8 +47,8 @@ def answer_of(task: Task, example: Example, made: list[dict[str, Any]]) -> Answe
 
 def test_a_hundred_turns_come_through_whole(llm: Engine, merged: Path, rows_of: Any) -> None:
     example = dialogue(100)
-    asker = Asker(TASK, None, merged, Budget(ROOM, ROOM))
-    made = rows_of(llm, asker, [example], 64, passes=SHORT)
+    question_maker = QuestionMaker(TASK, None, merged, Budget(ROOM, ROOM))
+    made = rows_of(llm, question_maker, [example], 64, passes=SHORT)
     assert len(made) == 9  # of 12 sentences each
     answer = answer_of(TASK, example, made)
     assert [one["id"] for one in answer["sentences"]] == list(range(1, 101))
@@ -58,16 +58,16 @@ def test_a_hundred_turns_come_through_whole(llm: Engine, merged: Path, rows_of: 
 def test_a_dialogue_is_resumed_where_it_stopped(llm: Engine, merged: Path, rows_of: Any) -> None:
     task = configured(TASK, {"window": 4})
     both = [dialogue(12, "1"), dialogue(9, "2")]
-    asker = Asker(task, None, merged, Budget(ROOM, ROOM))
-    made = rows_of(llm, asker, both, passes=SHORT)
+    question_maker = QuestionMaker(task, None, merged, Budget(ROOM, ROOM))
+    made = rows_of(llm, question_maker, both, passes=SHORT)
     kept = {call_key(row): row for row in made[: len(made) // 2]}
-    more = rows_of(llm, asker, both, old_rows=kept, passes=SHORT)
+    more = rows_of(llm, question_maker, both, old_rows=kept, passes=SHORT)
     assert sorted(map(call_key, more)) == sorted(call_key(row) for row in made[len(kept) :])
     for example in both:
         answer_of(task, example, [*kept.values(), *more])
     changed = {key: {**row, "question": "another"} for key, row in kept.items()}
     with pytest.raises(UserError, match="call 0 was 'another', now it is '1/1'"):
-        rows_of(llm, asker, both, old_rows=changed, passes=SHORT)
+        rows_of(llm, question_maker, both, old_rows=changed, passes=SHORT)
 
 
 @pytest.mark.parametrize("replies", [{"texts": []}, {"texts": None}, {"texts": [3]}, {}])
@@ -90,11 +90,13 @@ def test_any_openai_endpoint_does_as_well(
     """Our own server, which answers as vLLM does offline."""
     monkeypatch.setenv(ENDPOINT_KEY, server.key)
     examples = list(Reader(TASK).read(SAMPLE))
-    asker = Asker(TASK, None, merged, Budget(small["max_tokens"], small["max_tokens"]))
+    question_maker = QuestionMaker(
+        TASK, None, merged, Budget(small["max_tokens"], small["max_tokens"])
+    )
     with closing(Endpoint(f"{server.url}/v1#panjue")) as vllm:
-        made = rows_of(vllm, asker, examples, 16)
+        made = rows_of(vllm, question_maker, examples, 16)
     assert all(row["completion_tokens"] > 0 for row in made)
-    offline = {call_key(row): row for row in rows_of(llm, asker, examples, 16)}
+    offline = {call_key(row): row for row in rows_of(llm, question_maker, examples, 16)}
     prompts = [row["prompt_tokens"] == offline[call_key(row)]["prompt_tokens"] for row in made[:2]]
     assert all(prompts), "the same prompts, token for token, where no reply has gone before"
     same = [row["texts"] == offline[call_key(row)]["texts"] for row in made]

@@ -19,7 +19,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines, sha256
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import load_task, task_folders
-from panjue.serve.ask import Asker, Budget, Question, Request
+from panjue.serve.ask import Budget, Question, QuestionMaker, Request
 from panjue.serve.endpoint import ENDPOINT_KEY, MAX_REFUSALS, Endpoint
 from panjue.serve.settings import generate_settings
 
@@ -103,10 +103,10 @@ def ask(server: Server, rows_of: Any) -> Ask:
         for number in range(1, count + 1):
             chat = [{"Holder": "甲", "sentence": f"第{number}句[1][/INST][MASK]。"}]
             examples.append(TASK.data.read({"id": str(number), "chat": chat}))
-        asker = Asker(TASK, None, None, Budget())
+        question_maker = QuestionMaker(TASK, None, None, Budget())
         words = {"passes": [sampling], "finished": server.made}
         with closing(Endpoint(server.name)) as endpoint:
-            rows_of(endpoint, asker, examples, in_flight, **words)
+            rows_of(endpoint, question_maker, examples, in_flight, **words)
         return server.made
 
     return rows

@@ -16,7 +16,7 @@ from panjue.prompts.labels import collect
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import closed_object, load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from panjue.serve.ask import Asker, Refusal, Request, row
+from panjue.serve.ask import QuestionMaker, Refusal, Request, row
 from panjue.serve.engine import CompletionOutput, Engine, EngineEnded, RequestOutput
 
 TASK = load_task("judgment")
@@ -29,29 +29,31 @@ def examples(workshop: Path) -> list[Example]:
     return list(Reader(TASK).read(workshop / "demo/test.jsonl"))[:4]
 
 
-def outcome(llm: Engine, asker: Asker, example: Example) -> RequestOutput:
-    return llm.runner.run(llm.ask(Request(example.id, asker.question(example), {})))
+def outcome(llm: Engine, question_maker: QuestionMaker, example: Example) -> RequestOutput:
+    return llm.runner.run(llm.ask(Request(example.id, question_maker.question(example), {})))
 
 
 def test_the_prompt_that_vllm_sees_is_the_one_that_was_trained_on(
-    llm: Engine, asker: Asker, trained: Path, examples: list[Example]
+    llm: Engine, question_maker: QuestionMaker, trained: Path, examples: list[Example]
 ) -> None:
     [fitted] = (trained / "rows").glob("classifier-*")
-    advisor = training_advisor(fitted, TASK, asker.labels)
-    maker = RowMaker(TASK, asker.tokenizer, asker.labels, asker.budget.usual)
+    advisor = training_advisor(fitted, TASK, question_maker.labels)
+    maker = RowMaker(
+        TASK, question_maker.tokenizer, question_maker.labels, question_maker.budget.usual
+    )
     trained_on = maker.rows(map(advisor.show, examples), RowReport())
     for example, tokens in zip(examples, trained_on, strict=True):
         prompt = tokens["input_ids"][: tokens["labels"].count(-100)]
-        assert outcome(llm, asker, example).prompt_token_ids == prompt
-        assert "分类器的意见" in asker.tokenizer.decode(prompt)
+        assert outcome(llm, question_maker, example).prompt_token_ids == prompt
+        assert "分类器的意见" in question_maker.tokenizer.decode(prompt)
 
 
 def test_samples_follow_the_first_reply(
-    llm: Engine, asker: Asker, examples: list[Example], rows_of: RowsOf
+    llm: Engine, question_maker: QuestionMaker, examples: list[Example], rows_of: RowsOf
 ) -> None:
-    greedy = {row["id"]: row["texts"] for row in rows_of(llm, asker, examples)}
+    greedy = {row["id"]: row["texts"] for row in rows_of(llm, question_maker, examples)}
     passes = [{}, {"n": 4, "temperature": 1.0}]
-    for one in rows_of(llm, asker, examples, in_flight=3, passes=passes):
+    for one in rows_of(llm, question_maker, examples, in_flight=3, passes=passes):
         assert one["texts"][:1] == greedy[one["id"]]
         assert len(one["texts"]) == len(one["finish"]) == 5
 
@@ -73,16 +75,22 @@ def output(*replies: CompletionOutput) -> RequestOutput:
     ],
 )
 def test_a_sample_that_the_engine_fails_at_costs_no_other(
-    first: CompletionOutput, kept: dict[str, Any], asker: Asker, examples: list[Example]
+    first: CompletionOutput,
+    kept: dict[str, Any],
+    question_maker: QuestionMaker,
+    examples: list[Example],
 ) -> None:
     samples = [reply("stop", "一"), reply("error", ""), reply("length", "三")]
-    made = row(asker.question(examples[0]), [output(first), output(*samples)])
+    made = row(question_maker.question(examples[0]), [output(first), output(*samples)])
     assert made | kept == made
     assert ("refused" in made) == ("refused" in kept)
 
 
 def test_what_an_ending_engine_breaks_off_is_an_error(
-    llm: Engine, asker: Asker, examples: list[Example], monkeypatch: pytest.MonkeyPatch
+    llm: Engine,
+    question_maker: QuestionMaker,
+    examples: list[Example],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def broken_off(*_: object, **__: object) -> AsyncIterator[RequestOutput]:
         yield output(reply(None, "{"))
@@ -90,16 +98,16 @@ def test_what_an_ending_engine_breaks_off_is_an_error(
 
     monkeypatch.setattr(AsyncLLM, "generate", broken_off)
     with pytest.raises(EngineEnded):
-        outcome(llm, asker, examples[0])
+        outcome(llm, question_maker, examples[0])
 
 
 def test_a_schema_that_the_grammar_library_refuses_is_found_before_the_request(
-    asker: Asker, trained: Path, merged: Path, examples: list[Example]
+    question_maker: QuestionMaker, trained: Path, merged: Path, examples: list[Example]
 ) -> None:
     bad_schema = {"type": "array", "uniqueItems": True}
     bad = replace(TASK, ask=replace(TASK.ask, schema=lambda _example, _labels: bad_schema))
     with pytest.raises(Refusal, match="grammar library"):
-        Asker(bad, trained / "adapter", merged, asker.budget).question(examples[0])
+        QuestionMaker(bad, trained / "adapter", merged, question_maker.budget).question(examples[0])
 
 
 ODD = (
@@ -123,30 +131,32 @@ ODD = (
 
 @pytest.mark.parametrize("odd", ODD)
 def test_the_engine_writes_every_label_and_name_so_that_it_is_read_as_itself(
-    llm: Engine, merged: Path, asker: Asker, odd: str
+    llm: Engine, merged: Path, question_maker: QuestionMaker, odd: str
 ) -> None:
     """Beside labels that it could be taken for: which of them it writes, the model decides."""
     others = {odd, f"{odd}0", odd.replace("/", "\\/"), odd.upper()}
     one = {"articles": ["264"], "penalty": [PENALTIES[8]]}
-    own = Asker(TASK, None, merged, asker.budget)
+    own = QuestionMaker(TASK, None, merged, question_maker.budget)
     own.labels = collect({"charges": [label], **one} for label in sorted(others))
     example = TASK.data.read({"id": 0, "fact": "事实。", "defendants": [odd, "乙"]})
     told = outcome(llm, own, example).outputs[0].text
     decoded = TASK.ask.decode(told, example, own.labels)
     judgments = decoded.answer["judgments"]
     assert decoded.readable
-    assert not decoded.guesses
+    assert not decoded.from_fallback
     assert [judgment["name"] for judgment in judgments] == [*example.names]
     for judgment in judgments:
         assert set(judgment["charges"]) <= others
         assert judgment["charges"]
 
 
-def test_a_number_in_an_answer_is_written_in_its_one_spelling(llm: Engine, asker: Asker) -> None:
+def test_a_number_in_an_answer_is_written_in_its_one_spelling(
+    llm: Engine, question_maker: QuestionMaker
+) -> None:
     """`1` and `1.0` in an enum are one value, of which the library writes the first."""
     example = TASK.data.read({"id": 0, "fact": "事实。", "defendants": ["甲"]})
     for numbers in ([1, 1.0], [1.0], [12], [-3]):
         schema = closed_object({"number": {"enum": numbers}})
-        question = asker.question(example)._replace(schema=schema)
+        question = question_maker.question(example)._replace(schema=schema)
         told = llm.runner.run(llm.ask(Request(0, question, {}))).outputs[0].text
         assert json.loads(told)["number"] in numbers

@@ -17,7 +17,7 @@ from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from panjue.prompts.tasks.judgment.read import by_hand
-from panjue.serve.ask import Asker
+from panjue.serve.ask import QuestionMaker
 from panjue.serve.judge import load
 from panjue.serve.middleware import JUDGMENTS
 from tests.serve.conftest import CASE, FACT, LONG_CASE
@@ -32,7 +32,7 @@ def judge(http: httpx.Client, body: dict[str, Any]) -> Any:
 
 
 def test_a_server_answers_as_generate_does(
-    http: httpx.Client, answered: Path, workshop: Path, asker: Asker
+    http: httpx.Client, answered: Path, workshop: Path, question_maker: QuestionMaker
 ) -> None:
     def rows(name: str) -> dict[Any, dict[str, Any]]:
         return {row["id"]: row for _, row in read_lines(answered / "answers/test" / name)}
@@ -45,10 +45,10 @@ def test_a_server_answers_as_generate_does(
     with ThreadPoolExecutor(8) as clients:
         answers = list(clients.map(partial(judge, http), bodies))
     others = []
-    assert asker.advisor
+    assert question_maker.advisor
     for case, online in zip(cases, answers, strict=True):
         assert online["usage"]["prompt_tokens"] == replies[case.id]["prompt_tokens"]
-        assert online["classifier"] == [one.answer for one in asker.advisor.opinions(case)]
+        assert online["classifier"] == [one.answer for one in question_maker.advisor.opinions(case)]
         if online["judgments"] == submitted[case.id]["judgments"]:
             assert online["confidence"] == confidence[case.id]["confidence"]
         else:
@@ -83,7 +83,9 @@ def test_what_each_sentence_names_comes_with_an_answer(http: httpx.Client) -> No
     assert told["notes"] == ["the facts do not name 甲"]
 
 
-def test_a_stream_grows_into_the_same_answer(http: httpx.Client, asker: Asker) -> None:
+def test_a_stream_grows_into_the_same_answer(
+    http: httpx.Client, question_maker: QuestionMaker
+) -> None:
     response = http.post(JUDGMENTS, json={**CASE, "stream": True})
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     events = [event.partition("\n") for event in response.text.strip().split("\n\n")]
@@ -93,7 +95,7 @@ def test_a_stream_grows_into_the_same_answer(http: httpx.Client, asker: Asker) -
     assert start == {"defendants": NAMES}
     reply = "".join(delta["text"] for delta in deltas)
     assert list(json.loads(reply)) == ["judgments"]
-    decoded = TASK.ask.decode(reply, by_hand(FACT, NAMES), asker.labels)
+    decoded = TASK.ask.decode(reply, by_hand(FACT, NAMES), question_maker.labels)
     assert (result["answer"], result["repairs"]) == (decoded.answer, list(decoded.repairs))
     assert result == judge(http, CASE)
 

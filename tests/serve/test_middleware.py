@@ -46,8 +46,10 @@ class Around:
     def __init__(
         self, app: Any = echo, adapter: str | None = None, key: str | None = None, **settings: Any
     ) -> None:
-        asker = SimpleNamespace(tokenizer=Tokenizer())
-        run: Any = SimpleNamespace(asker=asker, folders=SimpleNamespace(adapter=adapter))
+        question_maker = SimpleNamespace(tokenizer=Tokenizer())
+        run: Any = SimpleNamespace(
+            question_maker=question_maker, folders=SimpleNamespace(adapter=adapter)
+        )
         config = ServeConfig.model_validate(settings)
         args = Namespace(panjue=Setup(config, {"panjue": run}, key))
         engine = SimpleNamespace(errored=False, model_config=SimpleNamespace(max_model_len=3072))

@@ -39,16 +39,16 @@ def decode(reply: str, example: Example, labels: Labels) -> Decoded:
     """
     found, repairs = _judgments_by_place(json_objects(reply), example.names)
     judgments = []
-    guesses = []
+    from_fallback = []
     for number, name in enumerate(example.names):
         person = Person(found.get(number, {}), labels)
         judgments.append({"name": name, **person.judgment()})
-        guesses += [(number, field) for field in person.guessed]
+        from_fallback += [(number, field) for field in person.guessed]
         repairs += [f"{name}: {repair}" for repair in person.repairs]
     answer = {"judgments": judgments}
     if not repairs and load_json(reply) != in_reply(answer):
         repairs.append("not the JSON that was asked for")
-    return Decoded(answer, tuple(repairs), readable=bool(found), guesses=tuple(guesses))
+    return Decoded(answer, tuple(repairs), readable=bool(found), from_fallback=tuple(from_fallback))
 
 
 def in_reply(answer: Mapping[str, Any]) -> dict[str, Any]:

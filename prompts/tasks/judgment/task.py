@@ -7,7 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from panjue.prompts.example import Answer, AnswerFields, Example
+from panjue.prompts.example import Answer, Example, LabelFields
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import visible
 from panjue.prompts.plumbing.errors import did_you_mean
@@ -185,7 +185,7 @@ TASK = Task(
         },
         parts=FINAL_PARTS,
     ),
-    answer=AnswerFields(
+    answer=LabelFields(
         "judgments",
         sets=FIELDS,
         classes=("penalty",),

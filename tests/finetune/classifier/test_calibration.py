@@ -7,33 +7,37 @@ from hypothesis import strategies as st
 
 from panjue.finetune.classifier.calibration import (
     UNSURE,
-    Judgment,
+    FieldAnswer,
     calibrated,
+    calibration_of,
+    confidence_in,
     platt,
-    scaled_chance,
-    scaling_of,
     temperature,
 )
 
 
 def test_confidences_follow_how_often_the_model_was_right() -> None:
-    def judged(field: str, agreement: str, chance: float) -> Judgment:
-        return Judgment(0, field, None, agreement, chance)
+    def judged(field: str, agreement: str, chance: float) -> FieldAnswer:
+        return FieldAnswer(0, field, None, agreement, chance)
 
     agreed = judged("penalty", "agree", 0.5)
     differed = judged("penalty", "differ", 0.1)
     few = judged("charges", "agree", 0.5)
-    judgments = [(agreed, n % 10 > 0) for n in range(100)]
-    judgments += [(differed, n % 10 > 1) for n in range(100)]
-    judgments += [(few, True)] * 49
-    judgments += [(judged("articles", "agree", n / 100), True) for n in range(1, 100)]
-    scaling = scaling_of(judgments)
-    assert scaled_chance(scaling, agreed) == pytest.approx(0.9, abs=0.01)
-    assert scaled_chance(scaling, differed) == pytest.approx(0.8, abs=0.01)
-    assert scaled_chance(scaling, judged("penalty", "agree", 0.6)) >= scaled_chance(scaling, agreed)
-    assert scaled_chance(scaling, judged("penalty", "", 0.5)) == 0.5, "the classifier's own answer"
-    assert scaled_chance(scaling, few) == 0.5, "too few to say"
-    never_wrong = scaled_chance(scaling, judged("articles", "agree", 0.3))
+    field_answers = [(agreed, n % 10 > 0) for n in range(100)]
+    field_answers += [(differed, n % 10 > 1) for n in range(100)]
+    field_answers += [(few, True)] * 49
+    field_answers += [(judged("articles", "agree", n / 100), True) for n in range(1, 100)]
+    calibration = calibration_of(field_answers)
+    assert confidence_in(calibration, agreed) == pytest.approx(0.9, abs=0.01)
+    assert confidence_in(calibration, differed) == pytest.approx(0.8, abs=0.01)
+    assert confidence_in(calibration, judged("penalty", "agree", 0.6)) >= confidence_in(
+        calibration, agreed
+    )
+    assert confidence_in(calibration, judged("penalty", "", 0.5)) == 0.5, (
+        "the classifier's own answer"
+    )
+    assert confidence_in(calibration, few) == 0.5, "too few to say"
+    never_wrong = confidence_in(calibration, judged("articles", "agree", 0.3))
     assert 0.9 < never_wrong < 1, "but not certain"
 
 
@@ -62,5 +66,5 @@ def test_scores_that_are_all_right_or_all_wrong_have_a_scale(is_right: bool) -> 
 def test_no_probability_is_0_or_1_and_no_confidence_nearly(logit: float, chance: float) -> None:
     assert 0 < calibrated(logit, 1, 0) < 1
     for scaling in ({}, {"penalty": {"agree": (5.0, 9.0)}}):
-        confidence = scaled_chance(scaling, Judgment(0, "penalty", None, "agree", chance))
+        confidence = confidence_in(calibration, FieldAnswer(0, "penalty", None, "agree", chance))
         assert UNSURE <= confidence <= 1 - UNSURE

@@ -20,7 +20,7 @@ from panjue.finetune.classifier.classifier import Classifier, load_classifier, r
 from panjue.finetune.classifier.features import PLACES, View, facts, marked, views
 from panjue.finetune.classifier.grams import NUMBER, Hashes, Text, grams, magnitude
 from panjue.finetune.classifier.label_sets import LabelField
-from panjue.prompts.example import AnswerFields, Example
+from panjue.prompts.example import Example, LabelFields
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, write_json
@@ -133,7 +133,7 @@ def small(*, is_set: bool, scale: float = 1.0, shift: float = 0.0) -> Classifier
     view = View(np.array(sorted(hashes("甲"))), np.ones(1, np.float32))
     names = ("label", "other")
     return Classifier(
-        decides=AnswerFields(sets=names) if is_set else AnswerFields(classes=names),
+        label_fields=LabelFields(sets=names) if is_set else LabelFields(classes=names),
         views=[view, view],
         weights=[csr_array([[2.0, -1.0, 5.0]]), csr_array((1, 3))],
         bias=np.zeros(3, np.float32),
@@ -162,7 +162,7 @@ def test_predictions_of_many_cases_are_those_of_each(texts: Sequence[str]) -> No
         assert classifier.predict(examples) == alone
 
 
-DECIDES = AnswerFields(classes=("label", "other"))
+DECIDES = LabelFields(classes=("label", "other"))
 TWO_CLASSES = replace(TASK, answer=DECIDES)
 
 

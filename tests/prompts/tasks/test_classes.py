@@ -126,7 +126,7 @@ def test_a_class_by_hand(reply: str, label: str | None) -> None:
     decoded = SEVERITY.ask.decode(reply, Example(1, ""), LABELS)
     assert decoded.answer == {"label": label or "一年以下"}, "or the fallback"
     assert decoded.readable == bool(label)
-    assert decoded.guesses == (() if label else ((0, "label"),))
+    assert decoded.from_fallback == (() if label else ((0, "label"),))
     assert len(decoded.repairs) == 1
 
 
@@ -148,7 +148,7 @@ def test_a_set_by_hand(reply: str, labels: list[str] | None) -> None:
     decoded = ECTHR.ask.decode(reply, Example(1, ""), Labels())
     assert decoded.answer == {"labels": ["Article 2"] if labels is None else labels}
     assert decoded.readable == (labels is not None)
-    assert decoded.guesses == (((0, "labels"),) if labels is None else ())
+    assert decoded.from_fallback == (((0, "labels"),) if labels is None else ())
     assert len(decoded.repairs) == 1
 
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from panjue.eval.fairness import fairness, show_fairness
+from panjue.eval.metric_values import metric_values, pooled
 from panjue.eval.shown import items_of
-from panjue.eval.values import metric_values, pooled
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.dialogue.metric import holder_points, sextuple

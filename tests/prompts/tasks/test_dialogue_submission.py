@@ -14,9 +14,9 @@ import pytest
 
 from panjue.eval.check import check
 from panjue.eval.compare import compare_runs
+from panjue.eval.metric_values import metric_values, submission_rows
 from panjue.eval.score import score
 from panjue.eval.shown import items_of, own_gold
-from panjue.eval.values import metric_values, submission_rows
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.reader import Reader

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from panjue.eval.metric_values import metric_values
 from panjue.eval.shown import items_of
-from panjue.eval.values import metric_values
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -140,9 +140,9 @@ def test_a_cut_reply_gives_nobody_the_answer_of_another(
     assert case.answer is not None
     pairs = zip(decoded.answer["judgments"], case.answer["judgments"], strict=True)
     for number, (found, right) in enumerate(pairs):
-        if not decoded.is_guess(number, "penalty"):
+        if not decoded.is_fallback(number, "penalty"):
             assert found["penalty"] == right["penalty"]
-        if not decoded.is_guess(number, "charges"):
+        if not decoded.is_fallback(number, "charges"):
             assert {*found["charges"]} <= {*right["charges"]}
 
 
@@ -151,10 +151,10 @@ def test_one_answer_for_two_of_a_name_is_nobodys(labels: Labels) -> None:
     own = {"charges": ["诈骗罪"], "articles": ["266"], "penalty": PENALTIES[5]}
     rows = [{"name": "张某", **own}, {"name": "李某", **own}]
     decoded = decode(dump({"judgments": rows}), example, labels)
-    guessed = [decoded.is_guess(number, "penalty") for number in range(3)]
+    guessed = [decoded.is_fallback(number, "penalty") for number in range(3)]
     assert guessed == [True, False, True]
     assert "张某: 2 of this name cannot be told apart, dropped" in decoded.repairs
     # A bare list, as models without a grammar write it, has an order too.
     rows.append({"name": unicodedata.normalize("NFKC", "张某"), **own})
     bare = decode(dump(rows), example, labels)
-    assert not any(bare.is_guess(number, "penalty") for number in range(3))
+    assert not any(bare.is_fallback(number, "penalty") for number in range(3))

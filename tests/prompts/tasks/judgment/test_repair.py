@@ -71,7 +71,7 @@ def reply_with(**fields: object) -> str:
 
 def value(decoded: Decoded, field: str) -> object:
     """Return what is read of a field; None if it is guessed."""
-    return None if decoded.is_guess(0, field) else decoded.answer["judgments"][0][field]
+    return None if decoded.is_fallback(0, field) else decoded.answer["judgments"][0][field]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_one_thing_wrong(
     assert list(check(ONE, write(ONE, decoded.answer), labels)) == []
     expected = {**GUESS, "penalty": "拘役", field: GUESS[field] if read is None else read}
     assert decoded.answer == {"judgments": [{"name": "甲", **expected}]}
-    assert decoded.guesses == (((0, field),) if read is None else ())
+    assert decoded.from_fallback == (((0, field),) if read is None else ())
     repair = repair or f"penalty {written!r} -> {read!r}"
     assert repair in [text.removeprefix("甲: ") for text in decoded.repairs]
 
@@ -203,7 +203,7 @@ def test_what_a_reply_has_is_kept_and_everything_else_is_a_guess(
     for number, judgment in enumerate(decoded.answer["judgments"]):
         for field, own in OWN.items():
             is_kept = people[judgment["name"]].get(field) == own
-            assert ((number, field) in decoded.guesses) == (not is_kept)
+            assert ((number, field) in decoded.from_fallback) == (not is_kept)
             assert not is_kept or judgment[field] == own
 
 
@@ -211,7 +211,7 @@ def test_what_a_reply_has_is_kept_and_everything_else_is_a_guess(
 def test_an_unreadable_reply_is_guessed_from_end_to_end(labels: Labels, reply: str) -> None:
     decoded = decode(reply, ONE, labels)
     assert decoded.answer == {"judgments": [{"name": "甲", **GUESS}]}
-    assert decoded.guesses == tuple((0, field) for field in GUESS)
+    assert decoded.from_fallback == tuple((0, field) for field in GUESS)
     assert not decoded.readable
     without_labels = decode(reply, ONE, Labels()).answer["judgments"]
     assert without_labels == [

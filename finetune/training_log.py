@@ -25,7 +25,7 @@ MAX_SHOWN_EXAMPLES = 5
 """Refused examples, and notes, printed to the console; the report file has all."""
 
 
-class Journal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
+class TrainingLog(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
     """Shows progress with tokens/s and time left; appends each log entry to `log.jsonl`."""
 
     def __init__(self, folder: Path, console: Console) -> None:
@@ -99,8 +99,8 @@ def print_plan(
     labels: Labels,
 ) -> None:
     plan = [*data_plan(rows, examples), *training_plan(trainer)]
-    decides = examples.reader.task.answer
-    alike = labels.look_alikes(map(decides.kind, decides.fields))
+    label_fields = examples.reader.task.answer
+    alike = labels.look_alikes(map(label_fields.kind, label_fields.fields))
     plan += [("labels", line) for line in islice(alike, MAX_SHOWN_EXAMPLES)]
     plan += [("labels", line) for line in examples.reader.task.ask.doubts(labels)]
     if examples.reader.skipped.rows:

@@ -102,7 +102,7 @@ FIXED = {
     "restore_callback_states_from_checkpoint": True,  # a resumed run keeps its patience count
     "max_length": None,  # rows never exceed max_tokens, so trl must not cut
     "dataset_kwargs": {"skip_prepare_dataset": True},
-    "disable_tqdm": True,  # Journal shows progress
+    "disable_tqdm": True,  # TrainingLog shows progress
     "logging_nan_inf_filter": False,  # it would log NaN as 0; `ReplyTrainer.log` ends the training
     "router_aux_loss_coef": 0.0,  # the loss is that of the replies; no router logits
 }

@@ -21,9 +21,9 @@ import psutil
 import pytest
 import torch
 
-from panjue.finetune import processes
+from panjue.finetune import distributed
 from panjue.finetune.data import cached
-from panjue.finetune.processes import check_driver, check_environment, check_sharding
+from panjue.finetune.distributed import check_driver, check_environment, check_sharding
 from panjue.finetune.settings import LAUNCHED
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines
@@ -41,8 +41,8 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.fsdp import FSDPModule
-from panjue.finetune import processes, sft
-from panjue.finetune.result import TrainingRun
+from panjue.finetune import distributed, sft
+from panjue.finetune.training_run import TrainingRun
 from panjue.finetune.settings import sft_settings
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.plumbing.errors import Stopped
@@ -76,7 +76,7 @@ def signalled(trainer, *args, **kwargs):
         os.kill(os.getpid(), signal.SIGTERM)
     return lose(trainer, *args, **kwargs)
 
-processes.check_sharding, TrainingRun.save = lambda *_: None, tell
+distributed.check_sharding, TrainingRun.save = lambda *_: None, tell
 say(f"process {rank} is {os.getpid()}")
 for name, words in json.loads(sys.argv[2]):
     is_sharded = name.startswith("fsdp")
@@ -280,7 +280,7 @@ def test_the_rows_of_the_first_process_are_waited_for(
         is_main = threading.current_thread() is threading.main_thread()
         return SimpleNamespace(is_main_process=is_main)
 
-    monkeypatch.setattr(processes, "PartialState", state)
+    monkeypatch.setattr(distributed, "PartialState", state)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(cached, tmp_path, {}, lambda _: iter(()))
         with pytest.raises(TimeoutError):
