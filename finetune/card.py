@@ -17,7 +17,7 @@ from panjue.prompts.plumbing.run import (
     ANSWERS,
     HELD_OUT,
     MANIFEST,
-    TRAINING,
+    SUMMARY,
     AnswersRecord,
     Choice,
     Run,
@@ -60,7 +60,7 @@ def update_card(run: Run) -> None:
     That of an adapter without its run folder stays too: it has what the records there lack.
     """
     trained = run.result
-    if trained is None or not (run.folder / TRAINING).exists():
+    if trained is None or not (run.folder / SUMMARY).exists():
         return
     if (trained / CARD).exists() and is_as_written(trained / CARD):
         write_card(trained, run.folder)
@@ -83,7 +83,8 @@ def card_lines(trained: Path, run: Path) -> Iterator[str]:
     yield from front_matter(record)
     yield f"# {run.resolve().name}"
     yield ""
-    yield f"{KINDS[record.method]} for `{scrubbed(record.base)}`: the task `{record.task}` of panjue."
+    base = scrubbed(record.base)
+    yield f"{KINDS[record.method]} for `{base}`, trained by panjue for its task `{record.task}`."
     yield ""
     yield OF_DEMO if is_demo(trained) else NOT_FOR
     yield "## Base and data"
@@ -151,7 +152,7 @@ def training_lines(record: RunRecord, summary: TrainingSummary) -> Iterator[str]
 
 def held_out_lines(trained: Path, run: Path, summary: TrainingSummary) -> Iterator[str]:
     """Yield the loss on held-out cases, and how the model and the classifier answered them."""
-    choice = choice_of(trained, run)
+    choice = held_out_choice(trained, run)
     if summary.held_out_loss is None and choice is None:
         return
     yield "## Held-out cases"
@@ -167,7 +168,7 @@ def held_out_lines(trained: Path, run: Path, summary: TrainingSummary) -> Iterat
         yield from table(head, choice_rows(choice))
 
 
-def choice_of(trained: Path, run: Path) -> Choice | None:
+def held_out_choice(trained: Path, run: Path) -> Choice | None:
     """Return who answers each field, if this very training answered the held-out cases."""
     folder = run / ANSWERS / HELD_OUT
     choice = Choice.read(folder)
@@ -200,11 +201,11 @@ def test_lines(trained: Path, run: Path, record: RunRecord) -> Iterator[str]:
         if scores.in_sample:
             yield f"Not for comparison: {scores.in_sample}."
         yield ""
-        rows = [(metric, *scored(scores, metric)) for metric in metrics]
+        rows = [(metric, *mean_and_interval(scores, metric)) for metric in metrics]
         yield from table(("metric", "score", "95% interval"), rows)
 
 
-def scored(scores: StoredScores, metric: str) -> tuple[str, str]:
+def mean_and_interval(scores: StoredScores, metric: str) -> tuple[str, str]:
     """Return a metric's mean and its interval as texts."""
     low, high = scores.interval.get(metric, (None, None))
     return number(scores.mean(metric)), f"{number(low)} to {number(high)}"

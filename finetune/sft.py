@@ -91,7 +91,7 @@ def run_training(
     check_embeddings(base, model, maker.tokenizer, rows.train, rows.held_out)
     if choose_packing(config, model, args, console):
         rows = replace(rows, train=pack(rows.train, config.max_tokens))
-    journal = TrainingLog(config.run, console)
+    log = TrainingLog(config.run, console)
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
     with of_library("trainer"):
         trainer = ReplyTrainer(
@@ -100,7 +100,7 @@ def run_training(
             rows.train,
             eval_dataset=rows.held_out if len(rows.held_out) else None,
             processing_class=maker.tokenizer,
-            callbacks=[journal, *patience, StopOnSignal(console)],
+            callbacks=[log, *patience, StopOnSignal(console)],
         )
     if "num_train_epochs" in config.trainer:
         cap_steps(trainer)
@@ -116,7 +116,7 @@ def run_training(
     trainer.train_or_resume(console)
     trainer.accelerator.wait_for_everyone()
     console.print("4/4 saving")
-    run.save(trainer, labels, classifier, len(rows.report.tokens), journal.seconds)
+    run.save(trainer, labels, classifier, len(rows.report.tokens), log.seconds)
     loss = kept_loss(trainer)
     reached = "" if loss is None else f" (loss {loss:.4f} on {len(rows.held_out)} held-out cases)"
     console.print(f"written: {config.result}{reached}")

@@ -29,14 +29,14 @@ from panjue.prompts.plumbing.files import (
     sha256,
     write_json,
 )
-from panjue.prompts.plumbing.ours import has_record, is_base, refuse_claim
+from panjue.prompts.plumbing.ours import followed, has_record, is_base, refuse_claim
 from panjue.prompts.plumbing.run import (
     DATA,
     MANIFEST,
     REPLACED,
     RESULTS,
     ROWS,
-    TRAINING,
+    SUMMARY,
     WEIGHTS,
     Run,
     RunRecord,
@@ -163,13 +163,14 @@ class TrainingRun:
         """Return the summary of a training that begins: where its settings came from."""
         path = self.config.path
         changed = changed_settings(self.config)
-        if path == Run(self.config.run).config:  # these are the settings of the command before
+        if path and followed(path) == followed(Run(self.config.run).config):
+            # The file has the settings of the command before.
             before = TrainingSummary.read(self.config.run) or TrainingSummary()
             return TrainingSummary(config=before.config, changed={**before.changed, **changed})
         return TrainingSummary(config=path.stem if path else "", changed=changed)
 
     def _write(self, summary: TrainingSummary) -> None:
-        write_json(self.config.run / TRAINING, summary.model_dump(mode="json"))
+        write_json(self.config.run / SUMMARY, summary.model_dump(mode="json"))
 
     def _has_checkpoints(self) -> bool:
         return any((self.config.run / "checkpoints").glob("checkpoint-*"))
@@ -214,13 +215,13 @@ class TrainingRun:
 def finished(begun: TrainingSummary, trainer: ReplyTrainer, seconds: float) -> TrainingSummary:
     """Return the summary of a training with what is known at its end."""
     state = trainer.state
-    has_held_out = trainer.eval_dataset is not None
+    held_out = trainer.eval_dataset
     memory, device = peak_memory()
     results = {
         "finished": date.today().isoformat(),
         "steps": state.global_step,
         "kept_step": kept_step(trainer),
-        "held_out": len(trainer.eval_dataset) if has_held_out else 0,
+        "held_out": 0 if held_out is None else len(held_out),
         "held_out_loss": kept_loss(trainer),
         "tokens": state.num_input_tokens_seen,
         "seconds": round(seconds, 1),

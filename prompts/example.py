@@ -48,7 +48,7 @@ class Decoded:
 
     answer: Answer  # always complete: unreadable parts get the task's fallback
     repairs: tuple[str, ...] = ()  # one short text each; empty if the reply was valid
-    readable: bool = True  # False: nothing could be read, so that the answer is a guess
+    readable: bool = True  # False: nothing could be read, so that the answer is the fallback
     from_fallback: tuple[tuple[int, str], ...] = ()
     """Item and field of each value that a readable reply does not have: it is the fallback's."""
 

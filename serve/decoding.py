@@ -126,11 +126,11 @@ class Tally:
             return
         self.repaired += bool(decoded.repairs)
         self.valid += not decoded.repairs
-        for guessed in Counter(item for item, _ in decoded.from_fallback).values():
-            if guessed == item_fields:
+        for filled in Counter(item for item, _ in decoded.from_fallback).values():
+            if filled == item_fields:
                 self.left_out += 1
             else:
-                self.missing_fields += guessed
+                self.missing_fields += filled
 
     def lines(self) -> Iterator[str]:
         """Yield what a person reads after decoding."""

@@ -126,7 +126,7 @@ def versions(task: str) -> dict[str, str]:
 
 
 class Replica:
-    """An engine and its question_maker in a process of their own: an actor, wherever Ray puts it."""
+    """An engine and its QuestionMaker in a process of their own: an actor, wherever Ray puts it."""
 
     def __init__(self, job: Job, wanted: dict[str, str]) -> None:
         self._job = job

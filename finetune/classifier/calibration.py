@@ -122,7 +122,7 @@ def calibration_of(
 
 
 def confidence_in(calibration: Calibration, field_answer: FieldAnswer) -> float:
-    """Return the confidence in a field_answer: its chance after calibration, if there is one for it."""
+    """Return the confidence in an answer to a field: its chance, calibrated if possible."""
     chance = field_answer.chance
     of_field = calibration.get(field_answer.field, {})
     if field_answer.agreement in of_field:

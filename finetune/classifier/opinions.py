@@ -58,7 +58,7 @@ class FinalAnswer(NamedTuple):
 
 
 EMPTY_REPLY: Mapping[str, Any] = {"texts": [""]}
-"""A row of which everything is a guess."""
+"""A row of which everything comes from the fallback."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Advisor:
             fitted on. They come from parts of it that had not seen the case.
         in_prompts: Whether prompts show its opinions.
         answers: Fields that it answers, whatever the reply has.
-        calibration: Corrects its probabilities where the model answers; empty, they stay as they are.
+        calibration: Corrects its probabilities where the model answers; empty: they stay.
     """
 
     task: Task

@@ -30,13 +30,13 @@ answers in the folder X, made with answers=X, it is `held-out-X` if that exists.
 
 CHOICE = "choice.json"
 SCORES = "scores.json"
-TRAINING = "training.json"
+SUMMARY = "training.json"
 
 RESULTS = ("adapter", "model")
 """Folders in a run folder that hold the result of a training: LoRA weights, or all weights."""
 REPLACED = (
     *(CONFIG, MANIFEST, *RESULTS, "merged", "unmerged"),
-    *("checkpoints", "log.jsonl", "skipped-train.jsonl", TRAINING),
+    *("checkpoints", "log.jsonl", "skipped-train.jsonl", SUMMARY),
 )
 """What commands replace in a run folder; a folder of answers has a record of its own."""
 REPLACED_ANSWERS = (
@@ -209,7 +209,7 @@ class TrainingSummary(BaseModel):
     @classmethod
     def read(cls, folder: Path) -> "TrainingSummary | None":
         """Return the summary in a run folder, if there is one; version 0.4 wrote none."""
-        return _if_any(cls, folder / TRAINING)
+        return _if_any(cls, folder / SUMMARY)
 
 
 class StoredScores(BaseModel):

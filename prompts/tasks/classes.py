@@ -132,8 +132,8 @@ class Classes:
         if words is None:
             commonest = labels.commonest("label") or self.words[0]
             fallback = self._answer([commonest] if commonest != NONE else [])
-            guess = ((0, self.key),)
-            return Decoded(fallback, ("no class",), readable=False, from_fallback=guess)
+            filled = ((0, self.key),)
+            return Decoded(fallback, ("no class",), readable=False, from_fallback=filled)
         answer = self._answer(words)
         if load_json(reply) == answer:
             return Decoded(answer)

@@ -35,7 +35,7 @@ def decode(reply: str, example: Example, labels: Labels) -> Decoded:
     """Find each defendant's judgment in a reply.
 
     Total and linear in the reply's length: every defendant gets known labels for any reply, and
-    every repair and guess is listed.
+    every repair and every value from the fallback is listed.
     """
     found, repairs = _judgments_by_place(json_objects(reply), example.names)
     judgments = []
@@ -43,7 +43,7 @@ def decode(reply: str, example: Example, labels: Labels) -> Decoded:
     for number, name in enumerate(example.names):
         person = Person(found.get(number, {}), labels)
         judgments.append({"name": name, **person.judgment()})
-        from_fallback += [(number, field) for field in person.guessed]
+        from_fallback += [(number, field) for field in person.from_fallback]
         repairs += [f"{name}: {repair}" for repair in person.repairs]
     answer = {"judgments": judgments}
     if not repairs and load_json(reply) != in_reply(answer):
@@ -166,14 +166,14 @@ def _loose(name: str) -> str:
 
 
 class Person:
-    """One defendant's judgment, with what was repaired in it and the fields that are guesses."""
+    """One defendant's judgment, with what was repaired in it and the fields of the fallback."""
 
     def __init__(self, found: Mapping[str, Any], labels: Labels) -> None:
         """Set the person's object in the reply, which may be empty."""
         self._found = found
         self._labels = labels
         self.repairs: list[str] = []
-        self.guessed: list[str] = []
+        self.from_fallback: list[str] = []
 
     def judgment(self) -> dict[str, Any]:
         """Read the judgment; missing parts get the commonest labels."""
@@ -214,7 +214,7 @@ class Person:
             self.repairs.append(f"{field} cut to {most}, the most in training")
         if not read:
             self.repairs.append(f"{field} missing")
-            self.guessed.append(field)
+            self.from_fallback.append(field)
         return read[:most]
 
     def _read_penalty(self) -> str:
@@ -224,7 +224,7 @@ class Person:
         named = set(filter(None, read.values()))
         if len(named) != 1:
             self.repairs.append("penalty missing or of no class")
-            self.guessed.append("penalty")
+            self.from_fallback.append("penalty")
             return ""
         for text, penalty in read.items():
             if penalty is None:  # such as an accessory penalty

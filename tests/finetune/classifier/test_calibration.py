@@ -65,6 +65,6 @@ def test_scores_that_are_all_right_or_all_wrong_have_a_scale(is_right: bool) -> 
 @given(st.floats(-1e300, 1e300), st.floats(0, 1))
 def test_no_probability_is_0_or_1_and_no_confidence_nearly(logit: float, chance: float) -> None:
     assert 0 < calibrated(logit, 1, 0) < 1
-    for scaling in ({}, {"penalty": {"agree": (5.0, 9.0)}}):
+    for calibration in ({}, {"penalty": {"agree": (5.0, 9.0)}}):
         confidence = confidence_in(calibration, FieldAnswer(0, "penalty", None, "agree", chance))
         assert UNSURE <= confidence <= 1 - UNSURE
