@@ -11,6 +11,7 @@ from typing import Any
 from panjue.prompts.labels import load_labels
 from panjue.prompts.model import is_demo, is_hub_name, model_sha256
 from panjue.prompts.plumbing.config import DATA_FILES, scrubbed
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import atomic_write, dump
 from panjue.prompts.plumbing.progress import duration
 from panjue.prompts.plumbing.run import (
@@ -191,8 +192,11 @@ def test_lines(trained: Path, run: Path, record: RunRecord) -> Iterator[str]:
     """Yield a table for each test file that was answered with this training and scored."""
     metrics = load_task(record.task).score.names
     for manifest in sorted((run / ANSWERS).glob(f"*/{MANIFEST}")):
-        answers = AnswersRecord.read(manifest.parent)
-        scores = StoredScores.read(manifest.parent)
+        try:
+            answers = AnswersRecord.read(manifest.parent)
+            scores = StoredScores.read(manifest.parent)
+        except UserError:  # `panjue runs` names what is broken
+            continue
         if scores is None or answers.held_out or not is_by(trained, answers):
             continue
         yield f"## Scores on {scrubbed(answers.test)}"

@@ -103,7 +103,7 @@ def store_scores(answered: "OpenedAnswers", numbers: Mapping[str, Any]) -> None:
     folder = answered.folder
     if not os.access(folder, os.W_OK):  # somebody else's run can be scored too
         return
-    write_json(folder / SCORES, numbers, are_scores)
+    write_json(folder / SCORES, numbers)
     trained = answered.answers.trained
     if trained and trained.name in RESULTS:
         update_card(Run(trained.parent))
@@ -132,6 +132,16 @@ def compare(
         result = compare_runs(reader, second_run.test, first_run.folder, second_run.folder)
     show_runs(result, first, second, Console())
     reader.skipped.show()
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="with run folders, or one of them")] = Path("runs"),
+) -> None:
+    """List the trainings in FOLDER: base, method, loss, and scores by test file."""
+    from panjue.eval.runs import list_runs, show_listing
+
+    show_listing(list_runs(folder))
 
 
 @app.command()

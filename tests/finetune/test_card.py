@@ -12,7 +12,7 @@ import yaml
 
 from panjue.finetune.card import is_as_written, update_card
 from panjue.prompts.labels import load_labels
-from panjue.prompts.plumbing.files import read_json
+from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.prompts.plumbing.run import Run, TrainingSummary
 
 from .conftest import logged, main
@@ -103,6 +103,16 @@ def test_scores_come_into_the_card_and_an_edited_one_stays(
     (run / "answers/test/scores.json").unlink()
     update_card(Run(run))
     assert card(run) == edited
+
+
+def test_broken_scores_are_no_reason_to_fail(trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (run / "answers/test").mkdir(parents=True)
+    write_json(run / "answers/test/manifest.json", {"test_sha256": ""})
+    write_json(run / "answers/test/scores.json", {"final": 0.5})
+    update_card(Run(run))
+    assert "Scores on" not in card(run)
 
 
 def test_scores_of_another_training_are_left_out(
