@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from panjue.eval.metric_values import metric_values, other_cases
-from panjue.eval.shown import own_gold
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
@@ -93,7 +92,7 @@ def _other_cases(reader: Reader, submission: Path, cases: Path) -> str:
 def unscorable(task: Task, example: Example, row: Row) -> Iterator[str]:
     """Yield a fault if the metric cannot read a row, even as its own gold."""
     try:
-        metric_values(task, own_gold(row), row, "")
+        metric_values(task, task.as_gold(row), row, "")
     except UserError:
         right = task.data.write(example, task.ask.decode("", example, Labels()).answer)
         yield f"`panjue score` cannot read it; a right row is {dump(right):.200}"

@@ -25,8 +25,6 @@ from panjue.prompts.tasks.metrics import CorpusMetric, Numbers, Row
 
 RESAMPLES = 1000
 
-UNWEIGHTED = "every example has weight 0 (log2 of one defendant): these are unweighted means"
-
 Members = NDArray[np.int64]
 """The examples of a group, as row numbers in ascending order."""
 

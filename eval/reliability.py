@@ -29,7 +29,7 @@ class Bin:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Reliability:
     """Calibration of one field."""
 
     ece: float
@@ -38,7 +38,7 @@ class Calibration:
     bins: tuple[Bin, ...]  # the bins that are not empty, least certain first
 
 
-def calibration(confidence: ArrayLike, correct: ArrayLike) -> Calibration:
+def reliability(confidence: ArrayLike, correct: ArrayLike) -> Reliability:
     """Bin confidences in [0, 1] and compare their means with the accuracy of the bins."""
     confidences = np.array(confidence, dtype=float)
     hits = np.array(correct, dtype=float)
@@ -52,7 +52,7 @@ def calibration(confidence: ArrayLike, correct: ArrayLike) -> Calibration:
         accuracy = float(hits[is_inside].mean())
         bins.append(Bin(count, mean, accuracy))
         distances += count * abs(mean - accuracy)
-    return Calibration(distances / max(1, len(confidences)), tuple(bins))
+    return Reliability(distances / max(1, len(confidences)), tuple(bins))
 
 
 def mean_confidence(row: Mapping[str, Any]) -> float:
@@ -89,15 +89,15 @@ class Certainty:
                 self._confidences[field].append(chance)
                 self._correct[field].append(is_same(gold_item[field], item[field]))
 
-    def fields(self) -> dict[str, Calibration]:
+    def fields(self) -> dict[str, Reliability]:
         """Return field -> the calibration of all judgments on it."""
         fields = {}
         for field, confidences in self._confidences.items():
-            fields[field] = calibration(confidences, self._correct[field])
+            fields[field] = reliability(confidences, self._correct[field])
         return fields
 
 
-def show_calibration(fields: Mapping[str, Calibration], console: Console) -> None:
+def show_reliability(fields: Mapping[str, Reliability], console: Console) -> None:
     """Print the error of each field; the report has the bins."""
     table = Table("field", "ECE", "judgments")
     for name, result in fields.items():

@@ -14,8 +14,9 @@ from panjue.eval.baselines import row_of_classifier
 from panjue.eval.curve import Picture, picture, read_losses
 from panjue.eval.metric_values import item_names, metric_values, submission_rows
 from panjue.eval.reliability import mean_confidence
-from panjue.eval.score import ScoreResult, remarks, score
-from panjue.eval.shown import class_fields, items_of, own_gold
+from panjue.eval.score import ScoreResult, score
+from panjue.eval.show_scores import Remark, remarks
+from panjue.eval.shown import class_fields, items_of
 from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
 from panjue.prompts.example import Decoded, Example, first_reply
 from panjue.prompts.model import is_demo
@@ -239,7 +240,7 @@ def _own_gold(task: Task, row: Row | None, place: str) -> Row | None:
     """Return an answer as its own gold, so that it can be shown."""
     if row is None:
         return None
-    gold = own_gold(row)
+    gold = task.as_gold(row)
     metric_values(task, gold, row, place)  # raises if the metric cannot read it
     return gold
 
@@ -335,9 +336,10 @@ def page(result: PageData) -> str:
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # fields in the task's order
     answered = result.answered
     trained = None if answered.record.endpoint else answered.answers.trained
-    lines = list(remarks(result.scores)) if result.scores else []
-    if answered.reader.skipped.rows:
-        lines.append(str(answered.reader.skipped))
+    lines = list(remarks(result.scores, result.labels)) if result.scores else []
+    skipped = answered.reader.skipped
+    if skipped.rows:
+        lines.append(Remark(str(skipped), "跳过了无效行，见 skipped-test.jsonl。"))
     data = {
         "cases": [asdict(case) for case in result.cases],
         "labels": result.labels,

@@ -1,19 +1,15 @@
 """Score a submission against gold: the task's metrics with intervals, groups and baselines."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
 
 from panjue.eval.baselines import Baselines
 from panjue.eval.metric_values import (
-    UNWEIGHTED,
     MetricValues,
     Summary,
     score_rows,
@@ -22,7 +18,7 @@ from panjue.eval.metric_values import (
     summarize,
     without_nan,
 )
-from panjue.eval.reliability import Calibration, Certainty, show_calibration
+from panjue.eval.reliability import Certainty, Reliability
 from panjue.eval.stage import Lists, outside, read_lists, scored_by
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
@@ -31,13 +27,7 @@ from panjue.prompts.plumbing.run import Answers
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, no_labels
 from panjue.serve.answers import OpenedAnswers
-from panjue.serve.decoding import decoding_of, never_asked
-
-MAX_SHOWN_NOTES = 5
-"""Notes on gold that are printed; the JSON has all."""
-
-MAX_GROUP_COLUMNS = 6
-"""So many groups, or metrics, have room beside each other in 80 characters."""
+from panjue.serve.decoding import decoding_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +40,7 @@ class ScoreResult:
     ranked_groups: Sequence[str]  # those over which the contest takes the mean, if all are there
     ranked_by: dict[str, float]  # metric -> this mean
     baselines: dict[str, dict[str, float]]  # baseline, trivial or human -> its metrics
-    calibration: dict[str, Calibration] | None  # of each field; None without confidences
+    calibration: dict[str, Reliability] | None  # of each field; None without confidences
     unreadable_rate: float | None  # the share of replies that could not be read; None: no replies
     missing: int  # examples without a row, which are scored as unanswered
     faulty: int  # rows that count for nothing or that the contest may refuse
@@ -223,87 +213,3 @@ def in_sample(answers: Answers) -> str | None:
     if record.test_sha256 in (training.train_sha256, training.mix_sha256):
         return "these cases were trained on"
     return None
-
-
-def show(scores: ScoreResult, console: Console) -> None:
-    # In 80 columns the headings of baselines wrap, and no name or number is cut.
-    columns = [Column(name, no_wrap=True) for name in ("metric", "score", "95% interval")]
-    table = Table(*columns, *scores.baselines)
-    for name, value in scores.total.mean.items():
-        low, high = scores.total.interval[name]
-        interval = f"{low:.4f} - {high:.4f}"
-        baselines = [f"{mean[name]:.4f}" for mean in scores.baselines.values()]
-        style = "bold" if name == scores.headline else None
-        table.add_row(name, f"{value:.4f}", interval, *baselines, style=style)
-    console.print(table)
-    for attribute, groups in scores.groups.items():
-        console.print(_group_table(attribute, groups, scores.headline))
-    if scores.calibration:
-        show_calibration(scores.calibration, console)
-    for line in remarks(scores):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _group_table(attribute: str, groups: Mapping[str, Summary], headline: str) -> Table:
-    """Return a table with a column for each group, or with a row for each of many."""
-    metrics = list(next(iter(groups.values())).mean)
-    has_rows = len(groups) > MAX_GROUP_COLUMNS
-    if has_rows and len(metrics) > MAX_GROUP_COLUMNS:
-        metrics = [headline]  # --json has all
-    lines = [[f"by {attribute}", "examples", *metrics]]
-    for name, summary in groups.items():
-        means = [f"{summary.mean[metric]:.4f}" for metric in metrics]
-        lines.append([name, str(summary.examples), *means])
-    if not has_rows:  # rows become columns
-        lines = list(map(list, zip(*lines, strict=True)))
-    # Group names come from files: `[/b] 某院` is a name, not rich markup.
-    heading, *rows = [map(escape, line) for line in lines]
-    table = Table(*[Column(text, overflow="fold") for text in heading])
-    table.columns[0].no_wrap = not has_rows  # names of metrics
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def remarks(scores: ScoreResult) -> Iterator[str]:
-    """Yield what a reader of the numbers should know, one line each."""
-    yield f"{scores.total.examples} examples; {scores.missing} without a row, scored as unanswered"
-    if scores.faulty:
-        yield f"{scores.faulty} rows have faults; `panjue check` names them"
-    yield from _remarks_of_the_contest(scores)
-    if scores.total.unweighted:
-        yield UNWEIGHTED
-    if scores.never_asked:
-        yield never_asked(scores.never_asked)
-    if scores.notes:
-        yield f"notes on gold: {len(scores.notes)}, scored as far as they can be (--json has all)"
-        yield from (f"  id {note}" for note in scores.notes[:MAX_SHOWN_NOTES])
-    if scores.unreadable_rate is not None:
-        yield f"unreadable replies: {scores.unreadable_rate:.2%}"
-    if scores.in_sample:
-        yield f"{scores.in_sample}; expect lower scores on other cases"
-    headline = scores.headline
-    for name, baseline in scores.baselines.items():
-        if scores.total.mean[headline] < baseline[headline]:
-            yield f"{headline} is below the baseline '{name}': {baseline[headline]:.4f}"
-    if scores.changed:
-        yield f"{scores.changed}; these old answers are scored without baselines of their training"
-    if scores.classifier_fault:
-        yield f"text classifier: unknown, {scores.classifier_fault}"
-    if scores.answered_by:
-        yield scores.answered_by
-
-
-def _remarks_of_the_contest(scores: ScoreResult) -> Iterator[str]:
-    """Yield what the contest makes of these numbers, where that is something else."""
-    if scores.ranked_by:
-        means = ", ".join(f"{metric} {mean:.4f}" for metric, mean in scores.ranked_by.items())
-        over = " and ".join(scores.ranked_groups)
-        yield f"mean of {over}, by which the contest ranks: {means}"
-    if scores.void:
-        yield f"the contest gives no score to such a file; rows: {scores.void}"
-    if scores.outside:
-        yield (
-            f"labels outside the lists: {scores.outside['gold']} in gold, "
-            f"{scores.outside['submission']} in the submission; as in the contest, none counts"
-        )

@@ -1,7 +1,8 @@
 """The model to train: the base model, optionally in four bits, optionally with LoRA."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,17 +18,15 @@ from transformers.utils import import_utils
 
 from panjue.finetune.distributed import is_sharded
 from panjue.finetune.settings import BaseConfig, SftConfig
+from panjue.finetune.vllm_probe import UNKNOWN_TO_VLLM, is_listed, vllm_problem
 from panjue.prompts.architecture import (
-    UNKNOWN_TO_VLLM,
-    is_listed,
     is_part,
     load_language_model,
     quantization_of,
     text_config,
-    vllm_problem,
 )
 from panjue.prompts.model import config_folder
-from panjue.prompts.plumbing.errors import UserError, of_library
+from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 
 Model: TypeAlias = PreTrainedModel | PeftModel
 
@@ -248,3 +247,13 @@ def lacks_kernels(model: Any) -> bool:
         return False
     has_fla = import_utils.is_flash_linear_attention_available()
     return not (has_fla and import_utils.is_causal_conv1d_available())
+
+
+@contextmanager
+def out_of_memory_named() -> Iterator[None]:
+    """Turn the error of a GPU without memory into one line with the ways out."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        way_out = "set method=qlora, a lower max_tokens or a smaller base"
+        raise UserError(f"GPU: {first_line(error)} {way_out}") from None

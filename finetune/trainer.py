@@ -192,6 +192,13 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             if self._keep:
                 drop_old(checkpoint.parent, self._keep, self.state.best_model_checkpoint)
 
+    def cap_steps(self) -> None:
+        """Let `max_steps` shorten the epochs; transformers would train so many steps instead."""
+        most = self.args.max_steps
+        if most > 0:
+            self.args.max_steps = -1  # not set: `steps` then counts those of all epochs
+            self.args.max_steps = min(most, steps(self))
+
     def train_or_resume(self, console: Console) -> None:
         """Train from the newest complete checkpoint, or from the start if there is none.
 
@@ -213,14 +220,6 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
                 write_json(path, {**state, "best_model_checkpoint": str(best)})
             self.accelerator.wait_for_everyone()
         self.train(resume_from_checkpoint=str(checkpoint))
-
-
-def cap_steps(trainer: ReplyTrainer) -> None:
-    """Let `max_steps` shorten the epochs; transformers would train for so many steps instead."""
-    most = trainer.args.max_steps
-    if most > 0:
-        trainer.args.max_steps = -1  # not set: `steps` then counts those of all epochs
-        trainer.args.max_steps = min(most, steps(trainer))
 
 
 def steps(trainer: ReplyTrainer) -> int:

@@ -18,8 +18,8 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import Meter, meter
 
-ADAM_BYTES = 12
-"""Bytes per trained weight: its gradient and Adam's two moments, in float32."""
+GRADIENT_BYTES = 4
+"""Bytes per trained weight, in float32."""
 
 MAX_SHOWN_EXAMPLES = 5
 """Refused examples, and notes, printed to the console; the report file has all."""
@@ -97,6 +97,8 @@ def print_plan(
     rows: TrainingRows,
     examples: Examples,
     labels: Labels,
+    *,
+    with_example: bool,
 ) -> None:
     plan = [*data_plan(rows, examples), *training_plan(trainer)]
     label_fields = examples.reader.task.answer
@@ -107,6 +109,8 @@ def print_plan(
         plan.append(("skipped", str(examples.reader.skipped)))
     for name, text in plan:
         console.print(f"{name:12s} {text}")
+    if with_example:
+        print_example(console, trainer.train_dataset[0], trainer.processing_class)
 
 
 def data_plan(rows: TrainingRows, examples: Examples) -> Iterator[tuple[str, str]]:
@@ -152,16 +156,29 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
         yield "processes", f"{args.world_size}, {strategy}; each has {each} of each step"
     yield "steps", f"{steps(trainer)}, each of {step_size(args)} examples or packs"
     stored = sum(weight.numel() * weight.element_size() for weight in weights)
-    needed = stored + trained * ADAM_BYTES
+    needed = stored + trained * GRADIENT_BYTES
+    moments = moment_bytes(args.optim)
+    needed += trained * (moments or 0)
+    what = "weights and optimizer"
+    if moments is None:
+        what = f"weights and gradients, without the state of {args.optim}"
     if trainer.is_fsdp_enabled:
         needed /= args.world_size
     memory = gpu_memory()
     has = f"; the GPU has {in_gib(memory)}" if memory else ""
-    text = f"{in_gib(needed)} a device for weights and optimizer, without activations{has}"
-    yield "memory", text
+    yield "memory", f"{in_gib(needed)} a device for {what}, without activations{has}"
     if lacks_kernels(trainer.model):
         packages = "flash-linear-attention and causal-conv1d"
         yield "kernels", f"training is slow without {packages}: .ci/install python3 fast"
+
+
+def moment_bytes(optimizer: str) -> int | None:
+    """Return the bytes of AdamW's two moments per trained weight; None for another optimizer."""
+    if not optimizer.removeprefix("paged_").startswith("adamw"):
+        return None
+    if optimizer.endswith("4bit"):
+        return 1
+    return 2 if optimizer.endswith("8bit") else 8
 
 
 def in_gib(size: float) -> str:

@@ -1,22 +1,28 @@
 """The result of a training: its manifest, whether it is finished, and its weights."""
 
-import resource
+import hashlib
+import os
 import shutil
-import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import PartialState
 from omegaconf import OmegaConf
+from rich.console import Console
 
 from panjue.finetune.card import CARD, write_card
 from panjue.finetune.checkpoints import full_disk_named
-from panjue.finetune.rules import task_sha256
+from panjue.finetune.classifier.classifier import FILE_VERSION
+from panjue.finetune.classifier.fit import MAX_EXAMPLES, fit, save_fitted
+from panjue.finetune.distributed import make_once
+from panjue.finetune.examples import Examples
+from panjue.finetune.rules import shared_rules, task_sha256
 from panjue.finetune.settings import OTHER_RUN, BaseConfig, SftConfig, changed_settings
+from panjue.finetune.summary import finished, kept_loss
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import CLASSIFIER, model_sha256, prompt_sha256
@@ -25,6 +31,8 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     atomic_folder,
     atomic_write,
+    dump,
+    exclusive_lock,
     read_json,
     sha256,
     write_json,
@@ -73,35 +81,45 @@ def fits_classifier(config: SftConfig, task: Task) -> bool:
     return bool(task.answer.fields) and not isinstance(config, BaseConfig)
 
 
-def run_record(config: SftConfig, base: Path, task: Task) -> RunRecord:
-    """Return the record of a training that begins; `base` is the folder of the base model."""
-    known: dict[str, Any] = config.model_dump(include=set(RunRecord.model_fields), mode="json")
-    for name in DATA_FILES:
-        file = getattr(config, name)
-        known[f"{name}_sha256"] = sha256(file) if file else None
-    known |= {
-        "base": config.model,
-        "base_sha256": model_sha256(base),
-        "mix_ratio": config.mix_ratio if config.mix else None,
-        "solve": task.solve.settings.model_dump() if task.solve else {},
-        "opinions": config.opinions
-        and fits_classifier(config, task)
-        and names_opinions(config.task),
-        "prompt_sha256": prompt_sha256(config.task),
-        "task_sha256": task_sha256(config.task),
-        "processes": PartialState().num_processes,
-        "trainer": {name: v for name, v in config.trainer.items() if name not in OF_SPEED},
-        "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
-    }
-    return RunRecord(**known)
-
-
 @dataclass(frozen=True)
 class TrainingRun:
     """The run folder of one training, and the record of what the training is made from."""
 
     config: SftConfig
     record: RunRecord
+
+    @classmethod
+    def of(cls, config: SftConfig, base: Path, task: Task) -> "TrainingRun":
+        """Return the run of a training that begins; `base` is the folder of the base model."""
+        known: dict[str, Any] = config.model_dump(include=set(RunRecord.model_fields), mode="json")
+        for name in DATA_FILES:
+            file = getattr(config, name)
+            known[f"{name}_sha256"] = sha256(file) if file else None
+        known |= {
+            "base": config.model,
+            "base_sha256": model_sha256(base),
+            "mix_ratio": config.mix_ratio if config.mix else None,
+            "solve": task.solve.settings.model_dump() if task.solve else {},
+            "opinions": config.opinions
+            and fits_classifier(config, task)
+            and names_opinions(config.task),
+            "prompt_sha256": prompt_sha256(config.task),
+            "task_sha256": task_sha256(config.task),
+            "processes": PartialState().num_processes,
+            "trainer": {name: v for name, v in config.trainer.items() if name not in OF_SPEED},
+            "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
+        }
+        return cls(config, RunRecord(**known))
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes out of the folder; they may have finished there meanwhile."""
+        if self.config.dry_run or not PartialState().is_main_process:
+            yield
+            return
+        with exclusive_lock(self.config.run, other=OTHER_RUN):
+            self.is_finished()  # raises if it is another training
+            yield
 
     def is_finished(self) -> bool:
         """Say whether the folder has the result of this training; refuse other work in it."""
@@ -134,13 +152,45 @@ class TrainingRun:
             shown.append(f"{len(parts) - MAX_DIFFERENCES} more")
         return "; ".join(shown)
 
-    def claim(self, classifier_sha256: str | None) -> None:
+    def classifier(self, examples: Examples, labels: Labels, console: Console) -> Path | None:
+        """Return the folder with the text classifier; one process fits it, once.
+
+        None: the task decides no field, or this is a tiny base, to be trained further.
+        """
+        task = examples.reader.task
+        if not fits_classifier(self.config, task):
+            return None
+        seed = self.record.seed
+        key = {**self.record.part(DATA), "seed": seed}
+        key |= {"file": FILE_VERSION, "max_examples": MAX_EXAMPLES, "rules": shared_rules()}
+        digest = hashlib.sha256(dump(key).encode()).hexdigest()
+        folder = self.config.run / "rows" / f"classifier-{digest[:16]}"
+
+        def make() -> None:
+            console.print(
+                "fitting the text classifier on all cases that are not held out "
+                f"(at most {MAX_EXAMPLES:,} of a file)"
+            )
+            fitted = fit(task, examples.train, examples.mixable, labels, seed)
+            save_fitted(fitted, task, labels, folder)
+
+        make_once(folder, folder, make)
+        return folder
+
+    def row_key(self, classifier: Path | None) -> dict[str, Any]:
+        """Return what the token rows depend on: settings, and the opinions that prompts show."""
+        key = self.record.part(DATA, ROWS)
+        if self.record.opinions and classifier:
+            key["classifier_sha256"] = sha256(classifier / CLASSIFIER)
+        return key
+
+    def claim(self, row_key: Mapping[str, Any]) -> None:
         """Write config.yaml and manifest.json, which assign the run folder to this training.
 
-        The hash is that of the classifier whose opinions the prompts show. A training with
-        checkpoints resumes only with the same one.
+        A training with checkpoints resumes only with the classifier whose opinions they saw.
         """
         folder = self.config.run
+        classifier_sha256 = row_key.get("classifier_sha256")
         record = self.record
         if classifier_sha256:
             record = record.model_copy(update={"classifier_sha256": classifier_sha256})
@@ -205,50 +255,21 @@ class TrainingRun:
             digest = sha256(folder / "labels.json")
             results: dict[str, Any] = {"examples": examples, "labels_sha256": digest}
             if classifier:
-                shutil.copy(classifier, folder / CLASSIFIER)
+                shutil.copy(classifier / CLASSIFIER, folder / CLASSIFIER)
                 results["classifier_sha256"] = sha256(folder / CLASSIFIER)
             self.record.model_copy(update=results).write(folder)
             self._write(finished(self._begun(), trainer, seconds))
             write_card(folder, self.config.run)
 
-
-def finished(begun: TrainingSummary, trainer: ReplyTrainer, seconds: float) -> TrainingSummary:
-    """Return the summary of a training with what is known at its end."""
-    state = trainer.state
-    held_out = trainer.eval_dataset
-    memory, device = peak_memory()
-    results = {
-        "finished": date.today().isoformat(),
-        "steps": state.global_step,
-        "kept_step": kept_step(trainer),
-        "held_out": 0 if held_out is None else len(held_out),
-        "held_out_loss": kept_loss(trainer),
-        "tokens": state.num_input_tokens_seen,
-        "seconds": round(seconds, 1),
-        "memory": memory,
-        "device": device,
-    }
-    return begun.model_copy(update=results)
-
-
-def kept_step(trainer: ReplyTrainer) -> int:
-    """Return the step whose weights are kept: that of the lowest held-out loss, or the last."""
-    best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
-    return int(best or trainer.state.global_step)
-
-
-def kept_loss(trainer: ReplyTrainer) -> float | None:
-    """Return the held-out loss of the kept weights; None if they were not evaluated."""
-    kept = kept_step(trainer)
-    for row in reversed(trainer.state.log_history):
-        if row["step"] == kept and "eval_loss" in row:
-            return float(row["eval_loss"])
-    return None
-
-
-def peak_memory() -> tuple[int, str]:
-    """Return the most bytes that this process has taken, and of what: its GPU, or the CPU."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_reserved(), torch.cuda.get_device_name()
-    kib = 1 if sys.platform == "darwin" else 2**10  # macOS counts bytes
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kib, "CPU"
+    def say_written(self, trainer: ReplyTrainer, console: Console) -> None:
+        """Print what was written, and the next command where no Makefile runs it."""
+        config = self.config
+        loss = kept_loss(trainer)
+        on = (
+            ""
+            if loss is None
+            else f" (loss {loss:.4f} on {len(trainer.eval_dataset)} held-out cases)"
+        )
+        console.print(f"written: {config.result}{on}")
+        if "MAKELEVEL" not in os.environ and not isinstance(config, BaseConfig):
+            console.print(f"next: panjue generate {config.run} TEST")

@@ -1,10 +1,6 @@
 """The language model in a base: whether it can be trained and answer, and how it is loaded."""
 
-import subprocess
-import sys
 from collections.abc import Mapping
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +11,7 @@ TEXT_KEYS = {
     r"^language_model\.(?=lm_head\.)": "",
     r"^(model\.)?language_model\.(model\.)?(?!lm_head\.)": "model.",
 }
-"""Patterns of names of weights in a model that sees or hears -> what its language model has."""
-
-ASK_VLLM = """
-import sys, transformers
-from vllm.model_executor.models.registry import ModelRegistry
-name = sys.argv[1]
-known = ModelRegistry.models.get(name)
-if known:
-    known.load_model_cls()
-    sys.exit()
-model = getattr(transformers, name)
-if model._is_stateful or not model.is_backend_compatible():
-    sys.exit("unknown")
-"""
-"""Program that fails if vLLM cannot load the class of a model. Its last line is the reason.
-
-What vLLM has no class for it runs with transformers' own, but there a layer keeps no state.
-"""
-
-UNKNOWN_TO_VLLM = "unknown"
-"""The reason of ASK_VLLM if vLLM can answer on no machine."""
+"""Patterns of names of weights in a multimodal model -> what its language model has."""
 
 
 def check_quantization(folder: Path, name: str) -> None:
@@ -82,29 +58,6 @@ def text_config(folder: Path) -> Any:
 def is_part(folder: Path) -> bool:
     """Say whether the language model is one part of a model that also sees or hears."""
     return "text_config" in read_object(folder / "config.json")
-
-
-def is_listed(architecture: str) -> bool:
-    """Say whether vLLM has a class of its own for a model: by its source, without an import."""
-    vllm = find_spec("vllm")
-    if vllm is None or vllm.origin is None:
-        return False
-    source = Path(vllm.origin).parent / "model_executor/models/registry.py"
-    return f'"{architecture}"' in source.read_text("utf-8")
-
-
-@cache
-def vllm_problem(architecture: str) -> str:
-    """Return why vLLM cannot load models of a class here; empty if it can, or is not installed.
-
-    `UNKNOWN_TO_VLLM`: neither vLLM nor transformers has a class that vLLM runs.
-    It takes some ten seconds, in a process of its own: importing vLLM changes this one's settings.
-    """
-    words = [sys.executable, "-P", "-c", ASK_VLLM, architecture]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    reason = (done.stderr.strip().splitlines() or ["it ended"])[-1]
-    is_installed = "No module named 'vllm" not in reason
-    return reason if done.returncode and is_installed else ""
 
 
 def load_language_model(folder: Path, **settings: Any) -> Any:

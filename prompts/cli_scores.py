@@ -77,7 +77,7 @@ def score(
 ) -> None:
     """Score SUBMISSION against GOLD by the task's official metric."""
     from panjue.eval.score import score as compute
-    from panjue.eval.score import show
+    from panjue.eval.show_scores import show
 
     submission, reader, answered = submission_of(submission, gold, task)
     check_output(json)

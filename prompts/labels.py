@@ -1,5 +1,6 @@
 """The label sets of a training file: collected once and saved with the adapter."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,7 +10,7 @@ from pathlib import Path
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from panjue.prompts.plumbing.config import first_complaint
-from panjue.prompts.plumbing.decode import normal
+from panjue.prompts.plumbing.decode import flatten_forms
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 
@@ -96,3 +97,24 @@ def collect(answers: Iterable[Mapping[str, Iterable[str]]]) -> Labels:
 def _ranked(counter: Counter[str]) -> dict[str, int]:
     """Return label -> count, the commonest first; equal counts by code point."""
     return dict(sorted(counter.items(), key=lambda item: (-item[1], item[0])))
+
+
+PUNCTUATION = re.compile(r"[\s、，,；;：:。·“”\"'()（）《》<>]+")
+"""Characters that two spellings of a label may differ in; not the `.` and `-` of articles."""
+
+
+def normal(label: str) -> str:
+    """Return the normal form of a charge, an article or a class, equal for all its spellings.
+
+    It has plain characters, lower case, no white space, no punctuation and no final 罪.
+    """
+    return PUNCTUATION.sub("", flatten_forms(label)).lower().removesuffix("罪")
+
+
+def snap(label: str, known: Mapping[str, str]) -> str | None:
+    """Return the known label of which `label` is a spelling, or None.
+
+    `known` has `normal(label)` -> label. Similar labels do not match: 行贿 is similar to 受贿, and
+    Article 13 to Article 3.
+    """
+    return label if label in known.values() else known.get(normal(label))

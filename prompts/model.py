@@ -30,9 +30,6 @@ MIB = 2**20
 TINY_BYTES = 16 * MIB
 """Weights of the largest model that computes with one thread."""
 
-VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""The ranks of adapters that vLLM loads unmerged."""
-
 
 def model_folder(name: str) -> Path:
     """Return the folder of a base: a local one, or one of the hub (`HF_ENDPOINT`), downloaded."""
@@ -135,14 +132,6 @@ def _from_hub(name: str, files: Sequence[str]) -> Path:
             f"({constants.ENDPOINT}: {first_line(error)}); set HF_ENDPOINT to a mirror and HF_HOME "
             "to a folder that can be written, or give a folder"
         ) from None
-
-
-def lora_rank(adapter: Path) -> int | None:
-    """Return an adapter's rank, rounded up to one that vLLM has; None if it has none as large."""
-    config = read_object(adapter / "adapter_config.json")
-    of_layers = config.get("rank_pattern") or {}
-    highest = max([config["r"], *of_layers.values()])
-    return next((rank for rank in VLLM_RANKS if rank >= highest), None)
 
 
 def has_classifier(trained: Path) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -193,6 +194,10 @@ class Task:
         assert example.answer is not None, "a test case has no gold row"
         return self.data.write(example, example.answer)
 
+    def as_gold(self, row: Row) -> Row:
+        """Return an answer as its own gold, to show or check it where there is no other."""
+        return {**row, "references": [[""]]}  # a key that only tasks with references read
+
     def solving(self, example: Example) -> Solving:
         if self.solve is None:
             return once(example)
@@ -227,10 +232,11 @@ def task_folders() -> dict[str, Path]:
     return {file.parent.name: file.parent for file in sorted(files)}
 
 
-def load_task(name: str) -> Task:
+def load_task(name: str, solve: Mapping[str, Any] = MappingProxyType({})) -> Task:
+    """Return the task of the folder `name`, with these settings of `solve`, as for `configured`."""
     names = list(task_folders())
     if name not in names:
         known = ", ".join(names)
         raise UserError(f"no task {name!r} in prompts/tasks/ ({known}){did_you_mean(name, names)}")
     task: Task = import_module(f"{tasks.__name__}.{name}.task").TASK
-    return task
+    return configured(task, solve)

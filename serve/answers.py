@@ -24,7 +24,7 @@ from panjue.prompts.plumbing.run import (
     is_held_out_folder,
 )
 from panjue.prompts.reader import Reader, text_hash
-from panjue.prompts.task import Task, configured, load_task
+from panjue.prompts.task import Task, load_task
 from panjue.serve.settings import RESOURCES
 
 CASES_FILE = "cases.jsonl"
@@ -206,7 +206,7 @@ def reader_of(answers: Answers, gold: Path | None = None) -> Reader:
     `gold` is refused if a text in it differs from the one that was answered under the same id.
     """
     record = answers.record
-    task = configured(load_task(record.task), record.solve)
+    task = load_task(record.task, record.solve)
     reader = Reader(
         task,
         held_out=record.held_out,

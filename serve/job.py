@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run
-from panjue.prompts.task import Task, configured, load_task
+from panjue.prompts.task import Task, load_task
 from panjue.serve.ask import LONGEST, Budget, QuestionMaker, Sampling
 from panjue.serve.settings import GenerateConfig
 
@@ -27,7 +27,7 @@ class Job:
 
     @property
     def task(self) -> Task:
-        return configured(load_task(self.task_name), self.solve)
+        return load_task(self.task_name, self.solve)
 
     @property
     def labels(self) -> Labels:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from panjue.eval.metric_values import metric_values, pooled
-from panjue.eval.shown import items_of, own_gold
+from panjue.eval.shown import items_of
 from panjue.finetune.classifier.opinions import Advisor
 from panjue.prompts import render, tasks
 from panjue.prompts.example import Example
@@ -69,7 +69,7 @@ def check_gold(task: Task, example: Example, labels: Labels) -> None:
     unanswered = pooled(task, metric_values(task, gold, None, ""), alone)
     assert ((unanswered >= 0) & (unanswered < 1)).all()
     assert task.score.weight(example) >= 0
-    assert list(items_of(task, own_gold(row) or {}, row)), "a report shows it without gold"
+    assert list(items_of(task, task.as_gold(row), row)), "a report shows it without gold"
 
 
 def check_thinking(task: Task, example: Example, draft: str, labels: Labels) -> None:

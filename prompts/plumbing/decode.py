@@ -3,9 +3,10 @@
 import json
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+from panjue.prompts.plumbing.files import each_key_once
 
 
 def load_json(reply: str) -> Any:
@@ -14,15 +15,6 @@ def load_json(reply: str) -> Any:
         return json.loads(reply, object_pairs_hook=each_key_once)
     except (ValueError, RecursionError):
         return None
-
-
-def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of these pairs; ValueError: a key is given twice."""
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {key!r} is given twice")
-    return value
 
 
 INVISIBLE = re.compile(r"[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]+")
@@ -194,24 +186,3 @@ def strings_in(value: Any) -> list[str]:
     """Return a string as a list of one, or the strings of a list."""
     items = value if isinstance(value, list) else [value]
     return [item for item in items if isinstance(item, str)]
-
-
-PUNCTUATION = re.compile(r"[\s、，,；;：:。·“”\"'()（）《》<>]+")
-"""Characters that two spellings of a label may differ in; not the `.` and `-` of articles."""
-
-
-def normal(label: str) -> str:
-    """Return the normal form of a charge, an article or a class, equal for all its spellings.
-
-    It has plain characters, lower case, no white space, no punctuation and no final 罪.
-    """
-    return PUNCTUATION.sub("", flatten_forms(label)).lower().removesuffix("罪")
-
-
-def snap(label: str, known: Mapping[str, str]) -> str | None:
-    """Return the known label of which `label` is a spelling, or None.
-
-    `known` has `normal(label)` -> label. Similar labels do not match: 行贿 is similar to 受贿, and
-    Article 13 to Article 3.
-    """
-    return label if label in known.values() else known.get(normal(label))

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from glob import escape
@@ -14,7 +15,6 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
-from panjue.prompts.plumbing.decode import each_key_once
 from panjue.prompts.plumbing.errors import Unreadable, UserError
 from panjue.prompts.plumbing.ours import IsOurs, followed, lies_in_ours, refuse_foreign
 
@@ -91,6 +91,15 @@ def parse_json(
     except (ValueError, RecursionError) as error:
         problem = str(error).replace("line 1 column", "column")  # the place of a row has its line
         raise UserError(f"not JSON: {problem}") from None
+
+
+def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of these pairs; ValueError: a key is given twice."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key!r} is given twice")
+    return value
 
 
 def as_object(value: Json) -> dict[str, Json]:

@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
-from panjue.prompts.plumbing.decode import each_key_once
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     BOM,
@@ -18,6 +17,7 @@ from panjue.prompts.plumbing.files import (
     Json,
     as_object,
     check_text,
+    each_key_once,
     lines,
     located,
     open_bytes,

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 
 from panjue.prompts.example import Answer, Decoded, Example, LabelFields, known_groups
-from panjue.prompts.labels import Labels, collect
+from panjue.prompts.labels import Labels, collect, normal, snap
 from panjue.prompts.plumbing.decode import (
     last_object,
     load_json,
-    normal,
-    snap,
     strings_in,
     visible,
 )

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.eval.reliability import calibration
+from panjue.eval.reliability import reliability
 from panjue.eval.score import score
 from panjue.prompts.plumbing.files import dump, read_lines, sha256, write_json
 from panjue.prompts.reader import Reader
@@ -17,14 +17,14 @@ TASK = load_task("judgment")
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1))
 def test_the_bins_hold_every_judgment_once(pairs: list[tuple[float, bool]]) -> None:
-    found = calibration([sure for sure, _ in pairs], [right for _, right in pairs])
+    found = reliability([sure for sure, _ in pairs], [right for _, right in pairs])
     assert sum(one.count for one in found.bins) == len(pairs)
     assert 0 <= found.ece <= 1
 
 
 def test_calibration_error_worked_by_hand() -> None:
     # Four at 0.9, three of them right: |0.9 - 0.75| * 4/6. Two at 0.2, none right: 0.2 * 2/6.
-    found = calibration([0.9] * 4 + [0.2] * 2, [True] * 3 + [False] * 3)
+    found = reliability([0.9] * 4 + [0.2] * 2, [True] * 3 + [False] * 3)
     assert found.ece == pytest.approx(0.15 * 4 / 6 + 0.2 * 2 / 6)
     assert [one.count for one in found.bins] == [2, 4]
 

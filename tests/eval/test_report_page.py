@@ -147,7 +147,7 @@ def test_the_page_is_in_the_reader_s_language(opened: Any, hostile: Path) -> Non
     with opened.expect_navigation():
         opened.click("#language >> text=中文")
     assert opened.inner_text("#headline b").startswith("总分 0.")
-    remarks = opened.inner_text("div.note")
+    remarks = opened.inner_text("main")
     assert "2 个案件；0 个在提交文件里没有对应的行" in remarks
     assert "无法解析的输出：0.00%" in remarks
     assert opened.locator("[lang=en]:visible").count() == 0

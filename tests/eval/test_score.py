@@ -15,7 +15,8 @@ from rich.console import Console
 
 from panjue.eval.check import check
 from panjue.eval.metric_values import MetricValues, resampled, summarize
-from panjue.eval.score import ScoreResult, score, show
+from panjue.eval.score import ScoreResult, score
+from panjue.eval.show_scores import show
 from panjue.prompts.example import Example
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from panjue.eval.score import ScoreResult, score, show
+from panjue.eval.score import ScoreResult, score
+from panjue.eval.show_scores import show
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, write_json

@@ -20,7 +20,7 @@ from panjue.finetune.checkpoints import full_disk_named, newest_complete
 from panjue.finetune.classifier.classifier import load_classifier
 from panjue.finetune.settings import SftConfig, sft_settings
 from panjue.finetune.trainer import ReplyTrainer
-from panjue.finetune.training_log import print_example
+from panjue.finetune.training_log import moment_bytes, print_example
 from panjue.prompts.labels import load_labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.config import load_section
@@ -156,7 +156,7 @@ def test_a_training_that_is_over_is_only_saved(
 def test_what_ends_before_the_first_step_leaves_nothing_in_the_way(
     workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for moment in ("TrainingRun.claim", "fitted_classifier", "ReplyTrainer.train_or_resume"):
+    for moment in ("TrainingRun.claim", "TrainingRun.classifier", "ReplyTrainer.train_or_resume"):
         with monkeypatch.context() as patch:
             patch.setattr(f"panjue.finetune.sft.{moment}", Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
@@ -178,6 +178,14 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert not (tmp_path / "run/adapter").exists()
     assert not (tmp_path / "run/manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "size"),
+    [("adamw_torch_fused", 8), ("paged_adamw_8bit", 2), ("adamw_torch_4bit", 1), ("sgd", None)],
+)
+def test_the_plan_counts_the_moments_of_adamw_alone(optimizer: str, size: int | None) -> None:
+    assert moment_bytes(optimizer) == size
 
 
 def test_a_checkpoint_without_a_record_is_somebodys_work(workshop: Path, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from panjue.eval.agreement import NO_REPLY
 from panjue.eval.report import page_data
-from panjue.eval.score import ScoreResult, remarks, score
+from panjue.eval.score import ScoreResult, score
+from panjue.eval.show_scores import remarks
 from panjue.prompts.labels import collect
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.errors import UserError
@@ -75,6 +76,10 @@ def judged(guess: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def said_of(scores: ScoreResult) -> list[str]:
+    return [remark.english for remark in remarks(scores)]
+
+
 def submission_of(run: Path) -> list[dict[str, Any]]:
     return [row for _, row in read_lines(run / "submission.jsonl")]
 
@@ -95,7 +100,7 @@ def test_a_case_that_was_never_asked_is_named_everywhere(
         "a model with a longer context can be asked"
     )
     scores = scored(run, gold)
-    assert {said, "unreadable replies: 16.67%"} <= set(remarks(scores))
+    assert {said, "unreadable replies: 16.67%"} <= set(said_of(scores))
     assert scores.to_json()["never_asked"] == [reason]
     checked = panjue("check", run, "--cases", run.parent / "test.jsonl")
     assert checked.returncode == 1
@@ -221,7 +226,7 @@ def test_where_the_classifier_answers_no_reply_is_needed(
     both = [{"name": name, **BELIEVED} for name in ("甲", "乙")]
     assert [row["judgments"] for row in submission_of(run)] == [both] * 6
     assert len(list(read_lines(run / "confidence.jsonl"))) == 6
-    lines = list(remarks(scored(run, gold)))
+    lines = said_of(scored(run, gold))
     assert told in lines
     assert not any("unreadable" in line for line in lines)
     done = panjue("report", run, "--gold", gold)
@@ -242,7 +247,7 @@ def test_a_classifier_that_is_broken_is_no_baseline(run: Path, adapter: Path, go
     assert "text classifier" not in scores.baselines
     missing = "is missing, or is not what the training wrote; restore it, or train again"
     told = f"{adapter}/classifier.npz: {missing}"
-    assert f"text classifier: unknown, {told}" in remarks(scores)
+    assert f"text classifier: unknown, {told}" in said_of(scores)
 
 
 @pytest.mark.parametrize("names", ["甲乙", "乙甲", "甲", "甲乙丙"])
@@ -282,7 +287,7 @@ def test_cases_that_training_has_seen_are_told(
     write_training(adapter, FRAUD, **{seen_as: sha256(gold)})
     scores = scored(run, gold)
     assert scores.in_sample == told
-    assert f"{told}; expect lower scores on other cases" in remarks(scores)
+    assert f"{told}; expect lower scores on other cases" in said_of(scores)
     assert ("text classifier" in scores.baselines) == (told == LOOKED)
     change(run, held_out=True)  # a tenth of the file, which was not trained on
     held_out = scored(run, gold)

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from panjue.prompts.plumbing.decode import each_key_once
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     BOM,
     FileRow,
     atomic_folder,
     check_text,
+    each_key_once,
     located,
     parse_json,
 )

@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from panjue.prompts.example import Decoded, Example
-from panjue.prompts.labels import Labels
+from panjue.prompts.labels import Labels, normal, snap
 from panjue.prompts.plumbing.decode import (
     Found,
     flatten_forms,
     json_objects,
     load_json,
-    normal,
-    snap,
     strings_in,
 )
 from panjue.prompts.render import neutralize

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from panjue.prompts.labels import normal, snap
 from panjue.prompts.plumbing.decode import (
     after_thinking,
     flatten_forms,
     json_objects,
     last_object,
     load_json,
-    normal,
-    snap,
 )
 from panjue.prompts.plumbing.files import dump
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.eval.check import check
-from panjue.eval.score import ScoreResult, remarks, score
+from panjue.eval.score import ScoreResult, score
+from panjue.eval.show_scores import remarks
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -212,7 +213,7 @@ def test_tables_that_the_contest_gives_no_score(tmp_path: Path, table: str, void
     """The script of KCT 1.0 (f8a8a17, see above) prints `2;2;None`, and stops at an empty list."""
     scores = kct(tmp_path, GOLD, table)
     assert scores.void == void
-    [line] = [line for line in remarks(scores) if "contest" in line]
+    [line] = [one.english for one in remarks(scores) if "contest" in one.english]
     assert line == f"the contest gives no score to such a file; rows: {void}"
     assert scores.to_json()["void"] == void
 

@@ -16,7 +16,7 @@ from panjue.eval.check import check
 from panjue.eval.compare import compare_runs
 from panjue.eval.metric_values import metric_values, submission_rows
 from panjue.eval.score import score
-from panjue.eval.shown import items_of, own_gold
+from panjue.eval.shown import items_of
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.reader import Reader
@@ -196,7 +196,7 @@ def test_no_answer_is_too_odd_to_be_scored_checked_and_shown(
         example = TASK.data.read({"id": "1", "chat": answer.gold_chat, "emo": answer.gold_emo})
         row = {"id": "1", "chat": answer.chat, "emo": answer.emo}
         assert all("\n" not in fault for fault in TASK.data.check(example, row, None))
-        for gold in (TASK.gold(example), own_gold(row)):
+        for gold in (TASK.gold(example), TASK.as_gold(row)):
             assert all(0 <= value <= 1 for value in metric_values(TASK, gold, row, ""))
             for _, fields in items_of(TASK, gold, row):
                 json.dumps([(field.gold, field.predicted) for field in fields])

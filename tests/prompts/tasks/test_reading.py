@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from panjue.eval.check import check
-from panjue.eval.score import remarks, score
+from panjue.eval.score import score
+from panjue.eval.show_scores import remarks
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
@@ -251,7 +252,7 @@ def test_the_scores_of_the_contest(
     assert of_domains == pytest.approx({"civil": civil, "criminal": criminal}, abs=5e-4)
     assert scores.total.mean["f1"] == pytest.approx(overall, abs=5e-4)
     assert scores.ranked_by["f1"] == pytest.approx(mean, abs=5e-4)
-    [line] = [line for line in remarks(scores) if "mean of" in line]
+    [line] = [one.english for one in remarks(scores) if "mean of" in one.english]
     means = ", ".join(f"{name} {value:.4f}" for name, value in scores.ranked_by.items())
     assert line == f"mean of civil and criminal, by which the contest ranks: {means}"
 
