@@ -8,7 +8,6 @@ from transformers import EarlyStoppingCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig as TrainerConfig
 
-from panjue.finetune.classifier.fit import training_advisor
 from panjue.finetune.data import RowMaker, pack, training_rows
 from panjue.finetune.distributed import join_processes
 from panjue.finetune.examples import Examples
@@ -63,11 +62,9 @@ def run_training(
     labels = task.ask.labels(examples)
     maker = RowMaker(task, load_tokenizer(base), labels, config.max_tokens)
     classifier = run.classifier(examples, labels, console)
-    advisor = None
-    if classifier and run.record.opinions:
-        advisor = training_advisor(classifier, task, labels)
     row_key = run.row_key(classifier)
-    rows = training_rows(config.run / "rows", row_key, maker, examples, advisor)
+    show = run.showing(classifier, task, labels)
+    rows = training_rows(config.run / "rows", row_key, maker, examples, show)
     if not len(rows.held_out):
         args.eval_strategy = "no"
         args.load_best_model_at_end = False

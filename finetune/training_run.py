@@ -3,9 +3,10 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ from rich.console import Console
 from panjue.finetune.card import CARD, write_card
 from panjue.finetune.checkpoints import full_disk_named
 from panjue.finetune.classifier.classifier import FILE_VERSION
-from panjue.finetune.classifier.fit import MAX_EXAMPLES, fit, save_fitted
+from panjue.finetune.classifier.fit import MAX_EXAMPLES, fit, save_fitted, training_advisor
+from panjue.finetune.classifier.opinions import show_usual
 from panjue.finetune.distributed import make_once
 from panjue.finetune.examples import Examples
 from panjue.finetune.rules import shared_rules, task_sha256
 from panjue.finetune.settings import OTHER_RUN, BaseConfig, SftConfig, changed_settings
 from panjue.finetune.summary import finished, kept_loss
 from panjue.finetune.trainer import ReplyTrainer
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import CLASSIFIER, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.config import DATA_FILES, load_values
@@ -58,6 +61,7 @@ MAX_DIFFERENCES = 4
 
 OF_SPEED = {
     "report_to",
+    "run_name",
     "logging_steps",
     "logging_strategy",
     "logging_first_step",
@@ -155,7 +159,7 @@ class TrainingRun:
     def classifier(self, examples: Examples, labels: Labels, console: Console) -> Path | None:
         """Return the folder with the text classifier; one process fits it, once.
 
-        None: the task decides no field, or this is a tiny base, to be trained further.
+        None: the task decides no field, this is a tiny base, to be trained further, or a dry run.
         """
         task = examples.reader.task
         if not fits_classifier(self.config, task):
@@ -171,18 +175,34 @@ class TrainingRun:
                 "fitting the text classifier on all cases that are not held out "
                 f"(at most {MAX_EXAMPLES:,} of a file)"
             )
-            fitted = fit(task, examples.train, examples.mixable, labels, seed)
+            fitted = fit(task, examples.train, examples.mixable, labels, seed, console)
             save_fitted(fitted, task, labels, folder)
 
+        if self.config.dry_run and not folder.exists():
+            if self.record.opinions:
+                reason = "the text classifier is not fitted; prompts show the commonest labels"
+                console.print(f"{'opinions':12s} {reason}")
+            return None
         make_once(folder, folder, make)
         return folder
 
     def row_key(self, classifier: Path | None) -> dict[str, Any]:
         """Return what the token rows depend on: settings, and the opinions that prompts show."""
         key = self.record.part(DATA, ROWS)
-        if self.record.opinions and classifier:
-            key["classifier_sha256"] = sha256(classifier / CLASSIFIER)
+        if self.record.opinions:
+            digest = sha256(classifier / CLASSIFIER) if classifier else "of a dry run"
+            key["classifier_sha256"] = digest
         return key
+
+    def showing(
+        self, classifier: Path | None, task: Task, labels: Labels
+    ) -> Callable[[Example], Example] | None:
+        """Return what adds the opinions to an example, if prompts show them."""
+        if not self.record.opinions:
+            return None
+        if classifier is None:
+            return partial(show_usual, task, labels)
+        return training_advisor(classifier, task, labels).show
 
     def claim(self, row_key: Mapping[str, Any]) -> None:
         """Write config.yaml and manifest.json, which assign the run folder to this training.
@@ -273,3 +293,5 @@ class TrainingRun:
         console.print(f"written: {config.result}{on}")
         if "MAKELEVEL" not in os.environ and not isinstance(config, BaseConfig):
             console.print(f"next: panjue generate {config.run} TEST")
+        if "tensorboard" in trainer.args.report_to:
+            console.print(f"curve: .venv/bin/tensorboard --logdir {config.run}/tensorboard")

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import nsmallest
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
+from rich.console import Console
 from scipy.sparse import csr_array, hstack
 
 from panjue.finetune.classifier.calibration import FOLDS
@@ -15,6 +17,8 @@ from panjue.finetune.classifier.classifier import Classifier, read_classifier
 from panjue.finetune.classifier.features import Array, facts, how_known, marked
 from panjue.finetune.classifier.label_sets import LabelField, Probabilities, size_weights
 from panjue.finetune.classifier.linear import (
+    CLASS_STRENGTH,
+    SET_STRENGTH,
     UNUSUAL,
     FirstStage,
     TrainingItems,
@@ -22,6 +26,7 @@ from panjue.finetune.classifier.linear import (
     calibrated_apart,
     fit_first_stage,
     fit_views,
+    regressions,
 )
 from panjue.finetune.classifier.opinions import Advisor, case_key, opinion_text
 from panjue.finetune.classifier.trees import FieldTrees, Items, fit_second_stage
@@ -30,6 +35,7 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import atomic_folder, dump, read_lines
+from panjue.prompts.plumbing.progress import meter
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
 
@@ -62,7 +68,12 @@ class Fitted:
 
 
 def fit(
-    task: Task, train: Iterable[Example], mix: Iterable[Example], known: Labels, seed: int
+    task: Task,
+    train: Iterable[Example],
+    mix: Iterable[Example],
+    known: Labels,
+    seed: int,
+    console: Console,
 ) -> Fitted:
     """Return the classifier of the fields that `task` decides, fitted on examples with answers.
 
@@ -76,9 +87,13 @@ def fit(
     fitted_views = fit_views(items)
     rows = fitted_views.rows
     stages: dict[str, FirstStage] = {}
-    for name in label_fields.fields:
-        stages[name] = fit_first_stage(name, task, items, rows, known, seed)
-    second, crossed = fit_corrections(label_fields, items, stages)
+    labels = sum(len(label_fields.counts(name, known.counts)) for name in label_fields.fields)
+    with meter(console, FOLDS * labels) as shown:
+        for name in label_fields.fields:
+            strength = SET_STRENGTH if name in label_fields.sets else CLASS_STRENGTH
+            regress = partial(regressions, strength=strength, seed=seed, shown=shown)
+            stages[name] = fit_first_stage(name, task, items, rows, known, regress)
+    second, crossed = fit_corrections(label_fields, items, stages, console)
     usual_share = float(np.quantile(fitted_views.shares_known, UNUSUAL))
     how_far = how_known(fitted_views.shares_known, usual_share)
     fields: dict[str, LabelField] = {}
@@ -160,7 +175,10 @@ def _sample(examples: Iterable[Example]) -> list[Example]:
 
 
 def fit_corrections(
-    label_fields: LabelFields, items: TrainingItems, stages: Mapping[str, FirstStage]
+    label_fields: LabelFields,
+    items: TrainingItems,
+    stages: Mapping[str, FirstStage],
+    console: Console,
 ) -> tuple[dict[str, FieldTrees], dict[str, Array]]:
     """Return the second stage, and its cross-fitted probabilities; none of too few cases."""
     if not label_fields.evidence or len(items.cases) < MIN_CASES:
@@ -171,4 +189,4 @@ def fit_corrections(
     scores = {name: stage.scores for name, stage in stages.items()}
     gold = {name: stage.gold for name, stage in stages.items()}
     scored_items = Items(items.sizes, scores, np.array(about, float))
-    return fit_second_stage(scored_items, gold, label_fields.sets, items.fold)
+    return fit_second_stage(scored_items, gold, label_fields.sets, items.fold, console)

@@ -49,6 +49,10 @@ class Meter:
             self._last_line = time.monotonic()
             self._console.print(f"{done}/{self.total}  {text}{self._time_left()}", highlight=False)
 
+    def step(self, text: str) -> None:
+        """Count one more."""
+        self.to(self.done + 1, text)
+
     def _time_left(self) -> str:
         """Return the time left, once the rate has settled."""
         if self.done - self._start < SETTLED_ITEMS:
