@@ -5,6 +5,7 @@ It has nothing of the cases: names and hashes of files, settings, numbers, and l
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from panjue.prompts.plumbing.run import (
     ANSWERS,
     HELD_OUT,
     MANIFEST,
+    RESULTS,
     SUMMARY,
     AnswersRecord,
     Choice,
-    Run,
     RunRecord,
     StoredScores,
     TrainingSummary,
@@ -55,16 +56,16 @@ def write_card(trained: Path, run: Path) -> None:
         out.write(f"{text}{SEAL}{text_sha256(text)} -->\n")
 
 
-def update_card(run: Run) -> None:
-    """Write the card of a run again, after new scores, unless somebody has changed it.
+def update_card(trained: Path | None) -> None:
+    """Write the card of a training again, after new scores, unless somebody has changed it.
 
     That of an adapter without its run folder stays too: it has what the records there lack.
     """
-    trained = run.result
-    if trained is None or not (run.folder / SUMMARY).exists():
+    if trained is None or trained.name not in RESULTS:
         return
-    if (trained / CARD).exists() and is_as_written(trained / CARD):
-        write_card(trained, run.folder)
+    has_both = (trained.parent / SUMMARY).exists() and (trained / CARD).exists()
+    if has_both and is_as_written(trained / CARD):
+        write_card(trained, trained.parent)
 
 
 def is_as_written(path: Path) -> bool:
@@ -172,8 +173,11 @@ def held_out_lines(trained: Path, run: Path, summary: TrainingSummary) -> Iterat
 def held_out_choice(trained: Path, run: Path) -> Choice | None:
     """Return who answers each field, if this very training answered the held-out cases."""
     folder = run / ANSWERS / HELD_OUT
-    choice = Choice.read(folder)
-    return choice if choice and is_by(trained, AnswersRecord.read(folder)) else None
+    with suppress(UserError):  # whoever uses a broken one names it
+        choice = Choice.read(folder)
+        if choice and is_by(trained, AnswersRecord.read(folder)):
+            return choice
+    return None
 
 
 def is_by(trained: Path, record: AnswersRecord) -> bool:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +19,13 @@ from rich.console import Console
 from panjue.finetune.card import CARD, write_card
 from panjue.finetune.checkpoints import full_disk_named
 from panjue.finetune.classifier.classifier import FILE_VERSION
-from panjue.finetune.classifier.fit import MAX_EXAMPLES, fit, save_fitted, training_advisor
-from panjue.finetune.classifier.opinions import show_usual
+from panjue.finetune.classifier.fit import (
+    MAX_EXAMPLES,
+    fit,
+    save_fitted,
+    show_usual,
+    training_advisor,
+)
 from panjue.finetune.distributed import make_once
 from panjue.finetune.examples import Examples
 from panjue.finetune.rules import shared_rules, task_sha256
@@ -292,7 +298,10 @@ class TrainingRun:
             else f" (loss {loss:.4f} on {len(trainer.eval_dataset)} held-out cases)"
         )
         console.print(f"written: {config.result}{on}")
-        if "MAKELEVEL" not in os.environ and not isinstance(config, BaseConfig):
+        if isinstance(config, BaseConfig):
+            return
+        if "MAKELEVEL" not in os.environ:
             console.print(f"next: panjue generate {config.run} TEST")
         if "tensorboard" in trainer.args.report_to:
-            console.print(f"curve: .venv/bin/tensorboard --logdir {config.run}/tensorboard")
+            program = Path(sys.executable).with_name("tensorboard")
+            console.print(f"curve: {program} --logdir {config.run}/tensorboard")

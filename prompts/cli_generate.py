@@ -60,7 +60,7 @@ def generate(run: Run, test: Path, config: GenerateConfig) -> None:
                 claim(job, cases, console, asked=False)
         console.print("3/3 decoding")
         tally = decode_answers(cases.folder, config.answer)
-    update_card(run)
+    update_card(run.result)
     print_tally(tally)
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.plumbing.ours import are_scores, check_output
-from panjue.prompts.plumbing.run import ANSWERS, MANIFEST, RESULTS, SCORES, Run, find_answers
+from panjue.prompts.plumbing.run import ANSWERS, MANIFEST, SCORES, find_answers
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.task import load_task
 
@@ -104,9 +104,7 @@ def store_scores(answered: "OpenedAnswers", numbers: Mapping[str, Any]) -> None:
     if not os.access(folder, os.W_OK):  # somebody else's run can be scored too
         return
     write_json(folder / SCORES, numbers)
-    trained = answered.answers.trained
-    if trained and trained.name in RESULTS:
-        update_card(Run(trained.parent))
+    update_card(answered.answers.trained)
 
 
 @app.command()

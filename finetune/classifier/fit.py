@@ -7,6 +7,7 @@ from heapq import nsmallest
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -28,7 +29,7 @@ from panjue.finetune.classifier.linear import (
     fit_views,
     regressions,
 )
-from panjue.finetune.classifier.opinions import Advisor, case_key, opinion_text
+from panjue.finetune.classifier.opinions import Advisor, Opinion, case_key, opinion_text
 from panjue.finetune.classifier.trees import FieldTrees, Items, fit_second_stage
 from panjue.prompts.example import Example, LabelFields
 from panjue.prompts.labels import Labels
@@ -44,6 +45,9 @@ OPINIONS_FILE = "opinions.jsonl"
 
 MAX_EXAMPLES = 12_000
 """Of `train`, and again of `mix`: bounds time and memory; an item takes some 50 kB."""
+
+USUAL_CHANCES = (0.75, 0.2)
+"""Probabilities of the two labels that the prompts of a dry run show."""
 
 MIN_CASES = 300
 """Cases that the second stage needs."""
@@ -158,6 +162,23 @@ def training_advisor(folder: Path, task: Task, labels: Labels) -> Advisor:
     """Return the advisor of a training: it knows the cross-fitted opinions that `folder` has."""
     known = {row["key"]: row["opinions"] for _, row in read_lines(folder / OPINIONS_FILE)}
     return Advisor(task, labels, read_classifier(folder / CLASSIFIER, task.answer), known)
+
+
+def show_usual(task: Task, labels: Labels, example: Example) -> Example:
+    """Return a training example with opinions about as long as real ones: the commonest labels.
+
+    For a dry run, which fits no classifier.
+    """
+    assert example.answer, "training examples have answers"
+    probabilities = {}
+    answer: dict[str, Any] = {}
+    for name in task.answer.fields:
+        commonest = list(task.answer.counts(name, labels.counts))[:2]
+        probabilities[name] = dict(zip(commonest, USUAL_CHANCES, strict=False))
+        answer[name] = commonest[0] if name in task.answer.classes else commonest[:1]
+    items = task.answer.items_of(example.answer)
+    text = opinion_text(example, [Opinion(probabilities, answer)] * len(items), task.answer)
+    return replace(example, inputs={**example.inputs, "opinions": text})
 
 
 def _usable(task: Task, examples: Iterable[Example], known: Labels) -> list[Example]:

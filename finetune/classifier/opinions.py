@@ -30,9 +30,6 @@ SHOWN_FROM = 0.08
 
 MAX_LABELS = 4
 
-USUAL_CHANCES = (0.75, 0.2)
-"""Probabilities of the two labels that the prompts of a dry run show."""
-
 MAX_CLASSES = 3
 """Labels of a label set that are shown, unless the classifier answers more, and classes."""
 
@@ -224,23 +221,6 @@ def load_advisor(trained: Path, task: Task, labels: Labels) -> Advisor | None:
     """Return the advisor of an adapter or model; None if its training fitted no classifier."""
     classifier = load_classifier(trained, task)
     return Advisor(task, labels, classifier) if classifier else None
-
-
-def show_usual(task: Task, labels: Labels, example: Example) -> Example:
-    """Return a training example with opinions about as long as real ones: the commonest labels.
-
-    For a dry run, which fits no classifier.
-    """
-    assert example.answer, "training examples have answers"
-    probabilities = {}
-    answer: dict[str, Any] = {}
-    for name in task.answer.fields:
-        commonest = list(task.answer.counts(name, labels.counts))[:2]
-        probabilities[name] = dict(zip(commonest, USUAL_CHANCES, strict=False))
-        answer[name] = commonest[0] if name in task.answer.classes else commonest[:1]
-    items = task.answer.items_of(example.answer)
-    text = opinion_text(example, [Opinion(probabilities, answer)] * len(items), task.answer)
-    return replace(example, inputs={**example.inputs, "opinions": text})
 
 
 def case_key(example: Example) -> str:

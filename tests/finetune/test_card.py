@@ -97,11 +97,12 @@ def test_scores_come_into_the_card_and_an_edited_one_stays(
     low, high = scores["interval"]["final"]
     assert f"| final | {scores['final']:.4f} | {low:.4f} to {high:.4f} |" in text
     assert before == (Run(run).record, (run / "adapter/manifest.json").read_bytes())
+    assert panjue("decode", run / "answers/test", "answer=classifier").returncode == 0
+    assert "Scores on" not in card(run), "they are of another submission"
     edited = text.replace("# run", "# My adapter")
     (run / "adapter/README.md").write_text(edited, "utf-8")
     assert not is_as_written(run / "adapter/README.md")
-    (run / "answers/test/scores.json").unlink()
-    update_card(Run(run))
+    update_card(run / "adapter")
     assert card(run) == edited
 
 
@@ -111,7 +112,7 @@ def test_broken_scores_are_no_reason_to_fail(trained: Path, tmp_path: Path) -> N
     (run / "answers/test").mkdir(parents=True)
     write_json(run / "answers/test/manifest.json", {"test_sha256": ""})
     write_json(run / "answers/test/scores.json", {"final": 0.5})
-    update_card(Run(run))
+    update_card(run / "adapter")
     assert "Scores on" not in card(run)
 
 
@@ -126,15 +127,15 @@ def test_scores_of_another_training_are_left_out(
     panjue("score", workshop / "demo/test.jsonl", run)
     config = run / "adapter/adapter_config.json"
     config.write_text(config.read_text("utf-8") + " ", "utf-8")
-    update_card(Run(run))
+    update_card(run / "adapter")
     assert "Scores on" not in card(run)
 
 
 def test_the_card_of_an_adapter_without_its_run_stays(trained: Path, tmp_path: Path) -> None:
     before = card(trained)
     shutil.copytree(trained / "adapter", tmp_path / "adapter")
-    update_card(Run(tmp_path))
-    update_card(Run(tmp_path / "adapter"))
+    update_card(tmp_path / "adapter")
+    update_card(tmp_path)
     assert card(tmp_path) == before
 
 
