@@ -2,5 +2,6 @@
 
 Read in this order: metric_values.py (the one loop that scores), score.py with baselines.py and
 reliability.py (whether confidences are right), choice.py (who answers better), compare.py,
-vote.py, fairness.py, report.py with agreement.py and shown.py; check.py stands apart.
+vote.py, fairness.py, report.py with agreement.py, shown.py and curve.py; runs.py and check.py
+stand apart.
 """

@@ -20,6 +20,7 @@ from panjue.eval.agreement import (
     without_gold,
 )
 from panjue.eval.baselines import row_of_classifier
+from panjue.eval.curve import Picture, picture, read_losses
 from panjue.eval.metric_values import item_names, metric_values, submission_rows
 from panjue.eval.reliability import Confidences, mean_confidence
 from panjue.eval.score import ScoreResult, score
@@ -29,12 +30,23 @@ from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
 from panjue.prompts.example import Decoded, Example, first_reply
 from panjue.prompts.model import is_demo
 from panjue.prompts.names import split_at_names
-from panjue.prompts.plumbing.files import atomic_write, sha256
+from panjue.prompts.plumbing.config import scrubbed
+from panjue.prompts.plumbing.files import atomic_write, flat, sha256
 from panjue.prompts.plumbing.ours import lies_in_ours
+from panjue.prompts.plumbing.progress import duration
 from panjue.prompts.plumbing.rows import Rows
+from panjue.prompts.plumbing.run import (
+    DATA,
+    MANIFEST,
+    ROWS,
+    WEIGHTS,
+    Choice,
+    RunRecord,
+    TrainingSummary,
+)
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item, Row
-from panjue.serve.answers import OpenedAnswers, check_complete, open_answers
+from panjue.serve.answers import OpenedAnswers, check_complete, held_out_answers, open_answers
 from panjue.serve.decoding import decoding_of
 
 FOLDER = Path(__file__).parent / "page"
@@ -67,6 +79,21 @@ class PageCase:
 
 
 @dataclass(frozen=True)
+class TrainingShown:
+    """The training that answered, as the page shows it."""
+
+    record: RunRecord
+    summary: TrainingSummary
+    base: str
+    picture: Picture | None
+    took: str
+    settings: dict[str, Any]
+    """All settings by names with dots, without paths."""
+    changed: dict[str, Any]
+    """Those that the command line changed."""
+
+
+@dataclass(frozen=True)
 class PageData:
     """Everything on the page."""
 
@@ -76,6 +103,8 @@ class PageData:
     labels: Mapping[str, tuple[str, str]]
     """Metric, field or baseline -> what it is called, in English and in Chinese."""
     by: tuple[str, str] | None  # who answered, if not the model everything
+    choice: Choice | None  # why, if held-out cases say so
+    training: TrainingShown | None  # None of an endpoint, or where it is another one now
     cases: list[PageCase]  # the first ones, up to `MAX_CASE_BYTES`
     n_cases: int  # all, which the numbers are of
     agreements: dict[str, Counter[str]]  # field -> agreement -> how many of its items have it
@@ -148,6 +177,8 @@ def page_data(answered: OpenedAnswers) -> PageData:
         decoding=decoding,
         labels=_labels(task, has_gold=scores is not None),
         by=_who_answered(answered, decoding),
+        choice=_choice(answered),
+        training=_training(answered),
         cases=cases,
         n_cases=n_cases,
         agreements=agreements,
@@ -174,6 +205,31 @@ def _who_answered(answered: OpenedAnswers, decoding: Mapping[str, Any]) -> tuple
     english = ", ".join(title for title, _ in titles)
     chinese = "、".join(title for _, title in titles)
     return f"Answered by the text classifier: {english}.", f"由文本分类器作答：{chinese}。"
+
+
+def _choice(answered: OpenedAnswers) -> Choice | None:
+    """Return what decided who answers: the comparison on held-out cases, if there is one."""
+    folder = held_out_answers(answered.folder, answered.record)
+    return Choice.read(folder) if folder else None
+
+
+def _training(answered: OpenedAnswers) -> TrainingShown | None:
+    """Return what is known of the training that answered; None if none did, or it is gone."""
+    trained = answered.answers.trained
+    is_there = answered.record.is_of_adapter and not answered.changed
+    if trained is None or not is_there or not (trained / MANIFEST).exists():
+        return None
+    record = RunRecord.read(trained)
+    summary = TrainingSummary.read(trained.parent) or TrainingSummary()
+    return TrainingShown(
+        record=record,
+        summary=summary,
+        base=scrubbed(record.base),
+        picture=picture(read_losses(trained.parent), summary.kept_step),
+        took=duration(summary.seconds or 0),
+        settings=dict(flat(scrubbed(record.part(WEIGHTS, ROWS, DATA)))),
+        changed=scrubbed(summary.changed),
+    )
 
 
 def _labels(task: Task, *, has_gold: bool) -> dict[str, tuple[str, str]]:

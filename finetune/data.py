@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from trl import pack_dataset
 
-from panjue.finetune.classifier.opinions import Advisor
 from panjue.finetune.distributed import make_once
 from panjue.finetune.examples import Examples
 from panjue.finetune.packed_attention import segments
@@ -124,15 +123,15 @@ def training_rows(
     key: Mapping[str, Any],
     maker: RowMaker,
     examples: Examples,
-    advisor: Advisor | None,
+    show: Callable[[Example], Example] | None,
 ) -> TrainingRows:
     """Return the rows to train on and the held-out rows, from the cache in `folder` if possible.
 
-    `key` is what they depend on. With an `advisor`, prompts show its opinion of each case.
+    `key` is what they depend on. `show` adds the opinions on an example that its prompt shows.
     """
 
     def rows(part: str, of: Iterable[Example]) -> tuple[Dataset, RowReport]:
-        shown = map(advisor.show, of) if advisor else of
+        shown = map(show, of) if show else of
         part_key = {**key, "part": part, "rules": shared_rules()}
         return cached(folder, part_key, partial(maker.rows, shown))
 

@@ -4,7 +4,8 @@ What is checked here would give a wrong result without a word, or fail late.
 """
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from inspect import signature
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from trl import SFTConfig as TrainerConfig
 from panjue.finetune.model import has_bf16
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.plumbing.config import check_known, check_managed, first_complaint
-from panjue.prompts.plumbing.errors import UserError, of_library
+from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 
 T = TypeVar("T")
 
@@ -237,6 +238,7 @@ def trainer_config(config: SftConfig) -> TrainerConfig:
         "per_device_eval_batch_size": 1 if has_accelerator else 8,
         "logging_steps": 10,
         "report_to": ["tensorboard"],
+        "run_name": config.run.name,
         "save_total_limit": 2,
         **config.trainer,
         **precision(config.trainer),
@@ -253,14 +255,32 @@ def trainer_config(config: SftConfig) -> TrainerConfig:
         settings.setdefault("load_best_model_at_end", True)
         settings.setdefault("metric_for_best_model", "eval_loss")
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(config.run / "tensorboard")
+    os.environ.setdefault("WANDB_DIR", str(config.run))
+    os.environ.setdefault("SWANLAB_LOG_DIR", str(config.run / "swanlog"))
     args = validated("trainer", TrainerConfig, settings)
-    with of_library("trainer.report_to"):
-        for callback in get_reporting_integration_callbacks(args.report_to):
-            callback()  # it looks for its package; the trainer asks only after minutes
+    check_reports(args.report_to)
     # A single process would use all visible GPUs (transformers/training_args.py:1917), by
     # DataParallel, which trl refuses.
     args._n_gpu = min(args.n_gpu, 1)
     return args
+
+
+def check_reports(names: Sequence[str]) -> None:
+    """Refuse what a training is reported to if its package is missing or broken.
+
+    transformers would find out when the trainer is made, after the text classifier is fitted.
+    """
+    for name in names:
+        with of_library("trainer.report_to"):
+            [callback] = get_reporting_integration_callbacks([name])
+        try:
+            callback()
+        except Exception as error:  # a broken package raises anything
+            problem = f"does not work here ({first_line(error)})"
+            if find_spec(name) is None:
+                problem = "is not installed"
+            install = f"{sys.executable} -m pip install --upgrade {name}"
+            raise UserError(f"trainer.report_to: {name} {problem}; {install}") from None
 
 
 def precision(given: Mapping[str, Any]) -> dict[str, bool]:

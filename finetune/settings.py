@@ -22,6 +22,9 @@ STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
 PATTERNS = ("rank_pattern", "alpha_pattern")
 """Settings of peft that name modules, with dots."""
 
+OF_RECORD = ("run", "task", "model", "dry_run", *DATA_FILES)
+"""Settings that say what is trained, on what and where."""
+
 OTHER_RUN = "run=FOLDER (make: RUN=FOLDER)"
 """What chooses another run folder, for messages."""
 
@@ -145,6 +148,22 @@ def _settings(cls: type[C], path: Path, overrides: Sequence[str]) -> C:
         where = f"{config.model} is where this run writes"
         raise UserError(f"model: {where}; choose another {OTHER_RUN}")
     return config
+
+
+def changed_settings(config: SftConfig) -> dict[str, Any]:
+    """Return the settings that the command line changed: name with dots -> value, None if emptied.
+
+    Those that say what is trained, on what and where are in the record of the training.
+    """
+    if config.path is None:
+        return {}
+    values = config.model_dump(mode="json", exclude=set(OF_RECORD))
+    section = load_values(config.path).get("sft") or {}
+    needed = {name: getattr(config, name) for name in ("run", "model", "train")}
+    of_file = type(config).model_validate({**needed, **section})
+    now = dict(flat(values))
+    before = dict(flat(of_file.model_dump(mode="json", exclude=set(OF_RECORD))))
+    return {name: now.get(name) for name in before | now if now.get(name) != before.get(name)}
 
 
 def check_data(config: SftConfig) -> None:

@@ -8,7 +8,6 @@ from transformers import EarlyStoppingCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig as TrainerConfig
 
-from panjue.finetune.classifier.fit import training_advisor
 from panjue.finetune.data import RowMaker, pack, training_rows
 from panjue.finetune.distributed import join_processes
 from panjue.finetune.examples import Examples
@@ -63,11 +62,9 @@ def run_training(
     labels = task.ask.labels(examples)
     maker = RowMaker(task, load_tokenizer(base), labels, config.max_tokens)
     classifier = run.classifier(examples, labels, console)
-    advisor = None
-    if classifier and run.record.opinions:
-        advisor = training_advisor(classifier, task, labels)
     row_key = run.row_key(classifier)
-    rows = training_rows(config.run / "rows", row_key, maker, examples, advisor)
+    show = run.showing(classifier, task, labels)
+    rows = training_rows(config.run / "rows", row_key, maker, examples, show)
     if not len(rows.held_out):
         args.eval_strategy = "no"
         args.load_best_model_at_end = False
@@ -76,6 +73,7 @@ def run_training(
     check_embeddings(base, model, maker.tokenizer, rows.train, rows.held_out)
     if choose_packing(config, model, args, console):
         rows = replace(rows, train=pack(rows.train, config.max_tokens))
+    log = TrainingLog(config.run, console)
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
     with of_library("trainer"):
         trainer = ReplyTrainer(
@@ -84,7 +82,7 @@ def run_training(
             rows.train,
             eval_dataset=rows.held_out if len(rows.held_out) else None,
             processing_class=maker.tokenizer,
-            callbacks=[TrainingLog(config.run, console), *patience, StopOnSignal(console)],
+            callbacks=[log, *patience, StopOnSignal(console)],
         )
     if "num_train_epochs" in config.trainer:
         trainer.cap_steps()
@@ -99,5 +97,5 @@ def run_training(
     trainer.train_or_resume(console)
     trainer.accelerator.wait_for_everyone()
     console.print("4/4 saving")
-    run.save(trainer, labels, classifier, len(rows.report.tokens))
+    run.save(trainer, labels, classifier, len(rows.report.tokens), log.seconds)
     run.say_written(trainer, console)

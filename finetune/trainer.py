@@ -1,6 +1,7 @@
 """trl's SFTTrainer on rows of `finetune.data`: fast losses, safe checkpoints."""
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerControl, TrainingArguments
+from transformers.integrations import SwanLabCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import get_length_grouped_indices
 from transformers.trainer_utils import EvalLoopOutput
@@ -136,6 +138,19 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         if not self.is_fsdp_enabled:  # FSDP replaces the weights before it has an optimizer
             self.create_optimizer()
         self.remove_callback(PrinterCallback)  # TrainingLog prints instead
+        if "swanlab" in self.args.report_to:
+            self._report_to_swanlab()
+
+    def _report_to_swanlab(self) -> None:
+        """Take SwanLab's own callback: that of transformers 5.19 fails with SwanLab 0.10.
+
+        It asks for the current run before it has begun one, which has become an error.
+        """
+        from swanlab.integration.transformers import SwanLabCallback as Own  # noqa: PLC0415
+
+        self.remove_callback(SwanLabCallback)
+        project = os.environ.get("SWANLAB_PROJECT")
+        self.add_callback(Own(project=project, experiment_name=self.args.run_name))
 
     def compute_loss(
         self,

@@ -11,6 +11,7 @@ from rich.console import Console
 from transformers import TrainerCallback, TrainerState
 
 from panjue.finetune.data import IGNORED, TrainingRows
+from panjue.finetune.estimate import training_seconds
 from panjue.finetune.examples import Examples
 from panjue.finetune.model import gpu_memory, lacks_kernels
 from panjue.finetune.trainer import ReplyTrainer, step_size, steps
@@ -18,7 +19,7 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.model import unused_device
 from panjue.prompts.plumbing.errors import printable
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
-from panjue.prompts.plumbing.progress import Meter, meter
+from panjue.prompts.plumbing.progress import Meter, duration, meter
 
 GRADIENT_BYTES = 4
 """Bytes per trained weight, in float32."""
@@ -37,11 +38,17 @@ class TrainingLog(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         self._meter: Meter | None = None
         self._status = ""
         self._tokens_before = 0
+        self._seconds_before = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Return the time of the training so far, without that of steps that a crash lost."""
+        return self._seconds_before + (self._meter.seconds if self._meter else 0.0)
 
     def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
         """Start the meter; when resuming, delete log entries after the checkpoint."""
         if state.is_world_process_zero:
-            self._drop_entries_after(state.global_step)
+            self._seconds_before = self._drop_entries_after(state.global_step)
             shown = meter(self._console, state.max_steps, state.global_step)
             self._meter = self._stack.enter_context(shown)
             self._tokens_before = state.num_input_tokens_seen  # from before the resume
@@ -56,8 +63,7 @@ class TrainingLog(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         """Append the entry to `log.jsonl`; show its loss and speed in the meter."""
         if not state.is_world_process_zero or "train_runtime" in logs:  # a summary
             return
-        seconds = round(self._meter.seconds, 1) if self._meter else 0.0
-        entry = {"step": state.global_step, "seconds": seconds, **logs}
+        entry = {"step": state.global_step, "seconds": round(self.seconds, 1), **logs}
         with stream(self._folder / "log.jsonl") as out:
             out.write(dump(entry) + "\n")
         if "eval_loss" in logs:
@@ -67,19 +73,24 @@ class TrainingLog(TrainerCallback):  # type: ignore[misc]  # transformers is unt
             rate = (state.num_input_tokens_seen - self._tokens_before) / self._meter.seconds
             self._status = f"loss {float(logs['loss']):.4f}  {rate:,.0f} tokens/s"
 
-    def _drop_entries_after(self, step: int) -> None:
-        """Delete the log entries of the steps that are made again."""
+    def _drop_entries_after(self, step: int) -> float:
+        """Delete the log entries of the steps that are made again; return the time of the rest."""
         log = self._folder / "log.jsonl"
         if not log.exists():
-            return
+            return 0.0
         with stream(log):
             pass  # opening drops an incomplete last line
+        seconds = 0.0
         with atomic_write(log) as out:
             for _, entry in read_lines(log):
                 if entry["step"] <= step:
                     out.write(dump(entry) + "\n")
+                    seconds = float(entry["seconds"])
+        return seconds
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
+        self._seconds_before = self.seconds
+        self._meter = None
         self._stack.close()
 
 
@@ -159,6 +170,8 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
     memory = gpu_memory()
     has = f"; the GPU has {in_gib(memory)}" if memory else ""
     yield "memory", f"{in_gib(needed)} a device for {what}, without activations{has}"
+    if trainer.is_world_process_zero() and (seconds := training_seconds(trainer)) is not None:
+        yield "time", f"about {duration(seconds)}, by a step that was timed now"
     if lacks_kernels(trainer.model):
         packages = "flash-linear-attention and causal-conv1d"
         yield "kernels", f"training is slow without {packages}: .ci/install python3 fast"

@@ -3,9 +3,11 @@
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,15 +16,24 @@ from accelerate import PartialState
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from panjue.finetune.card import CARD, write_card
 from panjue.finetune.checkpoints import full_disk_named
 from panjue.finetune.classifier.classifier import FILE_VERSION
-from panjue.finetune.classifier.fit import MAX_EXAMPLES, fit, save_fitted
+from panjue.finetune.classifier.fit import (
+    MAX_EXAMPLES,
+    fit,
+    save_fitted,
+    show_usual,
+    training_advisor,
+)
 from panjue.finetune.distributed import make_once
 from panjue.finetune.examples import Examples
 from panjue.finetune.rules import shared_rules, task_sha256
-from panjue.finetune.settings import OTHER_RUN, BaseConfig, SftConfig
+from panjue.finetune.settings import OTHER_RUN, BaseConfig, SftConfig, changed_settings
+from panjue.finetune.summary import finished, kept_loss
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.architecture import quantization_of
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import CLASSIFIER, config_folder, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.config import DATA_FILES, load_values
@@ -36,16 +47,18 @@ from panjue.prompts.plumbing.files import (
     sha256,
     write_json,
 )
-from panjue.prompts.plumbing.ours import has_record, is_base, refuse_claim
+from panjue.prompts.plumbing.ours import followed, has_record, is_base, refuse_claim
 from panjue.prompts.plumbing.run import (
     DATA,
     MANIFEST,
     REPLACED,
     RESULTS,
     ROWS,
+    SUMMARY,
     WEIGHTS,
     Run,
     RunRecord,
+    TrainingSummary,
 )
 from panjue.prompts.render import names_opinions
 from panjue.prompts.task import Task
@@ -55,6 +68,7 @@ MAX_DIFFERENCES = 4
 
 OF_SPEED = {
     "report_to",
+    "run_name",
     "logging_steps",
     "logging_strategy",
     "logging_first_step",
@@ -153,7 +167,7 @@ class TrainingRun:
     def classifier(self, examples: Examples, labels: Labels, console: Console) -> Path | None:
         """Return the folder with the text classifier; one process fits it, once.
 
-        None: the task decides no field, or this is a tiny base, to be trained further.
+        None: the task decides no field, this is a tiny base, to be trained further, or a dry run.
         """
         task = examples.reader.task
         if not fits_classifier(self.config, task):
@@ -169,18 +183,34 @@ class TrainingRun:
                 "fitting the text classifier on all cases that are not held out "
                 f"(at most {MAX_EXAMPLES:,} of a file)"
             )
-            fitted = fit(task, examples.train, examples.mixable, labels, seed)
+            fitted = fit(task, examples.train, examples.mixable, labels, seed, console)
             save_fitted(fitted, task, labels, folder)
 
+        if self.config.dry_run and not folder.exists():
+            if self.record.opinions:
+                reason = "the text classifier is not fitted; prompts show the commonest labels"
+                console.print(f"{'opinions':12s} {reason}")
+            return None
         make_once(folder, folder.is_dir, make)
         return folder
 
     def row_key(self, classifier: Path | None) -> dict[str, Any]:
         """Return what the token rows depend on: settings, and the opinions that prompts show."""
         key = self.record.part(DATA, ROWS)
-        if self.record.opinions and classifier:
-            key["classifier_sha256"] = sha256(classifier / CLASSIFIER)
+        if self.record.opinions:
+            digest = sha256(classifier / CLASSIFIER) if classifier else "of a dry run"
+            key["classifier_sha256"] = digest
         return key
+
+    def showing(
+        self, classifier: Path | None, task: Task, labels: Labels
+    ) -> Callable[[Example], Example] | None:
+        """Return what adds the opinions to an example, if prompts show them."""
+        if not self.record.opinions:
+            return None
+        if classifier is None:
+            return partial(show_usual, task, labels)
+        return training_advisor(classifier, task, labels).show
 
     def claim(self, row_key: Mapping[str, Any]) -> None:
         """Write config.yaml and manifest.json, which assign the run folder to this training.
@@ -203,18 +233,37 @@ class TrainingRun:
         sections = load_values(self.config.path) if self.config.path else {}
         sections = {**sections, "sft": self.config.model_dump(mode="json")}
         record.write(folder)  # first: it makes the folder ours
+        self._write(self._begun())
         with atomic_write(Run(folder).config) as out:
             out.write(OmegaConf.to_yaml(sections))
+
+    def _begun(self) -> TrainingSummary:
+        """Return the summary of a training that begins: where its settings came from."""
+        path = self.config.path
+        changed = changed_settings(self.config)
+        if path and followed(path) == followed(Run(self.config.run).config):
+            # The file has the settings of the command before.
+            before = TrainingSummary.read(self.config.run) or TrainingSummary()
+            return TrainingSummary(config=before.config, changed={**before.changed, **changed})
+        return TrainingSummary(config=path.stem if path else "", changed=changed)
+
+    def _write(self, summary: TrainingSummary) -> None:
+        write_json(self.config.run / SUMMARY, summary.model_dump(mode="json"))
 
     def _has_checkpoints(self) -> bool:
         return any((self.config.run / "checkpoints").glob("checkpoint-*"))
 
     def save(
-        self, trainer: ReplyTrainer, labels: Labels, classifier: Path | None, examples: int
+        self,
+        trainer: ReplyTrainer,
+        labels: Labels,
+        classifier: Path | None,
+        examples: int,
+        seconds: float,
     ) -> None:
-        """Write weights, labels, classifier and record to a folder that appears when complete.
+        """Write weights, labels, classifier, record and card to a folder; it appears when complete.
 
-        `examples` is the number of training examples.
+        `examples` is the number of training examples, `seconds` the time of their steps.
         """
         if not trainer.is_world_process_zero():
             trainer.save_model(str(self.config.result))  # takes part if weights are sharded
@@ -223,6 +272,7 @@ class TrainingRun:
             with full_disk_named(folder):
                 trainer.save_model(str(folder))
             (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
+            (folder / CARD).unlink(missing_ok=True)  # peft's, which says nothing
             peft_config = folder / "adapter_config.json"
             if peft_config.exists():
                 base = self.record.base
@@ -237,25 +287,26 @@ class TrainingRun:
                 shutil.copy(classifier / CLASSIFIER, folder / CLASSIFIER)
                 results["classifier_sha256"] = sha256(folder / CLASSIFIER)
             self.record.model_copy(update=results).write(folder)
+            self._write(finished(self._begun(), trainer, seconds))
+            write_card(folder, self.config.run)
 
     def say_written(self, trainer: ReplyTrainer, console: Console) -> None:
         """Print what was written, and the next command where no Makefile runs it."""
         config = self.config
         loss = kept_loss(trainer)
-        console.print(f"written: {config.result}{loss}")
-        if loss and config.method == "qlora" and not quantization_of(config_folder(config.model)):
+        held_out = ""
+        if loss is not None:
+            held_out = f" (loss {loss:.4f} on {len(trainer.eval_dataset)} held-out cases)"
+        console.print(f"written: {config.result}{held_out}")
+        if isinstance(config, BaseConfig):
+            return
+        is_made_small = config.method == "qlora" and not quantization_of(
+            config_folder(config.model)
+        )
+        if held_out and is_made_small:
             console.print("this loss is of the base in four bits; answers come from it as it is")
-        if "MAKELEVEL" not in os.environ and not isinstance(config, BaseConfig):
+        if "MAKELEVEL" not in os.environ:
             console.print(f"next: panjue generate {config.run} TEST")
-
-
-def kept_loss(trainer: ReplyTrainer) -> str:
-    """Return the held-out loss of the kept weights; empty if they were not evaluated."""
-    state = trainer.state
-    kept = state.global_step
-    if trainer.args.load_best_model_at_end:
-        kept = state.best_global_step
-    for row in reversed(state.log_history):
-        if row["step"] == kept and "eval_loss" in row:
-            return f" (loss {row['eval_loss']:.4f} on {len(trainer.eval_dataset)} held-out cases)"
-    return ""
+        if "tensorboard" in trainer.args.report_to:
+            program = Path(sys.executable).with_name("tensorboard")
+            console.print(f"curve: {program} --logdir {config.run}/tensorboard")

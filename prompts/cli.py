@@ -19,7 +19,7 @@ from panjue.prompts import cli_scores
 from panjue.prompts.plumbing.config import load_values, setting_lines
 from panjue.prompts.plumbing.debug import debug_log, quiet_libraries
 from panjue.prompts.plumbing.errors import Stopped, UserError, in_one_line
-from panjue.prompts.plumbing.run import Run
+from panjue.prompts.plumbing.run import Answers, Run
 from panjue.serve.engine_processes import watch_parent
 
 watch_parent()  # acts only in the processes of an engine
@@ -147,6 +147,7 @@ def decode(
     """Make the submission of a folder of answers again, without a model."""
     who = _load("serve.settings", "answer_setting")(answer)
     tally = _load("serve.decoding", "decode_answers")(path, who)
+    _load("finetune.card", "update_card")(Answers(tally.submission.parent).trained)
     _load("prompts.cli_generate", "print_tally")(tally)
 
 

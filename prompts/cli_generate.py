@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from panjue.eval.choice import choice_lines, choose
+from panjue.finetune.card import update_card
 from panjue.prompts.model import has_classifier
 from panjue.prompts.plumbing.errors import UserError, printable
 from panjue.prompts.plumbing.files import exclusive_lock, sha256
@@ -67,6 +68,7 @@ def generate(run: Run, test: Path, config: GenerateConfig) -> None:
                 claim(job, cases, console, asked=False)
         console.print("3/3 decoding")
         tally = decode_answers(cases.folder, config.answer)
+    update_card(run.result)
     print_tally(tally)
 
 

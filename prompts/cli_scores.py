@@ -1,8 +1,10 @@
 """The commands of `panjue` that read answers: scores, comparisons, reports, faults."""
 
+import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -10,7 +12,7 @@ from rich.console import Console
 from panjue.prompts.plumbing.errors import UserError, printable
 from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.plumbing.ours import are_scores, check_output
-from panjue.prompts.plumbing.run import ANSWERS, MANIFEST, find_answers
+from panjue.prompts.plumbing.run import ANSWERS, MANIFEST, SCORES, find_answers
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.task import load_task
 
@@ -85,11 +87,24 @@ def score(
         print(f"scores of {answered.folder}")
     show(scores, Console())
     reader.skipped.show()
+    scored = reader.task.data.submission.find(submission)
+    skipped = {"skipped_rows": len(reader.skipped.rows)}
+    numbers = {**scores.to_json(), **skipped, "submission_sha256": sha256(scored)}
     if json:
-        skipped = {"skipped_rows": len(reader.skipped.rows)}
-        digest = sha256(reader.task.data.submission.find(submission))
-        numbers = {**scores.to_json(), **skipped, "submission_sha256": digest}
         write_json(json, numbers, are_scores)
+    if answered and scored.parent == answered.folder and not labels:
+        store_scores(answered, numbers)
+
+
+def store_scores(answered: "OpenedAnswers", numbers: Mapping[str, Any]) -> None:
+    """Keep the scores of answers beside them, for `panjue runs` and the model card."""
+    from panjue.finetune.card import update_card
+
+    folder = answered.folder
+    if not os.access(folder, os.W_OK):  # somebody else's run can be scored too
+        return
+    write_json(folder / SCORES, numbers)
+    update_card(answered.answers.trained)
 
 
 @app.command()
@@ -134,6 +149,16 @@ def vote(
         print(printable(line))
     print(f"written: {votes.submission}")
     print(next_step(open_answers(out)))
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="with run folders, or one of them")] = Path("runs"),
+) -> None:
+    """List the trainings in FOLDER: base, method, loss, and scores by test file."""
+    from panjue.eval.runs import list_runs, show_listing
+
+    show_listing(list_runs(folder))
 
 
 @app.command()

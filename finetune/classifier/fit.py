@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import nsmallest
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from rich.console import Console
 from scipy.sparse import csr_array, hstack
 
 from panjue.finetune.classifier.calibration import FOLDS
@@ -15,6 +18,8 @@ from panjue.finetune.classifier.classifier import Classifier, read_classifier
 from panjue.finetune.classifier.features import Array, facts, how_known, marked
 from panjue.finetune.classifier.label_sets import LabelField, Probabilities, size_weights
 from panjue.finetune.classifier.linear import (
+    CLASS_STRENGTH,
+    SET_STRENGTH,
     UNUSUAL,
     FirstStage,
     TrainingItems,
@@ -22,14 +27,16 @@ from panjue.finetune.classifier.linear import (
     calibrated_apart,
     fit_first_stage,
     fit_views,
+    regressions,
 )
-from panjue.finetune.classifier.opinions import Advisor, case_key, opinion_text
+from panjue.finetune.classifier.opinions import Advisor, Opinion, case_key, opinion_text
 from panjue.finetune.classifier.trees import FieldTrees, Items, fit_second_stage
 from panjue.prompts.example import Example, LabelFields
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import atomic_folder, dump, read_lines
+from panjue.prompts.plumbing.progress import meter
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
 
@@ -38,6 +45,9 @@ OPINIONS_FILE = "opinions.jsonl"
 
 MAX_EXAMPLES = 12_000
 """Of `train`, and again of `mix`: bounds time and memory; an item takes some 50 kB."""
+
+USUAL_CHANCES = (0.75, 0.2)
+"""Probabilities of the two labels that the prompts of a dry run show."""
 
 MIN_CASES = 300
 """Cases that the second stage needs."""
@@ -62,7 +72,12 @@ class Fitted:
 
 
 def fit(
-    task: Task, train: Iterable[Example], mix: Iterable[Example], known: Labels, seed: int
+    task: Task,
+    train: Iterable[Example],
+    mix: Iterable[Example],
+    known: Labels,
+    seed: int,
+    console: Console,
 ) -> Fitted:
     """Return the classifier of the fields that `task` decides, fitted on examples with answers.
 
@@ -76,9 +91,13 @@ def fit(
     fitted_views = fit_views(items)
     rows = fitted_views.rows
     stages: dict[str, FirstStage] = {}
-    for name in label_fields.fields:
-        stages[name] = fit_first_stage(name, task, items, rows, known, seed)
-    second, crossed = fit_corrections(label_fields, items, stages)
+    labels = sum(len(label_fields.counts(name, known.counts)) for name in label_fields.fields)
+    with meter(console, FOLDS * labels) as shown:
+        for name in label_fields.fields:
+            strength = SET_STRENGTH if name in label_fields.sets else CLASS_STRENGTH
+            regress = partial(regressions, strength=strength, seed=seed, shown=shown)
+            stages[name] = fit_first_stage(name, task, items, rows, known, regress)
+    second, crossed = fit_corrections(label_fields, items, stages, console)
     usual_share = float(np.quantile(fitted_views.shares_known, UNUSUAL))
     how_far = how_known(fitted_views.shares_known, usual_share)
     fields: dict[str, LabelField] = {}
@@ -145,6 +164,23 @@ def training_advisor(folder: Path, task: Task, labels: Labels) -> Advisor:
     return Advisor(task, labels, read_classifier(folder / CLASSIFIER, task.answer), known)
 
 
+def show_usual(task: Task, labels: Labels, example: Example) -> Example:
+    """Return a training example with opinions about as long as real ones: the commonest labels.
+
+    For a dry run, which fits no classifier.
+    """
+    assert example.answer, "training examples have answers"
+    probabilities = {}
+    answer: dict[str, Any] = {}
+    for name in task.answer.fields:
+        commonest = list(task.answer.counts(name, labels.counts))[:2]
+        probabilities[name] = dict(zip(commonest, USUAL_CHANCES, strict=False))
+        answer[name] = commonest[0] if name in task.answer.classes else commonest[:1]
+    items = task.answer.items_of(example.answer)
+    text = opinion_text(example, [Opinion(probabilities, answer)] * len(items), task.answer)
+    return replace(example, inputs={**example.inputs, "opinions": text})
+
+
 def _usable(task: Task, examples: Iterable[Example], known: Labels) -> list[Example]:
     """Return the examples without those with an empty label list that training refuses too."""
     usable = []
@@ -164,7 +200,10 @@ def _sample(examples: Iterable[Example]) -> list[Example]:
 
 
 def fit_corrections(
-    label_fields: LabelFields, items: TrainingItems, stages: Mapping[str, FirstStage]
+    label_fields: LabelFields,
+    items: TrainingItems,
+    stages: Mapping[str, FirstStage],
+    console: Console,
 ) -> tuple[dict[str, FieldTrees], dict[str, Array]]:
     """Return the second stage, and its cross-fitted probabilities; none of too few cases."""
     if not label_fields.evidence or len(items.cases) < MIN_CASES:
@@ -175,4 +214,4 @@ def fit_corrections(
     scores = {name: stage.scores for name, stage in stages.items()}
     gold = {name: stage.gold for name, stage in stages.items()}
     scored_items = Items(items.sizes, scores, np.array(about, float))
-    return fit_second_stage(scored_items, gold, label_fields.sets, items.fold)
+    return fit_second_stage(scored_items, gold, label_fields.sets, items.fold, console)

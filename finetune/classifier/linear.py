@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from panjue.finetune.classifier.grams import Hashes
 from panjue.finetune.classifier.label_sets import LabelField, label_frequencies
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.progress import Meter
 from panjue.prompts.task import Task
 
 MAX_COLUMNS = 60_000
@@ -73,6 +74,10 @@ class TrainingItems:
     answers: Sequence[Mapping[str, Any]]  # [items]
     fold: NDArray[np.int64]  # [items]
     is_own: NDArray[np.bool_]  # whether it is of `train`, not mixed in, [items]
+
+
+Regress = Callable[[csr_array, NDArray[np.bool_]], tuple[NDArray[np.float32], NDArray[np.float32]]]
+"""What `regressions` does with rows and gold labels."""
 
 
 class FittedViews(NamedTuple):
@@ -143,7 +148,7 @@ def fit_first_stage(
     items: TrainingItems,
     rows: Sequence[csr_array],
     known: Labels,
-    seed: int,
+    regress: Regress,
 ) -> FirstStage:
     """Fit the regressions of one field without each fold in turn, on the rows by both views."""
     labels = sorted(task.answer.counts(name, known.counts))
@@ -151,7 +156,6 @@ def fit_first_stage(
     values = [set(item[name]) if is_set else {item[name]} for item in items.answers]
     gold = np.array([[label in value for label in labels] for value in values])
     teaches = gold.any(axis=1) | is_set  # a class that is not known says nothing
-    strength = SET_STRENGTH if is_set else CLASS_STRENGTH
     scores = np.zeros((2, *gold.shape), np.float32)
     weights_by_fold = []
     bias_by_fold = []
@@ -159,7 +163,7 @@ def fit_first_stage(
         aside = items.fold == number
         used = teaches & ~aside
         rows_used = hstack([part[used] for part in rows], format="csr")
-        weights, bias = regressions(csr_array(rows_used), gold[used], strength, seed)
+        weights, bias = regress(csr_array(rows_used), gold[used])
         rows_aside = [part[aside] for part in rows]
         scores[:, aside] = view_scores(rows_aside, by_view(weights, rows), bias)
         weights_by_fold.append(weights)
@@ -223,7 +227,7 @@ def by_view(weights: NDArray[np.float32], rows: Sequence[csr_array]) -> list[csr
 
 
 def regressions(
-    rows: csr_array, gold: NDArray[np.bool_], strength: float, seed: int
+    rows: csr_array, gold: NDArray[np.bool_], strength: float, seed: int, shown: Meter
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the weights, [columns, labels], and the biases of one regression per label."""
     from sklearn.linear_model import SGDClassifier  # takes a second, and answering needs none
@@ -245,13 +249,14 @@ def regressions(
         model.fit(rows, has_label)
         return model.coef_[0], float(model.intercept_[0])
 
+    labels = gold.shape[1]
+    weights = np.zeros((rows.shape[1], labels), np.float32)
+    biases = np.zeros(labels, np.float32)
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        fitted = list(threads.map(regression, gold.T))
-    weights = np.zeros((rows.shape[1], len(fitted)), np.float32)
-    biases = np.zeros(len(fitted), np.float32)
-    for column, (of_label, bias) in enumerate(fitted):
-        weights[:, column] = of_label
-        biases[column] = bias
+        for column, (of_label, bias) in enumerate(threads.map(regression, gold.T)):
+            weights[:, column] = of_label
+            biases[column] = bias
+            shown.step("linear models")
     return weights, biases
 
 

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from rich.console import Console
 from scipy.special import expit
 
 from panjue.finetune.classifier.calibration import FOLDS, TINY, calibrated, platt
 from panjue.finetune.classifier.features import PLACES, Array
+from panjue.prompts.plumbing.progress import Meter, meter
 
 if TYPE_CHECKING:
     import lightgbm
@@ -218,7 +220,7 @@ def weights_of(sizes: Array) -> Array:
 
 
 def fit_second_stage(
-    items: Items, gold: Mapping[str, Array], sets: Sequence[str], fold: Array
+    items: Items, gold: Mapping[str, Array], sets: Sequence[str], fold: Array, console: Console
 ) -> tuple[dict[str, FieldTrees], dict[str, Array]]:
     """Return the second stage, and the cross-fitted probabilities of its fields, [items, labels].
 
@@ -229,18 +231,24 @@ def fit_second_stage(
         gold: Field -> [items, labels], those in `sets` first; the others have one label an item.
         sets: The fields that are label sets.
         fold: The fold of each item, the same for all items of a case, [items].
+        console: Shows progress.
     """
     fields: dict[str, FieldTrees] = {}
     believed: dict[str, Array] = {}
-    for name, truth in gold.items():
-        if name in sets:
-            fields[name], believed[name] = _fit_set(items, name, truth, fold)
-        elif truth.shape[1] > 1:  # a class, decided with the probabilities of the sets
-            fields[name], believed[name] = _fit_class(items, name, gold, believed, fold)
+    names = [name for name, truth in gold.items() if name in sets or truth.shape[1] > 1]
+    with meter(console, (FOLDS + 1) * len(names)) as shown:
+        for name in names:
+            if name in sets:
+                found = _fit_set(items, name, gold[name], fold, shown)
+            else:  # a class, decided with the probabilities of the sets
+                found = _fit_class(items, name, gold, believed, fold, shown)
+            fields[name], believed[name] = found
     return fields, believed
 
 
-def _fit_set(items: Items, name: str, truth: Array, fold: Array) -> tuple[FieldTrees, Array]:
+def _fit_set(
+    items: Items, name: str, truth: Array, fold: Array, shown: Meter
+) -> tuple[FieldTrees, Array]:
     """Return the second stage of a label set, and its cross-fitted probabilities."""
     import lightgbm
 
@@ -260,7 +268,7 @@ def _fit_set(items: Items, name: str, truth: Array, fold: Array) -> tuple[FieldT
         data.set_categorical_feature([0])  # the label
         return lightgbm.train(SET_TREES, data, ROUNDS), start
 
-    *parts, (trees, start) = _without_each_fold(train)
+    *parts, (trees, start) = _without_each_fold(train, shown)
     logits = np.zeros(len(rows))
     for number, (trees_of_part, start_of_part) in enumerate(parts):
         aside = fold_of_row == number
@@ -279,7 +287,12 @@ def _fit_set(items: Items, name: str, truth: Array, fold: Array) -> tuple[FieldT
 
 
 def _fit_class(
-    items: Items, name: str, gold: Mapping[str, Array], believed: Mapping[str, Array], fold: Array
+    items: Items,
+    name: str,
+    gold: Mapping[str, Array],
+    believed: Mapping[str, Array],
+    fold: Array,
+    shown: Meter,
 ) -> tuple[FieldTrees, Array]:
     """Return the second stage of a class, and its cross-fitted probabilities."""
     import lightgbm
@@ -308,7 +321,7 @@ def _fit_class(
         settings = {**CLASS_TREES, "num_class": classes.shape[1]}
         return lightgbm.train(settings, data, 2 * ROUNDS)
 
-    *parts, trees = _without_each_fold(train)
+    *parts, trees = _without_each_fold(train, shown)
     chances = np.zeros(classes.shape)
     for number, part in enumerate(parts):
         aside = fold == number
@@ -317,7 +330,11 @@ def _fit_class(
     return FieldTrees(trees, classes=of_all), chances
 
 
-def _without_each_fold(train: Callable[[int], T]) -> list[T]:
+def _without_each_fold(train: Callable[[int], T], shown: Meter) -> list[T]:
     """Return what `train` makes without fold 0, 1 and so on, and last with all folds."""
+    trained = []
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        return list(threads.map(train, range(FOLDS + 1)))
+        for of_part in threads.map(train, range(FOLDS + 1)):
+            trained.append(of_part)
+            shown.step("small trees")
+    return trained

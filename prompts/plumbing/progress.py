@@ -49,6 +49,10 @@ class Meter:
             self._last_line = time.monotonic()
             self._console.print(f"{done}/{self.total}  {text}{self._time_left()}", highlight=False)
 
+    def step(self, text: str) -> None:
+        """Count one more."""
+        self.to(self.done + 1, text)
+
     def _time_left(self) -> str:
         """Return the time left, once the rate has settled."""
         if self.done - self._start < SETTLED_ITEMS:
@@ -68,6 +72,16 @@ def meter(console: Console, total: int, start: int = 0) -> Iterator[Meter]:
         bar.add_task("", total=total, completed=start)
         progress.bar = bar
         yield progress
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people say it: 45 s, 12 min, 2 h 10 min."""
+    minutes = round(seconds / 60)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def counted(items: Iterable[T], total: int) -> Iterator[T]:

@@ -2,8 +2,10 @@
 
 - `RUN/config.yaml`: the resolved settings, in the sections `sft`, `generate` and `serve`.
 - `RUN/manifest.json`: the RunRecord of the training that the folder belongs to.
+- `RUN/training.json`: the TrainingSummary: where the settings came from, and how the training went.
 - `RUN/adapter/manifest.json`: the RunRecord of the finished training; `RUN/model/` if full.
 - `RUN/answers/NAME/manifest.json`: the AnswersRecord of the answers to one test file.
+- `RUN/answers/NAME/scores.json`: the StoredScores of these answers.
 - `RUN/answers/held-out/choice.json`: the Choice that the answers to the held-out cases led to.
 """
 
@@ -11,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -27,22 +29,26 @@ HELD_OUT = "held-out"
 answers in the folder X, made with answers=X, it is `held-out-X` if that exists."""
 
 CHOICE = "choice.json"
+SCORES = "scores.json"
+SUMMARY = "training.json"
 
 RESULTS = ("adapter", "model")
 """Folders in a run folder that hold the result of a training: LoRA weights, or all weights."""
 REPLACED = (
     *(CONFIG, MANIFEST, *RESULTS, "merged", "unmerged"),
-    *("checkpoints", "log.jsonl", "skipped-train.jsonl"),
+    *("checkpoints", "log.jsonl", "skipped-train.jsonl", SUMMARY),
 )
 """What commands replace in a run folder; a folder of answers has a record of its own."""
 REPLACED_ANSWERS = (
     *(MANIFEST, CHOICE, "labels.json", "completions.jsonl", "skipped-test.jsonl", "cases.jsonl"),
-    *("decode.json", "confidence.jsonl", "scores.json", "report.html"),
+    *("decode.json", "confidence.jsonl", SCORES, "report.html"),
 )
 """What commands replace in a folder of answers, besides the submission of the task."""
 
 
 AnsweredBy = Literal["model", "classifier"]
+
+Kind = TypeVar("Kind", bound=BaseModel)
 
 SplitBy = Literal["text", "normal text"]
 """What of a case decides whether it is held out or chosen; in version 0.4 white space did too."""
@@ -182,6 +188,60 @@ class AnswersRecord(Record):
         return bool(self.trained) and not self.endpoint and self.adapter != "none"
 
 
+class TrainingSummary(BaseModel):
+    """Where the settings of a training came from, and how it went; `training.json`.
+
+    The record of the training has what shapes the result. This is beside it, since two equal
+    trainings take different times. What is None is not known before the training is finished.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    config: str = ""
+    """Name of the config file."""
+    changed: dict[str, Any] = Field(default_factory=dict)
+    """Setting -> its value, where the command line changed that of the config; None: emptied."""
+    finished: str | None = None
+    """The date, as in 2026-11-28."""
+    steps: int | None = None
+    kept_step: int | None = None
+    held_out: int | None = None
+    """Held-out examples, whose mean loss at the kept step is `held_out_loss`."""
+    held_out_loss: float | None = None
+    tokens: int | None = None
+    """Tokens of prompts and replies that were trained on; those of two epochs count twice."""
+    seconds: float | None = None
+    """Of the steps and evaluations, without those that a crash lost."""
+    memory: int | None = None
+    """Peak bytes of the first process: of its GPU, or without one of its main memory."""
+    device: str | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> "TrainingSummary | None":
+        """Return the summary in a run folder, if there is one; version 0.4 wrote none."""
+        return _if_any(cls, folder / SUMMARY)
+
+
+class StoredScores(BaseModel):
+    """What `scores.json` has for a table; the metrics are further keys, as `panjue score` has."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    examples: int
+    interval: dict[str, tuple[float | None, float | None]]
+    """Metric -> its 95% interval."""
+    answered_by: str = ""
+    in_sample: str = ""
+
+    @classmethod
+    def read(cls, folder: Path) -> "StoredScores | None":
+        """Return the scores in a folder of answers, if there are any."""
+        return _if_any(cls, folder / SCORES)
+
+    def mean(self, metric: str) -> float | None:
+        return (self.model_extra or {}).get(metric)
+
+
 class FieldChoice(BaseModel):
     """How the model and the text classifier answered one field of the held-out cases."""
 
@@ -212,13 +272,17 @@ class Choice(BaseModel):
     @classmethod
     def read(cls, folder: Path) -> "Choice | None":
         """Return the choice that lies beside answers to held-out cases, if there is one."""
-        path = folder / CHOICE
-        if not path.exists():
-            return None
-        try:
-            return cls.model_validate(read_object(path))
-        except ValidationError as error:
-            raise UserError(f"{path}: {first_complaint(error)}; delete it") from None
+        return _if_any(cls, folder / CHOICE)
+
+
+def _if_any(kind: type[Kind], path: Path) -> Kind | None:
+    """Return what a file has, if it exists."""
+    if not path.exists():
+        return None
+    try:
+        return kind.model_validate(read_object(path))
+    except ValidationError as error:
+        raise UserError(f"{path}: {first_complaint(error)}; delete it") from None
 
 
 @dataclass(frozen=True)

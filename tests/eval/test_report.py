@@ -21,6 +21,7 @@ from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
+from panjue.prompts.plumbing.run import TrainingSummary
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.metrics import Item, same
@@ -31,6 +32,14 @@ TASK = load_task("judgment")
 DIALOGUES = Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder"
 THEFT = (["盗窃罪"], ["264"], 11)
 HOSTILE = ["<script>alert(1)</script>", '王某"A', "李某乙"]
+
+LOG = (
+    {"step": 5, "seconds": 1.0, "loss": 2.0},
+    {"step": 10, "seconds": 2.0, "loss": 1.0},
+    {"step": 10, "seconds": 2.0, "eval_loss": 0.5},
+    {"step": 20, "seconds": 4.0, "loss": 0.25},
+    {"step": 20, "seconds": 4.0, "eval_loss": 0.75},
+)
 
 
 def run_on(folder: Path, gold: Path, change: Any) -> Path:
@@ -102,6 +111,60 @@ def hostile(case: Row, write: Write, tmp_path: Path) -> Path:
             row["judgments"][1].update(charges=["抢劫罪"], penalty=5)
 
     return run_on(tmp_path / "run", write("gold.jsonl", rows), change)
+
+
+@pytest.fixture
+def of_training(hostile: Path, tmp_path: Path) -> Path:
+    """Return the hostile run with the training that answered, and its held-out answers."""
+    run = tmp_path / "trained"
+    settings = {"trainer": {"learning_rate": 0.1, "deepspeed": "/somebody/secret.json"}}
+    write_json(run / "adapter/manifest.json", {**TRAINED, **settings, "examples": 9})
+    write_lines(run / "log.jsonl", LOG)
+    summary = TrainingSummary(
+        config="mine",
+        changed={"trainer.learning_rate": 0.1},
+        finished="2026-11-28",
+        steps=20,
+        kept_step=10,
+        held_out=3,
+        held_out_loss=0.5,
+        tokens=123456,
+        seconds=7800,
+        memory=3 * 2**30,
+        device="NVIDIA H100",
+    )
+    write_json(run / "training.json", summary.model_dump())
+    change_json(hostile / "manifest.json", trained=str(run / "adapter"))
+    held_out = tmp_path / "held-out"
+    write_json(held_out / "manifest.json", read_json(hostile / "manifest.json"))
+    of_field = {"metric": "charge_f1", "model": 0.5, "classifier": 0.75, "low": -0.5, "high": 0.125}
+    fields = {"charges": {**of_field, "answered_by": "classifier"}}
+    choice = {"cases": 40, "counted": 40, "fields": fields, "calibration": {}}
+    write_json(held_out / "choice.json", choice)
+    return hostile
+
+
+def test_the_training_and_the_choice_are_shown(of_training: Path) -> None:
+    text = page(page_data(open_answers(of_training)))
+    for shown in ("123,456", "2 h 10 min", "3.0 GiB (NVIDIA H100)", "held-out loss"):
+        assert shown in text
+    assert "Model and text classifier on 40 held-out cases" in text
+    assert text.count("<circle") == 2, "each evaluation"
+    assert "/somebody" not in text
+    assert re.search(r"trainer.learning_rate</th><td>0.1</td>", text)
+    change_json(of_training / "manifest.json", endpoint="http://127.0.0.1:9/v1#other")
+    assert "<svg" not in page(page_data(open_answers(of_training)))
+
+
+def test_a_training_of_version_0_4_is_shown_without_what_it_did_not_record(
+    of_training: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "trained/training.json").unlink()
+    text = page(page_data(open_answers(of_training)))
+    assert "<svg" in text
+    assert "2 h 10 min" not in text
+    (tmp_path / "trained/log.jsonl").unlink()
+    assert "<svg" not in page(page_data(open_answers(of_training)))
 
 
 @pytest.mark.parametrize("has_gold", [True, False])

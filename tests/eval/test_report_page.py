@@ -18,6 +18,7 @@ from tests.records import Row, Write, write_answers
 
 hostile = test_report.hostile  # the fixtures
 advised = test_report.advised
+of_training = test_report.of_training
 
 browser = in_tests.browser  # the fixture
 
@@ -194,13 +195,32 @@ def test_a_change_of_language_keeps_the_filters_and_the_case(opened: Any, hostil
     assert opened.input_value("#search") == ""
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_curve_of_the_training_in_both_languages(
+    language: str, opened: Any, of_training: Path
+) -> None:
+    show_report(opened, of_training)
+    opened.goto(f"{opened.url}?lang={language}")
+    points = opened.locator("#loss circle")
+    places = points.evaluate_all("all => all.map(one => one.getBoundingClientRect().y)")
+    assert len(places) == 2
+    assert places[0] > places[1], "0.5 lies below 0.75"
+    caption = opened.inner_text("#loss figcaption")
+    said = {"en": "Kept: step 10, held-out loss 0.5000", "zh": "保留第 10 步，验证集损失 0.5000"}
+    assert said[language] in caption
+    assert opened.locator("#choice td").first.inner_text() == "0.5000"
+    other = {"en": "zh", "zh": "en"}[language]
+    assert opened.locator(f"main [lang={other}]:visible").count() == 0
+    in_tests.take_pictures(opened, f"report-training-{language}")
+
+
 @pytest.mark.parametrize("width", [390, 900, 1280])
 def test_tables_fit_the_screen_and_no_filter_is_alone_in_its_row(
-    width: int, opened: Any, hostile: Path, advised: Callable[[Any], None]
+    width: int, opened: Any, of_training: Path, advised: Callable[[Any], None]
 ) -> None:
     advised(think)
     opened.set_viewport_size({"width": width, "height": 900})
-    show_report(opened, hostile, with_baseline(hostile))
+    show_report(opened, of_training, with_baseline(of_training))
     opened.locator("summary").evaluate_all("all => all.forEach(one => one.click())")
     ends = "all => all.map(one => one.getBoundingClientRect().right)"
     assert max(opened.locator("table").evaluate_all(ends)) <= width

@@ -5,6 +5,7 @@ import os
 import re
 import resource
 import shutil
+import sys
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -94,10 +95,12 @@ def test_the_last_lines_have_the_loss_of_what_was_kept_and_the_next_command(
     best = min(entry["eval_loss"] for entry in logged(run, "eval_loss"))
     task = load_task("judgment")
     held_out = sum(1 for _ in Reader(task, held_out=True).read(workshop / "demo/train.jsonl"))
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         f"written: {run}/adapter (loss {best:.4f} on {held_out} held-out cases)",
         f"next: panjue generate {run} TEST",
+        f"curve: {Path(sys.executable).with_name('tensorboard')} --logdir {run}/tensorboard",
     ]
+    assert any(line.endswith("linear models") or "linear models  " in line for line in lines)
 
 
 def test_a_finished_run_is_left_alone_and_other_settings_are_refused_by_name(
@@ -169,10 +172,14 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
     workshop: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("panjue.finetune.training_log.gpu_memory", lambda: 24 * 2**30)
-    main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true"])
+    monkeypatch.setattr("panjue.finetune.training_run.fit", Mock(side_effect=AssertionError))
+    main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true", "seed=2"])
     said = capsys.readouterr().out
     for word in ("examples", "refused", "shortened", "tokens", "weights", "steps", "[loss]"):
         assert word in said
+    assert re.search(r"^time +about \d+ s, by a step that was timed now$", said, re.MULTILINE)
+    assert "the text classifier is not fitted; prompts show the commonest labels" in said
+    assert re.search(r"罪 75%(?: \| \S+罪 20%)?; ", said), "opinions as long as real ones"
     assert "3/4" not in said
     assert "without activations; the GPU has 24.00 GiB" in said
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"

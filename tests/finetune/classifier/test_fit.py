@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from panjue.finetune.classifier.calibration import FOLDS, fit_calibration
 from panjue.finetune.classifier.classifier import Classifier, read_classifier
@@ -81,7 +82,7 @@ def fitted_on(
     task: Task, train: Sequence[Example], mix: Sequence[Example] = (), seed: int = 0
 ) -> Fitted:
     """Fit with the labels of all these cases."""
-    return fit(task, train, mix, task.ask.labels([*train, *mix]), seed)
+    return fit(task, train, mix, task.ask.labels([*train, *mix]), seed, Console(quiet=True))
 
 
 def classifier_of(task: Task, train: Sequence[Example], mix: Sequence[Example] = ()) -> Classifier:
@@ -95,7 +96,7 @@ def likeliest(probabilities: Mapping[str, float]) -> str:
 def test_labels_that_the_adapter_does_not_know_are_no_answers() -> None:
     train = examples(100)
     mix = [Example(id=f"m{i}", text=f"杀{i}", answer={"label": "没有刑期"}) for i in range(50)]
-    fitted = fit(SEVERITY, train, mix, SEVERITY.ask.labels(train), 0)
+    fitted = fit(SEVERITY, train, mix, SEVERITY.ask.labels(train), 0, Console(quiet=True))
     [item] = fitted.classifier.probabilities(mix[0])
     assert set(item["label"]) == set(WORDS.values())
     assert sum(item["label"].values()) == pytest.approx(1)
@@ -292,7 +293,7 @@ def test_the_second_stage_of_a_label_set_learns_from_the_others_of_a_case() -> N
 
     items, gold = cases(400)
     fold = np.repeat(np.arange(400) % FOLDS, 2)
-    stage, _ = fit_second_stage(items, {"charges": gold}, ["charges"], fold)
+    stage, _ = fit_second_stage(items, {"charges": gold}, ["charges"], fold, Console(quiet=True))
     others, truth = cases(100)
     of_first = others.scores["charges"].sum(0).argmax(1) == truth.argmax(1)
     of_second = corrected_probabilities(stage, others)["charges"].argmax(1) == truth.argmax(1)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from panjue.finetune.classifier.calibration import UNSURE
 from panjue.finetune.classifier.fit import MIN_CASES, fit
@@ -73,7 +74,9 @@ def trained(name: str) -> tuple[Advisor, Sequence[Example]]:
     task, cases_of = TRAININGS[name]
     cases = cases_of()
     labels = task.ask.labels(cases)
-    return Advisor(task, labels, fit(task, cases, [], labels, 0).classifier), cases
+    return Advisor(
+        task, labels, fit(task, cases, [], labels, 0, Console(quiet=True)).classifier
+    ), cases
 
 
 def answered(advisor: Advisor, example: Example) -> list[tuple[Mapping[str, Any], Any, Any]]:

@@ -6,7 +6,7 @@ import time
 import pytest
 from rich.console import Console
 
-from panjue.prompts.plumbing.progress import SETTLED_ITEMS, Meter
+from panjue.prompts.plumbing.progress import SETTLED_ITEMS, Meter, duration
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,11 @@ def test_the_time_left_is_shown_once_it_has_settled(
     now += 60
     meter.to(items, "loss 1")
     assert out.getvalue().strip() == line
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.4, "0 s"), (45, "45 s"), (61, "1 min"), (3599, "1 h 0 min"), (7800, "2 h 10 min")],
+)
+def test_times_are_said_as_people_say_them(seconds: float, said: str) -> None:
+    assert duration(seconds) == said

@@ -1,0 +1,97 @@
+"""The losses of a training, from its log, and where a picture of them has its lines."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from panjue.prompts.plumbing.files import read_lines
+
+LEFT, RIGHT, TOP, BOTTOM = 40.0, 350.0, 8.0, 168.0
+"""The frame within the picture, which is 360 wide and 200 high."""
+
+WIDE_RANGE = 1000.0
+"""Highest loss over the lowest, from which only powers of ten are marked."""
+
+Point = tuple[int, float]
+"""A step and its loss."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses that a training has logged, in the order of their steps."""
+
+    training: Sequence[Point]
+    held_out: Sequence[Point]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Where the losses lie in the picture; losses are on a logarithmic scale."""
+
+    training: Sequence[tuple[float, float]]
+    held_out: Sequence[tuple[float, float, int, float]]
+    """x, y, step and loss."""
+    kept: float | None
+    """x of the step whose weights are kept."""
+    steps: Sequence[tuple[float, int]]
+    losses: Sequence[tuple[float, float]]
+    """The marks of both axes: place and value."""
+
+
+def read_losses(run: Path) -> Losses:
+    """Return the losses in the log of a run folder; none if there is no log."""
+    path = run / "log.jsonl"
+    training = []
+    held_out = []
+    for _, entry in read_lines(path) if path.exists() else ():
+        if "eval_loss" in entry:
+            held_out.append((entry["step"], entry["eval_loss"]))
+        elif "loss" in entry:
+            training.append((entry["step"], entry["loss"]))
+    return Losses(training, held_out)
+
+
+def picture(losses: Losses, kept_step: int | None) -> Picture | None:
+    """Return where everything lies; None if there is nothing to draw."""
+    points = [*losses.training, *losses.held_out]
+    positive = [loss for _, loss in points if loss > 0]
+    if not positive:
+        return None
+    marks = loss_marks(min(positive), max(positive))
+    last = max(step for step, _ in points)
+
+    def x(step: int) -> float:
+        return round(LEFT + (RIGHT - LEFT) * step / last, 1)
+
+    def y(loss: float) -> float:
+        share = math.log(max(loss, marks[0]) / marks[0]) / math.log(marks[-1] / marks[0])
+        return round(BOTTOM - (BOTTOM - TOP) * share, 1)
+
+    return Picture(
+        training=[(x(step), y(loss)) for step, loss in losses.training],
+        held_out=[(x(step), y(loss), step, loss) for step, loss in losses.held_out],
+        kept=None if kept_step is None else x(kept_step),
+        steps=[(x(step), step) for step in step_marks(last)],
+        losses=[(y(loss), loss) for loss in marks],
+    )
+
+
+def loss_marks(low: float, high: float) -> list[float]:
+    """Return 1, 2 and 5 times powers of ten, from one below the losses to one above them."""
+    lowest = math.floor(math.log10(low)) - 1  # a logarithm may be rounded
+    highest = math.ceil(math.log10(high)) + 1
+    factors = (1, 2, 5) if high / low < WIDE_RANGE else (1,)
+    powers = range(lowest, highest + 1)
+    marks = [float(f"{factor}e{power}") for power in powers for factor in factors]
+    first = max(number for number, mark in enumerate(marks) if mark <= low)
+    end = min(number for number, mark in enumerate(marks) if mark >= high)
+    return marks[first : max(end, first + 1) + 1]
+
+
+def step_marks(last: int) -> range:
+    """Return at most six round numbers of steps, from 0 on."""
+    distances = (factor * 10**power for power in count() for factor in (1, 2, 5))
+    apart = next(distance for distance in distances if last <= 5 * distance)
+    return range(0, last + 1, apart)

@@ -1,0 +1,160 @@
+"""The table of run folders: what was trained in each, and its scores."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import read_lines, sha256
+from panjue.prompts.plumbing.run import (
+    ANSWERS,
+    MANIFEST,
+    REPLACED,
+    RESULTS,
+    Answers,
+    Run,
+    RunRecord,
+    StoredScores,
+    TrainingSummary,
+)
+from panjue.prompts.task import load_task
+from panjue.serve.answers import changes_since
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A finished training, as the table has it."""
+
+    name: str
+    record: RunRecord
+    summary: TrainingSummary
+    scores: Sequence[tuple[str, str]]
+    """Name of the answers to a test file, and the headline metric with its interval."""
+    date: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The finished trainings in a folder, and a line on each that is unfinished or broken."""
+
+    runs: Sequence[ListedRun]
+    problems: Sequence[str]
+
+
+def list_runs(folder: Path) -> Listing:
+    """Return the runs in a folder, or the folder itself if it is one."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: there is no such folder; `panjue sft` makes runs/NAME")
+    folders = [folder] if is_run(folder) else sorted(filter(is_run, folder.iterdir()))
+    if not folders:
+        raise UserError(f"{folder}: has no run folders; `panjue sft` makes runs/NAME")
+    runs = []
+    problems = []
+    for place in folders:
+        name = place.resolve().name if place == folder else place.name
+        try:
+            if problem := fault(place):
+                problems.append(f"{name}: {problem}")
+            else:
+                runs.append(listed(place, name, problems))
+        except UserError as error:
+            problems.append(f"{name}: broken: {error}")
+    return Listing(runs, problems)
+
+
+def is_run(folder: Path) -> bool:
+    """Say whether a folder has anything that a training writes."""
+    return folder.is_dir() and any((folder / name).exists() for name in REPLACED)
+
+
+def fault(folder: Path) -> str:
+    """Return why a run folder has no whole training; empty if it has one."""
+    result = Run(folder).result
+    if result is None and (folder / MANIFEST).exists():
+        RunRecord.read(folder)
+        log = folder / "log.jsonl"
+        steps = [entry["step"] for _, entry in read_lines(log)] if log.exists() else []
+        reached = f"at step {steps[-1]}" if steps else "before its first logged step"
+        return f"unfinished, {reached}; the command that began it resumes"
+    if result is None:
+        return f"broken: has neither {MANIFEST} nor a trained model"
+    if not any(result.glob("*.safetensors")):
+        return f"broken: {result.name}/ has no weights"
+    if RunRecord.read(result).labels_sha256 not in (None, sha256(result / "labels.json")):
+        return f"broken: {result.name}/labels.json was changed"
+    return ""
+
+
+def listed(folder: Path, name: str, problems: list[str]) -> ListedRun:
+    """Return what the table has of a whole training; add to the problems those of its answers."""
+    run = Run(folder)
+    record = run.record
+    summary = TrainingSummary.read(folder) or TrainingSummary()
+    headline = load_task(record.task).score.headline
+    scores = []
+    for manifest in sorted((folder / ANSWERS).glob(f"*/{MANIFEST}")):
+        place = manifest.parent
+        try:
+            answers = Answers(place)
+            if answers.record.held_out:
+                continue
+            if changed := changes_since(answers):
+                raise UserError(changed)
+            scores.append((place.name, headline_of(StoredScores.read(place), headline)))
+        except UserError as error:
+            problems.append(f"{name}/{ANSWERS}/{place.name}: {error}")
+    written = date.fromtimestamp((run.trained / MANIFEST).stat().st_mtime)  # until version 0.4
+    return ListedRun(name, record, summary, scores, summary.finished or written.isoformat())
+
+
+def headline_of(scores: StoredScores | None, metric: str) -> str:
+    """Return the headline metric of scored answers with its 95% interval."""
+    mean = scores.mean(metric) if scores else None
+    if scores is None or mean is None:
+        return "not scored"
+    low, high = scores.interval.get(metric, (None, None))
+    interval = "" if low is None or high is None else f" ({low:.3f}-{high:.3f})"
+    return f"{mean:.3f}{interval}"
+
+
+COLUMNS = ("run", "base", "method", "examples", "steps", "loss", "score (95%)", "date")
+
+WIDE = 200
+"""Columns of the table where it is not printed to a terminal."""
+
+
+def show_listing(listing: Listing) -> None:
+    """Print the table, with a line for each test file below its run, then the problems."""
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = WIDE
+    of_names = ("run", "base")
+    columns = [Column(name, no_wrap=name not in of_names, overflow="fold") for name in COLUMNS]
+    table = Table(*columns, box=None, padding=(0, 1, 0, 0))
+    for run in listing.runs:
+        table.add_row(*map(escape, cells(run)))
+        for test, score in run.scores:
+            table.add_row(escape(f"  {test}"), *[""] * 5, score)
+    if listing.runs:
+        console.print(table)
+    for problem in listing.problems:
+        console.print(problem)
+
+
+def cells(run: ListedRun) -> Iterator[str]:
+    """Yield what the columns have of a training."""
+    summary = run.summary
+    base = Path(run.record.base)
+    yield run.name
+    yield base.parent.name if base.name in RESULTS else base.name
+    yield run.record.method
+    yield str(run.record.examples or "")
+    yield str(summary.steps or "")
+    yield "" if summary.held_out_loss is None else f"{summary.held_out_loss:.4f}"
+    yield ""
+    yield run.date

@@ -1,0 +1,237 @@
+"""The model card of a training: README.md beside its weights, made from the records of the run.
+
+It has nothing of the cases: names and hashes of files, settings, numbers, and label counts.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from panjue.prompts.labels import load_labels
+from panjue.prompts.model import is_demo, is_hub_name, model_sha256
+from panjue.prompts.plumbing.config import DATA_FILES, scrubbed
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import atomic_write, dump
+from panjue.prompts.plumbing.progress import duration
+from panjue.prompts.plumbing.run import (
+    ANSWERS,
+    HELD_OUT,
+    MANIFEST,
+    RESULTS,
+    SUMMARY,
+    AnswersRecord,
+    Choice,
+    RunRecord,
+    StoredScores,
+    TrainingSummary,
+)
+from panjue.prompts.task import load_task
+
+CARD = "README.md"
+
+KINDS = {"lora": "LoRA adapter", "qlora": "LoRA adapter (base in four bits)", "full": "Model"}
+
+NOT_FOR = """\
+A statistical guess, not legal advice; not for use on real defendants.
+
+统计意义上的猜测，不构成法律意见；不得用于真实的被告人。
+"""
+
+OF_DEMO = """\
+Trained on invented cases: its answers and scores have no legal meaning.
+
+只用虚构案件训练：回答和得分没有任何法律意义。
+"""
+
+SEAL = "<!-- made by panjue, which leaves the card alone once its text is changed: "
+"""Begins the last line, which has the hash of the text above it."""
+
+
+def write_card(trained: Path, run: Path) -> None:
+    """Write the card of a training into the folder of its weights."""
+    text = "\n".join(card_lines(trained, run)) + "\n"
+    with atomic_write(trained / CARD, is_as_written) as out:
+        out.write(f"{text}{SEAL}{text_sha256(text)} -->\n")
+
+
+def update_card(trained: Path | None) -> None:
+    """Write the card of a training again, after new scores, unless somebody has changed it.
+
+    That of an adapter without its run folder stays too: it has what the records there lack.
+    """
+    if trained is None or trained.name not in RESULTS:
+        return
+    has_both = (trained.parent / SUMMARY).exists() and (trained / CARD).exists()
+    if has_both and is_as_written(trained / CARD):
+        write_card(trained, trained.parent)
+
+
+def is_as_written(path: Path) -> bool:
+    """Say whether a card is as panjue wrote it."""
+    text = path.read_text("utf-8", errors="replace")
+    above, _, rest = text.rpartition(SEAL)
+    return rest == f"{text_sha256(above)} -->\n"
+
+
+def text_sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def card_lines(trained: Path, run: Path) -> Iterator[str]:
+    record = RunRecord.read(trained)
+    summary = TrainingSummary.read(run) or TrainingSummary()
+    yield from front_matter(record)
+    yield f"# {run.resolve().name}"
+    yield ""
+    base = scrubbed(record.base)
+    yield f"{KINDS[record.method]} for `{base}`, trained by panjue for its task `{record.task}`."
+    yield ""
+    yield OF_DEMO if is_demo(trained) else NOT_FOR
+    yield "## Base and data"
+    yield ""
+    yield from table(("", "name", "SHA-256"), files(record))
+    yield f"Trained on {record.examples:,} examples. {labels_line(trained)}"
+    yield ""
+    yield "## Training"
+    yield ""
+    yield from training_lines(record, summary)
+    yield from held_out_lines(trained, run, summary)
+    yield from test_lines(trained, run, record)
+    yield "## Use"
+    yield ""
+    yield "The prompts are panjue's, and so is the reading of replies. In a checkout of panjue:"
+    yield "`panjue generate FOLDER TEST` answers a file, `panjue serve FOLDER` answers over HTTP."
+    yield ""
+
+
+def front_matter(record: RunRecord) -> Iterator[str]:
+    """Yield the lines that the hub reads."""
+    yield "---"
+    if is_hub_name(record.base):
+        yield f"base_model: {record.base}"
+    yield f"library_name: {'transformers' if record.method == 'full' else 'peft'}"
+    yield "pipeline_tag: text-generation"
+    yield "tags: [panjue]"
+    yield "---"
+    yield ""
+
+
+def files(record: RunRecord) -> Iterator[tuple[str, str, str]]:
+    """Yield what the base and each data file are called, and their hashes."""
+    values = scrubbed(record.model_dump())
+    for name in ("base", *DATA_FILES):
+        if values[name]:
+            yield name, f"`{values[name]}`", values[f"{name}_sha256"]
+
+
+def labels_line(trained: Path) -> str:
+    """Return how many labels each field has; the file beside the card has them."""
+    counts = load_labels(trained / "labels.json").counts
+    if not counts:
+        return "The task has no label sets."
+    numbers = ", ".join(f"{field} {len(labels)}" for field, labels in counts.items())
+    return f"Labels (`labels.json`): {numbers}."
+
+
+def training_lines(record: RunRecord, summary: TrainingSummary) -> Iterator[str]:
+    if summary.steps is not None:
+        took = f"{summary.tokens:,} tokens, {duration(summary.seconds or 0)} on {summary.device}"
+        yield f"{summary.finished}: {summary.steps} steps, {took}."
+        yield ""
+    libraries = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    yield f"Method {record.method}, seed {record.seed}; {libraries}."
+    yield ""
+    if summary.config:
+        changed = scrubbed(summary.changed)
+        differs = "; changed:" if changed else ", nothing changed."
+        yield f"Settings: config `{summary.config}`{differs}"
+        yield ""
+        rows = [(f"`{name}`", f"`{dump(value)}`") for name, value in changed.items()]
+        yield from table(("setting", "value"), rows)
+
+
+def held_out_lines(trained: Path, run: Path, summary: TrainingSummary) -> Iterator[str]:
+    """Yield the loss on held-out cases, and how the model and the classifier answered them."""
+    choice = held_out_choice(trained, run)
+    if summary.held_out_loss is None and choice is None:
+        return
+    yield "## Held-out cases"
+    yield ""
+    if summary.held_out_loss is not None:
+        place = f"step {summary.kept_step}, which is kept"
+        yield f"Loss {summary.held_out_loss:.4f} on {summary.held_out} examples at {place}."
+        yield ""
+    if choice:
+        yield f"{choice.cases} cases, answered by the model and by the text classifier beside it:"
+        yield ""
+        head = ("field", "metric", "model", "classifier", "model − classifier (95%)", "answers")
+        yield from table(head, choice_rows(choice))
+
+
+def held_out_choice(trained: Path, run: Path) -> Choice | None:
+    """Return who answers each field, if this very training answered the held-out cases."""
+    folder = run / ANSWERS / HELD_OUT
+    with suppress(UserError):  # whoever uses a broken one names it
+        choice = Choice.read(folder)
+        if choice and is_by(trained, AnswersRecord.read(folder)):
+            return choice
+    return None
+
+
+def is_by(trained: Path, record: AnswersRecord) -> bool:
+    return record.is_of_adapter and record.trained_sha256 == model_sha256(trained)
+
+
+def choice_rows(choice: Choice) -> Iterator[tuple[str, ...]]:
+    for name, of_field in choice.fields.items():
+        difference = of_field.model - of_field.classifier
+        interval = f"{difference:+.4f} ({of_field.low:+.4f} to {of_field.high:+.4f})"
+        scores = (f"{of_field.model:.4f}", f"{of_field.classifier:.4f}")
+        yield (name, of_field.metric, *scores, interval, of_field.answered_by)
+
+
+def test_lines(trained: Path, run: Path, record: RunRecord) -> Iterator[str]:
+    """Yield a table for each test file that was answered with this training and scored."""
+    metrics = load_task(record.task).score.names
+    for manifest in sorted((run / ANSWERS).glob(f"*/{MANIFEST}")):
+        try:
+            answers = AnswersRecord.read(manifest.parent)
+            scores = StoredScores.read(manifest.parent)
+        except UserError:  # `panjue runs` names what is broken
+            continue
+        if scores is None or answers.held_out or not is_by(trained, answers):
+            continue
+        yield f"## Scores on {scrubbed(answers.test)}"
+        yield ""
+        yield f"{scores.examples} examples, SHA-256 {answers.test_sha256}. {scores.answered_by}"
+        if scores.in_sample:
+            yield f"Not for comparison: {scores.in_sample}."
+        yield ""
+        rows = [(metric, *mean_and_interval(scores, metric)) for metric in metrics]
+        yield from table(("metric", "score", "95% interval"), rows)
+
+
+def mean_and_interval(scores: StoredScores, metric: str) -> tuple[str, str]:
+    """Return a metric's mean and its interval as texts."""
+    low, high = scores.interval.get(metric, (None, None))
+    return number(scores.mean(metric)), f"{number(low)} to {number(high)}"
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> Iterator[str]:
+    """Yield the lines of a table and an empty one; nothing if it has no rows."""
+    lines = [f"| {' | '.join(map(cell, row))} |" for row in rows]
+    if lines:
+        yield f"| {' | '.join(head)} |"
+        yield f"|{'---|' * len(head)}"
+        yield from lines
+        yield ""
+
+
+def cell(value: Any) -> str:
+    return str(value).replace("|", "\\|")
