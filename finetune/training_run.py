@@ -29,6 +29,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     atomic_folder,
     atomic_write,
+    delete,
     dump,
     exclusive_lock,
     read_json,
@@ -37,7 +38,9 @@ from panjue.prompts.plumbing.files import (
 )
 from panjue.prompts.plumbing.ours import has_record, is_base, refuse_claim
 from panjue.prompts.plumbing.run import (
+    CHOSEN,
     DATA,
+    KEPT,
     MANIFEST,
     REPLACED,
     RESULTS,
@@ -45,6 +48,7 @@ from panjue.prompts.plumbing.run import (
     WEIGHTS,
     Run,
     RunRecord,
+    kept_adapters,
 )
 from panjue.prompts.render import names_opinions
 from panjue.prompts.task import Task
@@ -201,6 +205,9 @@ class TrainingRun:
         sections = load_values(self.config.path) if self.config.path else {}
         sections = {**sections, "sft": self.config.model_dump(mode="json")}
         record.write(folder)  # first: it makes the folder ours
+        if not self._has_checkpoints():  # what an earlier training has left
+            delete(folder / KEPT)
+        delete(folder / CHOSEN)
         with atomic_write(Run(folder).config) as out:
             out.write(OmegaConf.to_yaml(sections))
 
@@ -217,23 +224,36 @@ class TrainingRun:
         if not trainer.is_world_process_zero():
             trainer.save_model(str(self.config.result))  # takes part if weights are sharded
             return
+        for step, kept in kept_adapters(self.config.run).items():
+            if step == trainer.state.best_global_step:  # the result itself
+                delete(kept)
+                continue
+            with atomic_folder(kept) as folder:
+                shutil.copytree(kept, folder, dirs_exist_ok=True)
+                self._complete(folder, labels, classifier, examples)
         with atomic_folder(self.config.result) as folder:
             with full_disk_named(folder):
                 trainer.save_model(str(folder))
-            (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
-            peft_config = folder / "adapter_config.json"
-            if peft_config.exists():
-                base = self.record.base
-                if Path(base).is_dir():  # absolute: plain peft finds it from any working folder
-                    base = str(Path(base).resolve())
-                write_json(peft_config, {**read_json(peft_config), "base_model_name_or_path": base})
-            labels.save(folder)
-            digest = sha256(folder / "labels.json")
-            results: dict[str, Any] = {"examples": examples, "labels_sha256": digest}
-            if classifier:
-                shutil.copy(classifier / CLASSIFIER, folder / CLASSIFIER)
-                results["classifier_sha256"] = sha256(folder / CLASSIFIER)
-            self.record.model_copy(update=results).write(folder)
+            self._complete(folder, labels, classifier, examples)
+
+    def _complete(
+        self, folder: Path, labels: Labels, classifier: Path | None, examples: int
+    ) -> None:
+        """Write what goes with saved weights."""
+        (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
+        peft_config = folder / "adapter_config.json"
+        if peft_config.exists():
+            base = self.record.base
+            if Path(base).is_dir():  # absolute: plain peft finds it from any working folder
+                base = str(Path(base).resolve())
+            write_json(peft_config, {**read_json(peft_config), "base_model_name_or_path": base})
+        labels.save(folder)
+        digest = sha256(folder / "labels.json")
+        results: dict[str, Any] = {"examples": examples, "labels_sha256": digest}
+        if classifier:
+            shutil.copy(classifier / CLASSIFIER, folder / CLASSIFIER)
+            results["classifier_sha256"] = sha256(folder / CLASSIFIER)
+        self.record.model_copy(update=results).write(folder)
 
     def say_written(self, trainer: ReplyTrainer, console: Console) -> None:
         """Print what was written, and the next command where no Makefile runs it."""

@@ -18,6 +18,7 @@ from panjue.prompts.plumbing.files import (
     read_lines,
     refuse_pipe,
 )
+from panjue.prompts.plumbing.run import Half
 from panjue.prompts.task import Task, id_of
 
 OnBadRow = Literal["stop", "skip"]
@@ -58,6 +59,7 @@ class Reader:
     """Id -> attribute -> group: groups from a file of their own (`side_groups`)."""
     held_out: bool = False  # read only the tenth that training holds out
     highest_hash: str = ""  # read only texts whose hash is not above this one
+    half: Half = ""  # read only this half of the texts
     on_bad_row: OnBadRow = "stop"
     skipped: Skipped = field(default_factory=Skipped)
     task_is_guessed: bool = False  # nobody has named the task: errors ask whether it is right
@@ -72,6 +74,8 @@ class Reader:
                 if self.held_out and not is_held_out(example):
                     continue
                 if self.highest_hash and text_hash(example) > self.highest_hash:
+                    continue
+                if self.half and half_of(example) != self.half:
                     continue
                 yield example
         except UserError as error:
@@ -146,6 +150,11 @@ def side_groups(path: Path | None) -> dict[str, dict[str, str]]:
 def is_held_out(example: Example) -> bool:
     """Say whether an example is of the tenth that training holds out, in whatever file it is."""
     return int(text_hash(example)[:8], 16) % 10 == 0
+
+
+def half_of(example: Example) -> Half:
+    """Return the half that an example belongs to, by other digits of its hash."""
+    return "choosing" if int(text_hash(example)[8:16], 16) % 2 else "other"
 
 
 def text_hash(example: Example) -> str:
