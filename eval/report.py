@@ -3,11 +3,13 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from dataclasses import field as dataclass_field
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
 
 from panjue.eval.agreement import AGREEMENTS, NO_REPLY, WITHOUT_GOLD, compared_opinions
 from panjue.eval.baselines import row_of_classifier
@@ -31,6 +33,12 @@ from panjue.serve.decoding import decoding_of
 FOLDER = Path(__file__).parent / "page"
 HEAD_BYTES = 4096
 """The title of a page is among its first bytes."""
+
+MAX_CASE_BYTES = 20_000_000
+"""So much of a page are its cases at the most: browsers open it at once, and it can be sent."""
+
+JSON: dict[str, Any] = {"sort_keys": False, "ensure_ascii": False, "separators": (",", ":")}
+"""How a page writes its data: fields in the task's order, and Chinese in half of the bytes."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,8 @@ class PageData:
     labels: Mapping[str, tuple[str, str]]
     """Metric, field or baseline -> what it is called, in English and in Chinese."""
     by: tuple[str, str] | None  # who answered, if not the model everything
-    cases: list[PageCase]
+    cases: list[PageCase]  # the first ones, up to `MAX_CASE_BYTES`
+    n_cases: int  # all, which the numbers are of
     agreements: dict[str, Counter[str]]  # field -> agreement -> how many of its items have it
     classes: dict[str, dict[str, tuple[int, int, float]]]
     """Field -> class -> how many items have it in gold and in predictions, and its F1; in the
@@ -80,6 +89,11 @@ def write_page(run: Path, gold: Path | None) -> None:
     opened.reader.skipped.show()
     if opened.changed:
         print(opened.changed)
+    if len(result.cases) < result.n_cases:
+        print(
+            f"the page has the first {len(result.cases)} of {result.n_cases} cases, "
+            f"{MAX_CASE_BYTES // 10**6} MB; scores and tables are of all"
+        )
     if result.scores is None:
         print(f"{opened.test}: has cases without gold: the page has no scores")
 
@@ -101,7 +115,25 @@ def page_data(answered: OpenedAnswers) -> PageData:
     scores = None
     if all(example.answer is not None for example in answered.examples()):
         scores = score(answered.reader, answered.test, submission, answered)
-    cases = list(_cases(answered, decoding, has_gold=scores is not None))
+    cases: list[PageCase] = []
+    n_cases = 0
+    n_bytes = 0
+    agreements: dict[str, Counter[str]] = defaultdict(Counter)
+    classes = {name: ClassCounts() for name in class_fields(task)}
+    for case in _cases(answered, decoding, has_gold=scores is not None):
+        n_cases += 1
+        if n_bytes <= MAX_CASE_BYTES:  # all others are only counted: there may be a million
+            n_bytes += len(htmlsafe_json_dumps(asdict(case), **JSON).encode())
+        if n_bytes <= MAX_CASE_BYTES:
+            cases.append(case)
+        if scores is None:
+            continue
+        for own, how in chain.from_iterable(case.opinions):
+            if how != NO_REPLY:
+                agreements[own.name][how] += 1
+        for field in chain.from_iterable(fields for _, fields in case.items):
+            if field.name in classes:
+                classes[field.name].add(field)
     return PageData(
         answered=answered,
         scores=scores,
@@ -109,8 +141,13 @@ def page_data(answered: OpenedAnswers) -> PageData:
         labels=_labels(task, has_gold=scores is not None),
         by=_who_answered(answered, decoding),
         cases=cases,
-        agreements=_count_agreements(cases) if scores else {},
-        classes=_count_classes(task, cases) if scores else {},
+        n_cases=n_cases,
+        agreements=agreements,
+        classes={
+            name: counts.table(task.score.order.get(name, ()))
+            for name, counts in classes.items()
+            if counts.gold or counts.predicted
+        },
     )
 
 
@@ -232,44 +269,29 @@ def _what_happened(
         yield "repaired", "repaired: " + "; ".join(decoded.repairs)
 
 
-def _count_agreements(cases: Sequence[PageCase]) -> dict[str, Counter[str]]:
-    agreements: dict[str, Counter[str]] = defaultdict(Counter)
-    for case in cases:
-        for own, how in chain.from_iterable(case.opinions):
-            if how != NO_REPLY:
-                agreements[own.name][how] += 1
-    return agreements
+@dataclass(frozen=True)
+class ClassCounts:
+    """How many items have each class of a field: in gold, in predictions, in both."""
 
+    gold: Counter[str] = dataclass_field(default_factory=Counter)
+    predicted: Counter[str] = dataclass_field(default_factory=Counter)
+    both: Counter[str] = dataclass_field(default_factory=Counter)
 
-def _count_classes(
-    task: Task, cases: Sequence[PageCase]
-) -> dict[str, dict[str, tuple[int, int, float]]]:
-    classes = {}
-    for name in class_fields(task):
-        gold = Counter[str]()
-        predicted = Counter[str]()
-        both = Counter[str]()
-        for field in _fields(cases, name):
-            gold.update(field.gold)
-            predicted.update(field.predicted)
-            both.update(set(field.gold) & set(field.predicted))
-        totals = gold + predicted
-        ordered = [value for value in task.score.order.get(name, ()) if value in totals]
+    def add(self, field: Field) -> None:
+        self.gold.update(field.gold)
+        self.predicted.update(field.predicted)
+        self.both.update(set(field.gold) & set(field.predicted))
+
+    def table(self, order: Sequence[str]) -> dict[str, tuple[int, int, float]]:
+        """Return class -> items in gold, in predictions, F1; as `order` has them, or commonest."""
+        totals = self.gold + self.predicted
+        ordered = [value for value in order if value in totals]
         commonest = [value for value, _ in totals.most_common()]
         of_value = {}
         for value in dict.fromkeys(ordered + commonest):
-            f1 = 2 * both[value] / totals[value]
-            of_value[value] = (gold[value], predicted[value], f1)
-        if of_value:
-            classes[name] = of_value
-    return classes
-
-
-def _fields(cases: Sequence[PageCase], name: str) -> Iterator[Field]:
-    """Yield the field of this name of every item of every case."""
-    for case in cases:
-        for _, fields in case.items:
-            yield from (field for field in fields if field.name == name)
+            f1 = 2 * self.both[value] / totals[value]
+            of_value[value] = (self.gold[value], self.predicted[value], f1)
+        return of_value
 
 
 def page(result: PageData) -> str:
@@ -280,7 +302,7 @@ def page(result: PageData) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
     )
-    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # fields in the task's order
+    environment.policies["json.dumps_kwargs"] = JSON
     answered = result.answered
     trained = [] if answered.record.endpoint else [one.trained for one in answered.answers.voters]
     lines = list(remarks(result.scores, result.labels)) if result.scores else []

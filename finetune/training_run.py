@@ -224,22 +224,24 @@ class TrainingRun:
         if not trainer.is_world_process_zero():
             trainer.save_model(str(self.config.result))  # takes part if weights are sharded
             return
+        attention = trainer.model.config.get_text_config()._attn_implementation
+        results = {"examples": examples, "attention": attention}
         for step, kept in kept_adapters(self.config.run).items():
             if step == trainer.state.best_global_step:  # the result itself
                 delete(kept)
                 continue
             with atomic_folder(kept) as folder:
                 shutil.copytree(kept, folder, dirs_exist_ok=True)
-                self._complete(folder, labels, classifier, examples)
+                self._complete(folder, labels, classifier, results)
         with atomic_folder(self.config.result) as folder:
             with full_disk_named(folder):
                 trainer.save_model(str(folder))
-            self._complete(folder, labels, classifier, examples)
+            self._complete(folder, labels, classifier, results)
 
     def _complete(
-        self, folder: Path, labels: Labels, classifier: Path | None, examples: int
+        self, folder: Path, labels: Labels, classifier: Path | None, results: Mapping[str, Any]
     ) -> None:
-        """Write what goes with saved weights."""
+        """Write what goes with saved weights; `results` are known entries of the record."""
         (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
         peft_config = folder / "adapter_config.json"
         if peft_config.exists():
@@ -248,12 +250,11 @@ class TrainingRun:
                 base = str(Path(base).resolve())
             write_json(peft_config, {**read_json(peft_config), "base_model_name_or_path": base})
         labels.save(folder)
-        digest = sha256(folder / "labels.json")
-        results: dict[str, Any] = {"examples": examples, "labels_sha256": digest}
+        hashes = {"labels_sha256": sha256(folder / "labels.json")}
         if classifier:
             shutil.copy(classifier / CLASSIFIER, folder / CLASSIFIER)
-            results["classifier_sha256"] = sha256(folder / CLASSIFIER)
-        self.record.model_copy(update=results).write(folder)
+            hashes["classifier_sha256"] = sha256(folder / CLASSIFIER)
+        self.record.model_copy(update={**results, **hashes}).write(folder)
 
     def say_written(self, trainer: ReplyTrainer, console: Console) -> None:
         """Print what was written, and the next command where no Makefile runs it."""

@@ -197,6 +197,7 @@ def open_answers(path: Path, gold: Path | None = None) -> OpenedAnswers:
         )
     reader = reader_of(answers, gold)
     label_file = answers.folder / "labels.json"
+    # Without them `changes_since` says so: old answers can still be scored.
     labels = load_labels(label_file) if label_file.exists() else Labels()
     return OpenedAnswers(answers, record, reader, test, labels, changes_since(answers))
 

@@ -359,14 +359,14 @@ def _write(decoder: _Decoder, confidences: Path) -> None:
     task = answered.task
     rows = decoder.rows
     total = sum(1 for _ in answered.examples()) if rows is None else len(rows)
-    with (  # the submission is the first that is replaced
+    with (  # blocks end in reverse order: the submission is replaced first
         atomic_write(confidences) as confidence_lines,
         atomic_write(answered.folder / CASES_FILE) as cases,
         task.data.submission.writing(tally.submission) as write,
     ):
         for examples in batches(counted(answered.examples(), total)):
-            for example, told in zip(examples, decoder.answers(examples), strict=True):
-                answer, confidence = told
+            answers = decoder.answers(examples)
+            for example, (answer, confidence) in zip(examples, answers, strict=True):
                 cases.write(dump({"id": example.id, "text_sha256": text_hash(example)}) + "\n")
                 write(task.data.write(example, answer))
                 tally.unpaired += unpaired(task, answer, answered.labels)

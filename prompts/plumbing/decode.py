@@ -6,13 +6,13 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from panjue.prompts.plumbing.files import each_key_once
+from panjue.prompts.plumbing.files import EACH_KEY_ONCE
 
 
 def load_json(reply: str) -> Any:
     """Return the value of `reply` as JSON; None if it is not valid, or an object repeats a key."""
     try:
-        return json.loads(reply, object_pairs_hook=each_key_once)
+        return EACH_KEY_ONCE.decode(reply)
     except (ValueError, RecursionError):
         return None
 

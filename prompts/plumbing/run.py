@@ -131,6 +131,8 @@ class RunRecord(Record):
     lora: Annotated[dict[str, Any], WEIGHTS]
     quantization: Annotated[dict[str, Any], WEIGHTS]
 
+    attention: Annotated[str | None, RESULT] = None
+    """As transformers calls it; `panjue_packed` is that of `finetune.packed_attention`."""
     examples: Annotated[int | None, RESULT] = None
     """Training examples; like the hashes below, not known when the training is set up."""
     labels_sha256: Annotated[str | None, RESULT] = None

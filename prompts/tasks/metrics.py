@@ -55,12 +55,13 @@ def numbered(names: Iterable[Any]) -> list[tuple[str, int]]:
     Persons of one name are told apart by their place alone. Names are equal whatever their
     invisible characters and their Unicode normalization.
     """
-    before: Counter[str] = Counter()
+    counts: dict[str, int] = {}
     keys = []
     for name in names:
         plain = unicodedata.normalize("NFC", visible(str(name)))
-        keys.append((plain, before[plain]))
-        before[plain] += 1
+        before = counts.get(plain, 0)
+        keys.append((plain, before))
+        counts[plain] = before + 1
     return keys
 
 

@@ -1,9 +1,10 @@
-"""Seconds to decode and to score many rows, by this checkout and by another one.
+"""Processor seconds to decode and to score many rows, by this checkout and by another one.
 
     python -m tests.bench.score ANSWERS FOLDER [--cases 30000] [--against CHECKOUT]
 
 ANSWERS is the folder of a run's answers to a file of several-defendant cases. Its cases, with a
 number after the facts, and its replies are repeated into FOLDER: a million take some 3 GB and 1 GB.
+Both ways write their submission and scores, which are compared.
 `make check` has run in both checkouts.
 """
 
@@ -11,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -34,11 +34,14 @@ def main() -> None:
     given = options.parse_args()
     given.folder.mkdir(parents=True)
     cases, answers = write_files(given.answers, given.folder, given.cases)
-    for words in (["decode", answers], ["score", cases, answers]):
-        print(f"{words[0]}: {given.cases} cases")
-        checkouts = {"this one": ROOT, "the other": given.against}
-        ways = {name: partial(seconds, place, words) for name, place in checkouts.items()}
-        compare(ways, "seconds", "the other", given.rounds)
+    scores = given.folder / "scores.json"
+    commands = {
+        "decode": (["decode", answers], answers / "submission.jsonl"),
+        "score": (["score", cases, answers, "--json", scores], scores),
+    }
+    for name, (words, written) in commands.items():
+        print(f"{name}: {given.cases} cases")
+        compare_checkouts(words, written, given.against, given.rounds)
     print(f"{getrusage(RUSAGE_CHILDREN).ru_maxrss / 2**20:.2f} GiB in the largest process")
 
 
@@ -71,13 +74,29 @@ def write_files(answers: Path, folder: Path, count: int) -> tuple[Path, Path]:
     return cases, result
 
 
-def seconds(checkout: Path, words: list[object]) -> float:
-    """Run a command by the code of a checkout; return its seconds."""
+def compare_checkouts(words: list[object], written: Path, other: Path, rounds: int) -> None:
+    """Run a command by both checkouts in turns; say whether they write the same file."""
+    hashes: dict[str, str] = {}
+
+    def measured(way: str, checkout: Path) -> float:
+        used = processor_seconds(checkout, words)
+        hashes[way] = sha256(written)
+        return used
+
+    checkouts = {"this one": ROOT, "the other": other}
+    ways = {way: partial(measured, way, checkout) for way, checkout in checkouts.items()}
+    compare(ways, "processor seconds", "the other", rounds)
+    print(f"both wrote the same {written.name}: {len(set(hashes.values())) == 1}")
+
+
+def processor_seconds(checkout: Path, words: list[object]) -> float:
+    """Run a command by the code of a checkout; return the processor time that it took."""
     command = [sys.executable, "-m", "panjue.prompts.cli", *map(str, words)]
     env = {**os.environ, "PYTHONPATH": str(checkout.resolve() / "build/typing")}
-    began = time.perf_counter()
+    before = getrusage(RUSAGE_CHILDREN)
     subprocess.run(command, env=env, stdout=subprocess.DEVNULL, check=True)
-    return time.perf_counter() - began
+    after = getrusage(RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.metric import METRICS, penalty_accuracy
@@ -35,6 +37,23 @@ def test_a_case_by_hand(
     assert found["article_f1"] == pytest.approx(article_f1)
     assert found["penalty_accuracy"] == pytest.approx(penalty)
     assert found["final"] == pytest.approx(0.3 * charge_f1 + 0.3 * article_f1 + 0.4 * penalty)
+
+
+@drawn(
+    st.lists(st.sampled_from("甲乙丙"), min_size=1, max_size=4),
+    st.lists(st.sampled_from("甲乙丙丁"), max_size=4) | st.none(),
+)
+def test_names_written_otherwise_are_the_same_persons(
+    names: list[str], answered: list[str] | None
+) -> None:
+    """Judgments that are in the order of gold are matched by a shorter way than others."""
+    gold = {"judgments": [judgment(name, "ab"[i % 2], "1", i) for i, name in enumerate(names)]}
+    given = []
+    for i, name in enumerate(names if answered is None else answered):
+        given.append(judgment(name, "a", "1", i))
+    hidden = [{**one, "name": f"{one['name']}\u200b"} for one in given]
+    for metric in METRICS:
+        assert metric(gold, {"judgments": given}) == metric(gold, {"judgments": hidden})
 
 
 def test_false_is_no_class() -> None:

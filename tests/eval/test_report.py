@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2.utils import htmlsafe_json_dumps
 
+from panjue.eval import report
 from panjue.eval.agreement import AGREEMENTS, NO_REPLY, agreement
 from panjue.eval.report import page, page_data
 from panjue.eval.shown import items_of
@@ -99,6 +102,25 @@ def hostile(case: Row, write: Write, tmp_path: Path) -> Path:
             row["judgments"][1].update(charges=["抢劫罪"], penalty=5)
 
     return run_on(tmp_path / "run", write("gold.jsonl", rows), change)
+
+
+@pytest.mark.parametrize("has_gold", [True, False])
+def test_a_page_that_is_full_says_so_and_counts_all_cases(
+    has_gold: bool, hostile: Path, case: Row, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_gold:
+        cases = [case(1, *((name, *THEFT) for name in HOSTILE), gold=False)]
+        write_answers(hostile, write("blind.jsonl", [*cases, case(2, ("甲", *THEFT), gold=False)]))
+    whole = page_data(open_answers(hostile))
+    assert "Here are the first" not in page(whole)
+    size = len(htmlsafe_json_dumps(asdict(whole.cases[0]), **report.JSON).encode())
+    monkeypatch.setattr(report, "MAX_CASE_BYTES", size)
+    found = page_data(open_answers(hostile))
+    assert (found.cases, found.n_cases) == (whole.cases[:1], 2)
+    assert (found.scores, found.classes) == (whole.scores, whole.classes)
+    assert "Here are the first 1 of 2 cases;" in page(found)
+    monkeypatch.setattr(report, "MAX_CASE_BYTES", 0)
+    assert page_data(open_answers(hostile)).cases == []
 
 
 def test_the_numbers_by_hand(hostile: Path) -> None:

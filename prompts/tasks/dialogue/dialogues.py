@@ -16,10 +16,10 @@ from typing import Any
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     BOM,
+    EACH_KEY_ONCE,
     FileRow,
     atomic_folder,
     check_text,
-    each_key_once,
     located,
     parse_json,
 )
@@ -68,7 +68,7 @@ def _document(path: Path, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
         raw = path.read_bytes().removeprefix(BOM)
     except OSError as error:
         raise UserError(str(error.strerror)) from None
-    value = parse_json(raw, each_key_once)
+    value = parse_json(raw, EACH_KEY_ONCE)
     if rb"\u" in raw:  # any other text is UTF-8
         check_text(value)
     if not isinstance(value, kind):
@@ -91,6 +91,7 @@ def _read_submission(folder: Path) -> Iterator[FileRow]:
 
 
 def is_folder_of_answers(folder: Path) -> bool:
+    """Say whether a folder may be one of answers; those of 0.4 have the names of cases."""
     chats = _files_by_id(folder / "chat", CHAT_NAME)
     return bool(chats or _files_by_id(folder / "emo", EMO_NAME))
 

@@ -75,8 +75,10 @@ def _judgments(outcomes: Any) -> list[dict[str, Any]]:
     return judgments
 
 
-def _in_order(names: Sequence[str], judgments: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _in_order(names: list[str], judgments: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the judgment of each name; equal names take theirs in the order of the outcomes."""
+    if names == [judgment["name"] for judgment in judgments]:
+        return judgments
     waiting = by_name(judgments)
     keys = numbered(names)
     odd = sorted({name for name, _ in waiting.keys() ^ set(keys)})

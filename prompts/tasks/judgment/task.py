@@ -101,15 +101,41 @@ def _submission_schema() -> Any:
     return Draft202012Validator(read_object(Path(__file__).with_name("submission.schema.json")))
 
 
+def has_form(row: Mapping[str, Any]) -> bool:
+    """Say whether a row has the form of the submission's schema, without naming a fault.
+
+    It takes nothing that the schema refuses, in a fiftieth of the time. What it refuses the schema
+    may still take: numbers such as 11.0.
+    """
+    if row.keys() != {"id", "judgments"} or type(row["id"]) not in (int, str):
+        return False
+    judgments = row["judgments"]
+    return type(judgments) is list and all(map(_has_form, judgments))
+
+
+def _has_form(judgment: Any) -> bool:
+    if type(judgment) is not dict or judgment.keys() != set(KEYS):
+        return False
+    for field in FIELDS:
+        labels = judgment[field]
+        if type(labels) is not list or {*map(type, labels)} != {str}:
+            return False
+        if len(labels) != len(set(labels)):
+            return False
+    penalty = judgment["penalty"]
+    return type(judgment["name"]) is str and type(penalty) is int and 0 <= penalty < len(PENALTIES)
+
+
 def check(example: Example, row: Mapping[str, Any], labels: Labels | None) -> Iterator[str]:
     """Yield all faults of a submission row: its form, defendants, labels."""
-    faults = [
-        f"{error.json_path}: {error.message:.200}"
-        for error in _submission_schema().iter_errors(row)
-    ]
-    if faults:
-        yield from faults
-        return
+    if not has_form(row):
+        faults = [
+            f"{error.json_path}: {error.message:.200}"
+            for error in _submission_schema().iter_errors(row)
+        ]
+        if faults:
+            yield from faults
+            return
     if row["id"] != example.id:
         yield f"the id is {row['id']!r}, the case has {example.id!r}"
     for number, judgment in enumerate(row["judgments"]):
@@ -127,6 +153,8 @@ def check(example: Example, row: Mapping[str, Any], labels: Labels | None) -> It
 def _name_faults(expected: Sequence[str], row: Mapping[str, Any]) -> Iterator[str]:
     """Yield who is not answered, answered too often, or no defendant; of one name may be two."""
     names = [judgment["name"] for judgment in row["judgments"]]
+    if names == list(expected):
+        return
     wanted = Counter(expected)
     given = Counter(names)
     for name, n_persons in wanted.items():
@@ -138,7 +166,7 @@ def _name_faults(expected: Sequence[str], row: Mapping[str, Any]) -> Iterator[st
     for name in given:
         if name not in wanted:
             yield f"{name!r} is no defendant of this case"
-    if names != list(expected) and given == wanted:
+    if given == wanted:
         yield "the defendants are not in the order of the case"
 
 

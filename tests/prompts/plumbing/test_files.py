@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
+    BOM,
     atomic_write,
     difference,
     dump,
@@ -126,6 +127,11 @@ def test_the_place_of_a_fault_in_a_line_is_a_character_of_it(tmp_path: Path) -> 
     assert str(error.value).startswith(f"{path}:2: not JSON: Expecting ',' delimiter: column ")
     with pytest.raises(UserError, match="line 2 column 1"):
         parse_json(b"[1,\n}")
+
+
+def test_a_byte_order_mark_is_named() -> None:
+    with pytest.raises(UserError, match=r"^starts with a byte order mark; save it"):
+        parse_row(BOM + b'{"id": 1}\n')
 
 
 def test_a_key_given_twice_is_a_fault_in_a_row_and_none_in_a_library_s_file(tmp_path: Path) -> None:
