@@ -66,7 +66,7 @@ def choose_adapter(run: Run, config: GenerateConfig) -> None:
     reader, file = found
     with exclusive_lock(run.folder):
         values = []
-        with asking(jobs, console) as sessions:
+        with sessions_of(jobs, console) as sessions:
             for adapter, job, ask in zip(adapters, jobs, sessions, strict=True):
                 place = run.folder / ANSWERS / f"{HELD_OUT}-step-{adapter.step}"
                 cases = read_cases(file, reader, place)
@@ -105,7 +105,7 @@ def adapters_of(run: Run) -> list[Adapter]:
 
 
 @contextmanager
-def asking(jobs: Sequence[Job], console: Console) -> Iterator[Iterator[Session]]:
+def sessions_of(jobs: Sequence[Job], console: Console) -> Iterator[Iterator[Session]]:
     """Give a session for each job, one after the other.
 
     Where adapters are asked unmerged it is the same one, with one engine for all.
