@@ -124,7 +124,7 @@ class TrainingRun:
     def is_finished(self) -> bool:
         """Say whether the folder has the result of this training; refuse other work in it."""
         run = Run(self.config.run)
-        if is_base(run.folder) or (has_record(run.folder) and run.result == run.folder):
+        if is_base(run.folder) or (has_record(run.folder) and run.of_lowest_loss == run.folder):
             raise UserError(f"{run.folder}: has a model or answers; choose another {OTHER_RUN}")
         has_result = any((run.folder / name / MANIFEST).exists() for name in RESULTS)
         if not has_result and not self._has_checkpoints():

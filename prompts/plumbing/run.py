@@ -311,6 +311,11 @@ class Run:
                 missing = f"{place}, which is missing; restore it, or delete the file"
                 raise UserError(f"{self.folder / CHOSEN}: names {missing}")
             return place
+        return self.of_lowest_loss
+
+    @property
+    def of_lowest_loss(self) -> Path | None:
+        """Return the result of the training itself, whatever was chosen."""
         for name in (*RESULTS, "."):
             place = self.folder / name
             if (place / "labels.json").is_file() and (place / MANIFEST).is_file():
