@@ -50,7 +50,7 @@ def drop(checkpoint: Path) -> None:
 
 def drop_old(checkpoints: Path, keep: int, best: str | None) -> None:
     """Delete all but the newest `keep` complete checkpoints and the best one."""
-    complete = sorted(_complete(checkpoints), key=_step)
+    complete = sorted(complete_checkpoints(checkpoints), key=step_of)
     kept = {path.name for path in complete[-keep:]}
     if best:
         kept.add(Path(best).name)
@@ -60,10 +60,10 @@ def drop_old(checkpoints: Path, keep: int, best: str | None) -> None:
 
 
 def newest_complete(checkpoints: Path) -> Path | None:
-    return max(_complete(checkpoints), key=_step, default=None)
+    return max(complete_checkpoints(checkpoints), key=step_of, default=None)
 
 
-def _complete(checkpoints: Path) -> list[Path]:
+def complete_checkpoints(checkpoints: Path) -> list[Path]:
     return [path for path in _all(checkpoints) if (path / COMPLETE_MARK).exists()]
 
 
@@ -73,5 +73,5 @@ def _all(checkpoints: Path) -> list[Path]:
     return [path for path in paths if path.name.removeprefix("checkpoint-").isdecimal()]
 
 
-def _step(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])

@@ -148,6 +148,7 @@ def check_library_settings(config: SftConfig) -> None:
     if config.quantization.get("load_in_8bit"):
         raise UserError("quantization.load_in_8bit: method=qlora has four bits; use load_in_4bit")
     check_attention(config)
+    check_keep(config)
     check_managed("trainer", config.trainer, (*SILENT, *FIXED))
     check_managed("lora", config.lora, ("layer_replication", "inference_mode"))  # neither works
     check_known("trainer", config.trainer, signature(TrainerConfig).parameters)
@@ -157,6 +158,18 @@ def check_library_settings(config: SftConfig) -> None:
     validated("lora", LoraConfig, config.lora)
     with of_library("quantization"):
         BitsAndBytesConfig(**config.quantization)
+
+
+def check_keep(config: SftConfig) -> None:
+    """Refuse to keep several adapters where none is made, or where none has a held-out loss."""
+    if config.keep == 1:
+        return
+    if config.method == "full":
+        raise UserError("keep: method=full trains no adapter; set keep=1")
+    evaluates = config.trainer.get("eval_strategy", "no")
+    if evaluates == "no" or evaluates != config.trainer.get("save_strategy", "steps"):
+        way_out = "set both to epoch, or both to steps"
+        raise UserError(f"keep: needs equal trainer.eval_strategy and save_strategy; {way_out}")
 
 
 def check_trainer(given: Mapping[str, Any]) -> None:

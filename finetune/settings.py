@@ -73,6 +73,9 @@ class SftConfig(Config):
     """Settings of a task with several calls per example; training uses the same calls."""
     patience: int = Field(3, ge=1)
     """Evaluations without a lower held-out loss after which training stops."""
+    keep: int = Field(1, ge=1)
+    """Adapters that are kept: that of the lowest held-out loss and, of other evaluations, the last
+    ones. `panjue choose` takes the best by the task's metric."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Seed of the data order, the adapter's initial weights and dropout."""
     dry_run: bool = False

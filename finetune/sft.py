@@ -11,6 +11,7 @@ from trl import SFTConfig as TrainerConfig
 from panjue.finetune.data import RowMaker, pack, training_rows
 from panjue.finetune.distributed import join_processes
 from panjue.finetune.examples import Examples
+from panjue.finetune.kept import KeepAdapters
 from panjue.finetune.library_settings import check_library_settings, trainer_config
 from panjue.finetune.model import (
     check_embeddings,
@@ -25,7 +26,7 @@ from panjue.finetune.trainer import ReplyTrainer
 from panjue.finetune.training_log import TrainingLog, print_plan
 from panjue.finetune.training_run import TrainingRun
 from panjue.prompts.model import load_tokenizer, model_folder, threads_for
-from panjue.prompts.plumbing.errors import of_library
+from panjue.prompts.plumbing.errors import UserError, of_library
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
@@ -68,6 +69,8 @@ def run_training(
     if not len(rows.held_out):
         args.eval_strategy = "no"
         args.load_best_model_at_end = False
+        if config.keep > 1:
+            raise UserError("keep: no case is held out that could choose; give dev=FILE")
     console.print("2/4 loading the base model")
     model = load_model(config, base, args)
     check_embeddings(base, model, maker.tokenizer, rows.train, rows.held_out)
@@ -75,6 +78,7 @@ def run_training(
         rows = replace(rows, train=pack(rows.train, config.max_tokens))
     log = TrainingLog(config.run, console)
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
+    keeping = [KeepAdapters(config.run, config.keep)] if config.keep > 1 else []
     with of_library("trainer"):
         trainer = ReplyTrainer(
             model,
@@ -82,7 +86,7 @@ def run_training(
             rows.train,
             eval_dataset=rows.held_out if len(rows.held_out) else None,
             processing_class=maker.tokenizer,
-            callbacks=[log, *patience, StopOnSignal(console)],
+            callbacks=[log, *keeping, *patience, StopOnSignal(console)],
         )
     if "num_train_epochs" in config.trainer:
         trainer.cap_steps()

@@ -41,6 +41,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     atomic_folder,
     atomic_write,
+    delete,
     dump,
     exclusive_lock,
     read_json,
@@ -49,7 +50,9 @@ from panjue.prompts.plumbing.files import (
 )
 from panjue.prompts.plumbing.ours import followed, has_record, is_base, refuse_claim
 from panjue.prompts.plumbing.run import (
+    CHOSEN,
     DATA,
+    KEPT,
     MANIFEST,
     REPLACED,
     RESULTS,
@@ -59,6 +62,7 @@ from panjue.prompts.plumbing.run import (
     Run,
     RunRecord,
     TrainingSummary,
+    kept_adapters,
 )
 from panjue.prompts.render import names_opinions
 from panjue.prompts.task import Task
@@ -136,7 +140,7 @@ class TrainingRun:
     def is_finished(self) -> bool:
         """Say whether the folder has the result of this training; refuse other work in it."""
         run = Run(self.config.run)
-        if is_base(run.folder) or (has_record(run.folder) and run.result == run.folder):
+        if is_base(run.folder) or (has_record(run.folder) and run.of_lowest_loss == run.folder):
             raise UserError(f"{run.folder}: has a model or answers; choose another {OTHER_RUN}")
         has_result = any((run.folder / name / MANIFEST).exists() for name in RESULTS)
         if not has_result and not self._has_checkpoints():
@@ -234,6 +238,9 @@ class TrainingRun:
         sections = {**sections, "sft": self.config.model_dump(mode="json")}
         record.write(folder)  # first: it makes the folder ours
         self._write(self._begun())
+        if not self._has_checkpoints():  # what an earlier training has left
+            delete(folder / KEPT)
+        delete(folder / CHOSEN)
         with atomic_write(Run(folder).config) as out:
             out.write(OmegaConf.to_yaml(sections))
 
@@ -268,27 +275,40 @@ class TrainingRun:
         if not trainer.is_world_process_zero():
             trainer.save_model(str(self.config.result))  # takes part if weights are sharded
             return
+        attention = trainer.model.config.get_text_config()._attn_implementation
+        results = {"examples": examples, "attention": attention}
+        for step, kept in kept_adapters(self.config.run).items():
+            if step == trainer.state.best_global_step:  # the result itself
+                delete(kept)
+                continue
+            with atomic_folder(kept) as folder:
+                shutil.copytree(kept, folder, dirs_exist_ok=True)
+                self._complete(folder, labels, classifier, results)
         with atomic_folder(self.config.result) as folder:
             with full_disk_named(folder):
                 trainer.save_model(str(folder))
-            (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
-            (folder / CARD).unlink(missing_ok=True)  # peft's, which says nothing
-            peft_config = folder / "adapter_config.json"
-            if peft_config.exists():
-                base = self.record.base
-                if Path(base).is_dir():  # absolute: plain peft finds it from any working folder
-                    base = str(Path(base).resolve())
-                write_json(peft_config, {**read_json(peft_config), "base_model_name_or_path": base})
-            labels.save(folder)
-            digest = sha256(folder / "labels.json")
-            results: dict[str, Any] = {"examples": examples, "labels_sha256": digest}
-            results["attention"] = trainer.model.config.get_text_config()._attn_implementation
-            if classifier:
-                shutil.copy(classifier / CLASSIFIER, folder / CLASSIFIER)
-                results["classifier_sha256"] = sha256(folder / CLASSIFIER)
-            self.record.model_copy(update=results).write(folder)
+            self._complete(folder, labels, classifier, results)
             self._write(finished(self._begun(), trainer, seconds))
             write_card(folder, self.config.run)
+
+    def _complete(
+        self, folder: Path, labels: Labels, classifier: Path | None, results: Mapping[str, Any]
+    ) -> None:
+        """Write what goes with saved weights; `results` are known entries of the record."""
+        (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
+        (folder / CARD).unlink(missing_ok=True)  # peft's, which says nothing
+        peft_config = folder / "adapter_config.json"
+        if peft_config.exists():
+            base = self.record.base
+            if Path(base).is_dir():  # absolute: plain peft finds it from any working folder
+                base = str(Path(base).resolve())
+            write_json(peft_config, {**read_json(peft_config), "base_model_name_or_path": base})
+        labels.save(folder)
+        hashes = {"labels_sha256": sha256(folder / "labels.json")}
+        if classifier:
+            shutil.copy(classifier / CLASSIFIER, folder / CLASSIFIER)
+            hashes["classifier_sha256"] = sha256(folder / CLASSIFIER)
+        self.record.model_copy(update={**results, **hashes}).write(folder)
 
     def say_written(self, trainer: ReplyTrainer, console: Console) -> None:
         """Print what was written, and the next command where no Makefile runs it."""

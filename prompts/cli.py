@@ -112,8 +112,20 @@ def merge(
     base: Annotated[str | None, typer.Option(help="the base model, if it was moved")] = None,
 ) -> None:
     """Merge the adapter of RUN into its base model: RUN/merged."""
+    chosen = Run(run).chosen
+    if chosen:
+        print(chosen)
     with debug_log(run):
-        print("written:", _load("serve.merge", "merge")(run / "adapter", base))
+        adapter = run / (chosen.adapter if chosen else "adapter")
+        print("written:", _load("serve.merge", "merge")(adapter, base))
+
+
+@app.command()
+def choose(run: Path, overrides: Overrides = None) -> None:
+    """Choose the adapter of RUN that is best by the task's metric on held-out cases."""
+    config = _load("serve.settings", "choose_settings")(Run(run), overrides or [])
+    with debug_log(run):
+        _load("prompts.cli_choose", "choose_adapter")(Run(run), config)
 
 
 @app.command()
@@ -164,6 +176,9 @@ def serve(
     if run is None:
         raise UserError("serve: give RUN, e.g. panjue serve runs/mine")
     serving, runs = _load("serve.settings", "serve_settings")(run, overrides or [])
+    for name, served in runs.items():
+        if served.chosen:
+            print(f"{name}: {served.chosen}")
     with debug_log(run):
         _load("serve.server", "serve")(serving, runs)
 

@@ -21,6 +21,7 @@ from panjue.prompts.plumbing.run import (
     REPLACED_ANSWERS,
     AnswersRecord,
     Choice,
+    Half,
     Run,
 )
 from panjue.prompts.reader import Reader
@@ -57,6 +58,8 @@ def generate(run: Run, test: Path, config: GenerateConfig) -> None:
     job = make_job(run, config)
     if config.answer == "classifier" and not (run.result and has_classifier(run.result)):
         raise UserError(f"answer=classifier: the training of {run.folder} fitted none")
+    if run.chosen:
+        console.print(str(run.chosen))
     console.print("1/3 reading the cases")
     cases = test_cases(job, test)
     with exclusive_lock(cases.folder, other="answers=NAME"):
@@ -152,17 +155,31 @@ def chosen(asking: Session, test: Cases) -> Choice | None:
 
 
 def held_out_cases(job: Job, test: Cases, console: Console) -> Cases | None:
-    """Return the cases that the training held out: its dev file, or some of its training file.
+    """Return the held-out cases that choose who answers; of the chosen adapter, the other half.
 
-    At most the setting `held_out_cases` of them, those of the lowest hashes, which is a random
-    choice. None if there are none any more: then the model answers, which is printed.
+    None if there are none any more: then the model answers, which is printed.
+    """
+    found = held_out_file(job, "other" if job.run.chosen else "")
+    if isinstance(found, str):
+        console.print(f"no held-out cases to choose by, so the model answers: {found}")
+        return None
+    reader, file = found
+    name = f"{HELD_OUT}-{job.config.answers}" if job.config.answers else HELD_OUT
+    cases = read_cases(file, reader, test.folder.with_name(name))
+    refuse_others(job, cases)
+    return cases
+
+
+def held_out_file(job: Job, half: Half) -> tuple[Reader, Path] | str:
+    """Return what reads the cases that the training held out, and their file; or why there is none.
+
+    They are in its dev file, or some of its training file. At most the setting `held_out_cases` of
+    them count, those of the lowest hashes, which is a random choice.
     """
     record = job.run.record
     file = Path(record.dev or record.train)
-    no_choice = "no held-out cases to choose by, so the model answers"
     if not file.is_file() or sha256(file) != (record.dev_sha256 or record.train_sha256):
-        console.print(f"{no_choice}: {file} is missing, or was changed")
-        return None
+        return f"{file} is missing, or was changed"
     reader = Reader(
         job.task,
         held_out=record.dev is None,
@@ -172,14 +189,13 @@ def held_out_cases(job: Job, test: Cases, console: Console) -> Cases | None:
     most = job.config.held_out_cases
     lowest = nsmallest(most + 1, map(reader.hash_of, reader.read(file)))
     if not lowest:
-        console.print(f"{no_choice}: training held out none")
-        return None
+        return "training held out none"
     if len(lowest) > most:
         reader = replace(reader, highest_hash=lowest[most - 1])
-    name = f"{HELD_OUT}-{job.config.answers}" if job.config.answers else HELD_OUT
-    cases = read_cases(file, reader, test.folder.with_name(name))
-    refuse_others(job, cases)
-    return cases
+    reader = replace(reader, half=half)
+    if next(reader.read(file), None) is None:
+        return f"of {len(lowest)} none is of the half that is asked"
+    return reader, file
 
 
 def take_over(held_out: Path, test: Cases, record: AnswersRecord) -> None:

@@ -20,7 +20,7 @@ from panjue.prompts.plumbing.files import (
     read_lines,
     refuse_pipe,
 )
-from panjue.prompts.plumbing.run import SplitBy
+from panjue.prompts.plumbing.run import Half, SplitBy
 from panjue.prompts.task import Task, id_of
 
 OnBadRow = Literal["stop", "skip"]
@@ -62,6 +62,7 @@ class Reader:
     held_out: bool = False  # read only the tenth that training holds out
     highest_hash: str = ""  # read only texts whose hash is not above this one
     split_by: SplitBy = "normal text"
+    half: Half = ""  # read only this half of the texts
     on_bad_row: OnBadRow = "stop"
     skipped: Skipped = field(default_factory=Skipped)
     task_is_guessed: bool = False  # nobody has named the task: errors ask whether it is right
@@ -76,6 +77,8 @@ class Reader:
                 if self.held_out and not is_held_out(example, self.split_by):
                     continue
                 if self.highest_hash and self.hash_of(example) > self.highest_hash:
+                    continue
+                if self.half and half_of(example) != self.half:
                     continue
                 yield example
         except UserError as error:
@@ -157,6 +160,11 @@ def is_held_out(example: Example, split_by: SplitBy = "normal text") -> bool:
 
 
 WHITE_SPACE = re.compile(r"\s+")
+
+
+def half_of(example: Example) -> Half:
+    """Return the half that an example belongs to, by other digits of its hash."""
+    return "choosing" if int(text_hash(example)[8:16], 16) % 2 else "other"
 
 
 def text_hash(example: Example) -> str:

@@ -220,6 +220,7 @@ def reader_of(answers: Answers, gold: Path | None = None) -> Reader:
         held_out=record.held_out,
         split_by=record.split_by,
         highest_hash=record.highest_hash,
+        half=record.half,
         on_bad_row=record.on_bad_row,
     )
     path = answers.folder / CASES_FILE

@@ -35,6 +35,7 @@ from panjue.prompts.plumbing.run import (
     Run,
     RunRecord,
     find_answers,
+    run_around,
 )
 from panjue.prompts.task import load_task
 from panjue.serve.answers import changes_since, held_out_answers
@@ -73,6 +74,9 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
     if changed := changes_since(answers):
         raise UserError(f"{answers.folder}: {changed}; run `panjue generate` again")
     trained = _model_of(answers)
+    if chosen := Run(run_around(trained)).chosen:
+        is_it = run_around(trained) / chosen.adapter == trained
+        print(chosen if is_it else f"{trained}: answered, and not the {chosen}")
     submission = load_task(answers.record.task).data.submission.find(answers.folder)
     decoding = decoding_of(submission)
     if decoding is None:
@@ -86,10 +90,11 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".bundle-", dir=parent) as place:
         folder = Path(place, "bundle")
-        _pack_model(folder, trained, base)
+        packed = folder / ("adapter" if run_around(trained) != trained.parent else trained.name)
+        _pack_model(packed, trained, base)
         _pack_code(folder, submission.name, answers.record)
-        _pack_settings(folder, answers.record, decoding, Run(trained.parent).config)
-        _pack_choice(folder, answers, folder / trained.name)
+        _pack_settings(folder, answers.record, decoding, Run(run_around(trained)).config)
+        _pack_choice(folder, answers, packed)
         write_json(folder / EXPECTED, expected.model_dump())
         archive = folder.with_suffix(".zip")
         _write_zip(folder, archive)
@@ -130,10 +135,10 @@ def _model_of(answers: Answers) -> Path:
     return trained
 
 
-def _pack_model(folder: Path, trained: Path, base: str | None) -> None:
-    """Copy the model, or the adapter and its base, and the record without paths."""
+def _pack_model(packed: Path, trained: Path, base: str | None) -> None:
+    """Copy the model, or the adapter and beside it its base, and the record without paths."""
     record = RunRecord.read(trained)
-    packed = folder / trained.name
+    folder = packed.parent
     _copy(model_files(trained), packed)
     values = {**scrubbed(record.model_dump(exclude_unset=True)), "base": "base"}
     config = packed / "adapter_config.json"

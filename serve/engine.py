@@ -103,6 +103,13 @@ class Engine:
             raise EngineEnded(ENGINE_ENDED)
         return output
 
+    def switch(self, served: Served) -> None:
+        """Answer with another adapter from now on; the base is the same."""
+        assert self.lora, "the engine was started with an adapter"
+        number = self.lora.lora_int_id + 1
+        self.lora = LoRARequest(f"adapter {number}", number, str(served.adapter))
+        self.runner.run(check_adapter(self.llm, self.lora))
+
     async def _check_alive(self) -> None:
         """Raise a UserError if the engine has died or, while shutting down, refuses calls."""
         await call_engine(self.llm, self.llm.is_sleeping())

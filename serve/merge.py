@@ -24,7 +24,7 @@ from panjue.prompts.model import (
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import atomic_folder, exclusive_lock, read_object
 from panjue.prompts.plumbing.ours import has_record
-from panjue.prompts.plumbing.run import MANIFEST, RESULTS, RunRecord
+from panjue.prompts.plumbing.run import MANIFEST, RESULTS, RunRecord, run_around
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 
@@ -110,8 +110,9 @@ def place_of(trained: Path, name: str) -> Path:
     Adapters without a run may lie side by side, where each would replace what the other has made.
     """
     trained = trained.absolute()  # "." alone has no name
-    run = trained.parent
-    return run / name if trained.name in RESULTS and has_record(run) else trained / name
+    run = run_around(trained)
+    is_in_run = trained.name in RESULTS or run != trained.parent
+    return run / name if is_in_run and has_record(run) else trained / name
 
 
 def lock_of(out: Path) -> AbstractContextManager[None]:

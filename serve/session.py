@@ -105,6 +105,18 @@ class Session:
             work = answer_all(todo, answer, answerer.slots)
             answerer.runner.run(self.signals.until_stopped(work))
 
+    def switch(self, job: Job) -> None:
+        """Ask with another adapter of the same base from now on, which is not merged."""
+        self.job = job
+        if isinstance(self.answerer, Answerer):
+            from panjue.serve.engine import Engine  # imports vLLM
+
+            served = job.with_model().served
+            running = self.answerer.source
+            assert served, "what has an adapter is a training"
+            assert isinstance(running, Engine), "no endpoint has adapters of ours"
+            running.switch(served)
+
     def start(self) -> "Answerer | Fleet":
         """Start what the settings name: an engine, replicas in a cluster, or an endpoint."""
         config = self.job.config
@@ -183,6 +195,7 @@ def record_of(job: Job, cases: Cases, *, asked: bool) -> AnswersRecord:
         "asked": asked,
         "held_out": cases.reader.held_out,
         "highest_hash": cases.reader.highest_hash,
+        "half": cases.reader.half,
         "on_bad_row": cases.reader.on_bad_row,
         "solve": job.task.solve.settings.model_dump() if job.task.solve else {},
         "versions": {name: version(name) for name in ("llguidance", "transformers")},

@@ -10,11 +10,11 @@ from typing import Any, Literal, cast, get_args
 from pydantic import Field
 
 from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.model import prompt_sha256
+from panjue.prompts.model import model_sha256, prompt_sha256
 from panjue.prompts.plumbing.config import Config, check_known, check_managed, load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
-from panjue.prompts.plumbing.run import Run, RunRecord
+from panjue.prompts.plumbing.run import CHOSEN, Run, RunRecord
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import Task, load_task, no_labels
 
@@ -179,6 +179,10 @@ class ServeConfig(EngineConfig):
     """Port to listen on; 0 picks a free one."""
 
 
+NOT_CHOSEN_BY = ("answers", "answer", "ray", "replicas", "endpoint", "task")
+"""Settings of generation that `panjue choose` does not have."""
+
+
 def answer_setting(word: str | None) -> AnswerSetting | None:
     """Return who answers, as a word like answer=model says; None if none was given."""
     if word is None:
@@ -213,6 +217,20 @@ def generate_settings(run: Run, test: Path, words: Sequence[str] = ()) -> Genera
     return config
 
 
+def choose_settings(run: Run, words: Sequence[str] = ()) -> GenerateConfig:
+    """Read the settings of `panjue choose`: those of generation that say how a model answers."""
+    for word in words:
+        key = word.partition("=")[0].partition(".")[0]
+        if key in NOT_CHOSEN_BY:
+            raise UserError(f"{word}: `panjue choose` asks each adapter itself; leave it out")
+    config = load_section(GenerateConfig, run.config, "generate", words)
+    if config.adapter == "none":
+        raise UserError("adapter=none: asks the base alone; use merge or lora")
+    check_trained(Run(run.folder / "adapter"))
+    defaults = {name: GenerateConfig.model_fields[name].default for name in NOT_CHOSEN_BY}
+    return config.model_copy(update=defaults)
+
+
 def task_name(run: Run, config: GenerateConfig) -> str:
     """Return the name of the task that a run was trained for, or that its endpoint is asked."""
     if not config.endpoint or run.result:
@@ -231,6 +249,9 @@ def check_trained(run: Run) -> RunRecord:
     """Return the record of a training, whose prompt and labels must not have changed."""
     record = run.record
     folder = run.trained
+    if run.chosen and model_sha256(folder) != run.chosen.adapter_sha256:
+        way_out = f"`panjue choose {run.folder}` again, or delete {CHOSEN}"
+        raise UserError(f"{folder}: is not the adapter that was chosen; {way_out}")
     prompt = prompt_sha256(record.task)
     labels = sha256(folder / "labels.json")
     if (prompt, labels) != (record.prompt_sha256, record.labels_sha256):

@@ -4,6 +4,7 @@
 - `RUN/manifest.json`: the RunRecord of the training that the folder belongs to.
 - `RUN/training.json`: the TrainingSummary: where the settings came from, and how the training went.
 - `RUN/adapter/manifest.json`: the RunRecord of the finished training; `RUN/model/` if full.
+- `RUN/kept/step-N/`: the adapter of another step, with its record; `RUN/chosen.json`: the Chosen.
 - `RUN/answers/NAME/manifest.json`: the AnswersRecord of the answers to one test file.
 - `RUN/answers/NAME/scores.json`: the StoredScores of these answers.
 - `RUN/answers/held-out/choice.json`: the Choice that the answers to the held-out cases led to.
@@ -32,11 +33,15 @@ CHOICE = "choice.json"
 SCORES = "scores.json"
 SUMMARY = "training.json"
 
+CHOSEN = "chosen.json"
+KEPT = "kept"
+"""Folder in a run folder with the adapters of other steps than that of the lowest loss."""
+
 RESULTS = ("adapter", "model")
 """Folders in a run folder that hold the result of a training: LoRA weights, or all weights."""
 REPLACED = (
     *(CONFIG, MANIFEST, *RESULTS, "merged", "unmerged"),
-    *("checkpoints", "log.jsonl", "skipped-train.jsonl", SUMMARY),
+    *(KEPT, CHOSEN, "checkpoints", "log.jsonl", "skipped-train.jsonl", SUMMARY),
 )
 """What commands replace in a run folder; a folder of answers has a record of its own."""
 REPLACED_ANSWERS = (
@@ -52,6 +57,9 @@ Kind = TypeVar("Kind", bound=BaseModel)
 
 SplitBy = Literal["text", "normal text"]
 """What of a case decides whether it is held out or chosen; in version 0.4 white space did too."""
+
+Half = Literal["", "choosing", "other"]
+"""The half of held-out cases that chooses the adapter, the other one, or "": all of them."""
 
 # What an entry of a record shapes, as its annotation says. A test fails for an entry without.
 NAMES = "a name or path; the hash beside it counts"
@@ -168,6 +176,7 @@ class AnswersRecord(Record):
     """As in the record of the training."""
     highest_hash: Annotated[str, CASES] = ""
     """Of the texts of held-out cases that are asked, if not all are; see `reader.hash_by`."""
+    half: Annotated[Half, CASES] = ""
     endpoint: Annotated[str | None, REPLIES] = None
     solve: Annotated[dict[str, Any], CASES] = Field(default_factory=dict)
     on_bad_row: Annotated[Literal["stop", "skip"], CASES] = "stop"
@@ -285,6 +294,69 @@ def _if_any(kind: type[Kind], path: Path) -> Kind | None:
         raise UserError(f"{path}: {first_complaint(error)}; delete it") from None
 
 
+class Candidate(BaseModel):
+    """An adapter of a training, and how it answered the half of the held-out cases that chooses."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    step: int
+    loss: float
+    """On all held-out cases."""
+    metrics: dict[str, float]
+    interval: dict[str, tuple[float | None, float | None]]
+    """Metric -> its 95% interval."""
+
+
+class Chosen(BaseModel):
+    """The adapter of a training that is best by the task's headline metric; `chosen.json`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    adapter: str
+    """Its folder in the run folder."""
+    adapter_sha256: str
+    metric: str
+    cases: int
+    counted: int
+    """The cases with a weight in the metric."""
+    candidates: dict[str, Candidate]
+    """Folder -> what was found; that of the lowest loss is first."""
+    gain: tuple[float, float, float]
+    """Of the metric, over the adapter of the lowest loss: mean, and the ends of its 95% interval by
+    a paired bootstrap over the same cases, which have chosen."""
+
+    @classmethod
+    def read(cls, run: Path) -> "Chosen | None":
+        """Return what was chosen in a run folder, if anything."""
+        return _if_any(cls, run / CHOSEN)
+
+    def __str__(self) -> str:
+        """Return which adapter this is and why, in one line."""
+        of_it = self.candidates[self.adapter]
+        score = f"{self.metric} {of_it.metrics[self.metric]:.4f} on {self.cases} held-out cases"
+        return f"adapter of step {of_it.step}, chosen by {score}"
+
+
+def kept_place(run: Path, step: int) -> Path:
+    """Return where the adapter of a step lies that is not that of the lowest loss."""
+    return run / KEPT / f"step-{step}"
+
+
+def kept_adapters(run: Path) -> dict[int, Path]:
+    """Return step -> folder of the adapters in RUN/kept."""
+    found = {}
+    for path in (run / KEPT).glob("step-*"):
+        number = path.name.removeprefix("step-")
+        if number.isdecimal():
+            found[int(number)] = path
+    return dict(sorted(found.items()))
+
+
+def run_around(trained: Path) -> Path:
+    """Return the run folder in which a result, or an adapter of another step, lies."""
+    return trained.parent.parent if trained.parent.name == KEPT else trained.parent
+
+
 @dataclass(frozen=True)
 class Run:
     """A run folder; or the folder of an adapter or model alone, e.g. one that was downloaded."""
@@ -293,12 +365,30 @@ class Run:
 
     @property
     def result(self) -> Path | None:
-        """Return the folder with the LoRA weights or the whole model; None if it is not trained."""
+        """Return the folder with the LoRA weights or the whole model; None if it is not trained.
+
+        Of several adapters the one that `panjue choose` has chosen, else that of the lowest loss.
+        """
+        if chosen := self.chosen:
+            place = self.folder / chosen.adapter
+            if not (place / MANIFEST).is_file():
+                missing = f"{place}, which is missing; restore it, or delete the file"
+                raise UserError(f"{self.folder / CHOSEN}: names {missing}")
+            return place
+        return self.of_lowest_loss
+
+    @property
+    def of_lowest_loss(self) -> Path | None:
+        """Return the result of the training itself, whatever was chosen."""
         for name in (*RESULTS, "."):
             place = self.folder / name
             if (place / "labels.json").is_file() and (place / MANIFEST).is_file():
                 return place
         return None
+
+    @property
+    def chosen(self) -> Chosen | None:
+        return Chosen.read(self.folder)
 
     @property
     def trained(self) -> Path:
@@ -347,7 +437,9 @@ class Answers:
         folder = self.folder.resolve()
         if folder.parent.name == ANSWERS:
             run = folder.parent.parent
-            for place in (run / Path(recorded).name, run):  # an adapter alone may be the run folder
+            name = Path(recorded).name
+            # The last one: an adapter alone may be the run folder.
+            for place in (run / name, run / KEPT / name, run):
                 if (place / "labels.json").is_file():
                     return place
         return Path(recorded)

@@ -40,6 +40,21 @@ def test_unmerged_is_merged(unmerged: Engine, trained: Path, merged: Path) -> No
     assert found == pytest.approx({token: expected[token].item() for token in found}, abs=1e-3)
 
 
+def test_one_engine_answers_with_several_adapters_in_turns(
+    unmerged: Engine, trained: Path, tmp_path: Path
+) -> None:
+    def found() -> dict[int, float]:
+        return unmerged.runner.run(first_token_logprobs(unmerged.llm, unmerged.lora))
+
+    first = found()
+    adapter = shutil.copytree(trained / "adapter", tmp_path / "adapter")
+    shutil.copy(trained / "checkpoints/checkpoint-6" / WEIGHTS_FILE, adapter)
+    unmerged.switch(served_model(adapter, "lora"))
+    assert found() != first
+    unmerged.switch(served_model(trained / "adapter", "lora"))
+    assert found() == first
+
+
 @pytest.mark.parametrize(
     ("change", "config", "complaint"),
     [

@@ -1,0 +1,47 @@
+"""The adapters of further steps beside that of the lowest loss, for `panjue choose`."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerState
+
+from panjue.finetune.checkpoints import complete_checkpoints, step_of
+from panjue.prompts.plumbing.files import atomic_folder, delete
+from panjue.prompts.plumbing.run import kept_adapters, kept_place
+
+FILES = ("adapter_model.safetensors", "adapter_config.json")
+"""What is kept of a checkpoint: no optimizer."""
+
+
+class KeepAdapters(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
+    """Keeps the adapters of `keep` evaluated steps: that of the lowest loss, and the last ones."""
+
+    def __init__(self, run: Path, keep: int) -> None:
+        self._run = run
+        self._keep = keep
+
+    def on_save(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
+        if state.is_world_process_zero:
+            keep_adapters(self._run, self._keep, state)
+
+    def on_train_end(self, *words: Any, **others: Any) -> None:
+        """Keep what a kill right after the last checkpoint has left out."""
+        self.on_save(*words, **others)
+
+
+def keep_adapters(run: Path, keep: int, state: TrainerState) -> None:
+    """Copy the adapters of evaluated checkpoints to RUN/kept; delete all but `keep` of them."""
+    evaluated = {row["step"] for row in state.log_history if "eval_loss" in row}
+    for checkpoint in complete_checkpoints(run / "checkpoints"):
+        step = step_of(checkpoint)
+        place = kept_place(run, step)
+        if step not in evaluated or place.exists():
+            continue
+        with atomic_folder(place) as folder:
+            for name in FILES:
+                shutil.copy(checkpoint / name, folder)
+    kept = kept_adapters(run)
+    others = [step for step in kept if step != state.best_global_step]
+    for step in others[: len(others) - (keep - 1)]:
+        delete(kept[step])

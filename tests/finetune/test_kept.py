@@ -1,0 +1,69 @@
+"""The adapters that a training keeps for `panjue choose`: two beside that of the lowest loss."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import write_json
+from panjue.prompts.plumbing.run import Run, kept_adapters
+
+from .conftest import adapter_bytes, logged, main
+
+OFTEN = ("trainer.max_steps=5", "trainer.eval_steps=1", "trainer.save_steps=1", "patience=9")
+WEIGHTS = "adapter_model.safetensors"
+
+
+def steps_wanted(run: Path) -> list[int]:
+    """Return the last two evaluated steps that do not have the lowest loss."""
+    losses = {row["step"]: row["eval_loss"] for row in logged(run, "eval_loss")}
+    lowest = min(losses, key=lambda step: (losses[step], step))
+    return [step for step in losses if step != lowest][-2:]
+
+
+def test_three_adapters_are_kept_and_each_is_a_result_without_an_optimizer(
+    workshop: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    main(workshop / "sft.yaml", [f"run={run}", "keep=3", *OFTEN])
+    kept = kept_adapters(run)
+    assert list(kept) == steps_wanted(run)
+    for place in kept.values():
+        assert Run(place).record == Run(run).record
+        names = {path.name for path in place.iterdir()}
+        assert names <= {path.name for path in (run / "adapter").iterdir()}
+        assert {WEIGHTS, "labels.json", "classifier.npz"} <= names
+    others = {(place / WEIGHTS).read_bytes() for place in kept.values()}
+    assert len({*others, adapter_bytes(run)}) == 3
+    before = {step: (place / WEIGHTS).read_bytes() for step, place in kept.items()}
+
+    # Killed before the result was complete.
+    shutil.rmtree(run / "adapter")
+    [*_, last] = kept
+    shutil.rmtree(kept[last])
+    write_json(run / "chosen.json", {})
+    main(workshop / "sft.yaml", [f"run={run}", "keep=3", *OFTEN])
+    after = {step: (place / WEIGHTS).read_bytes() for step, place in kept_adapters(run).items()}
+    assert after == before
+    assert all(Run(place).result for place in kept.values())
+    assert not (run / "chosen.json").exists(), "nothing was chosen of this result"
+
+
+def test_one_adapter_is_kept_where_nothing_is_said(trained: Path) -> None:
+    assert not (trained / "kept").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["method=full", "lora={}"], "keep: method=full trains no adapter; set keep=1"),
+        (["trainer.eval_strategy=no"], "keep: needs equal trainer.eval_strategy and save_strategy"),
+        (["trainer.save_strategy=epoch"], "keep: needs equal"),
+    ],
+)
+def test_several_adapters_need_losses(
+    words: list[str], problem: str, workshop: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=problem):
+        main(workshop / "sft.yaml", [f"run={tmp_path}/run", "keep=3", *words])
