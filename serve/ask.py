@@ -6,15 +6,17 @@ row answers is read by `eval.opinions.read_answer`, there and in `panjue decode`
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from llguidance import LLMatcher
 
-from panjue.finetune.classifier.opinions import Advisor, Opinion, load_advisor
+from panjue.finetune.classifier.opinions import Advisor, Opinion, case_key, load_advisor
 from panjue.prompts.example import Decoded, Example, call_key, first_reply
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import load_tokenizer
@@ -55,6 +57,10 @@ class Budget(NamedTuple):
 
     usual: int = 0
     longest: int = 0
+
+
+AHEAD = 64
+"""Examples that the text classifier looks at together before they are asked."""
 
 
 class Question(NamedTuple):
@@ -122,6 +128,27 @@ class QuestionMaker:
             advisor = load_advisor(trained, task, self.labels)
             in_prompts = RunRecord.read(trained).opinions
             self.advisor = advisor and replace(advisor, in_prompts=in_prompts)
+        self._opinions: dict[str, list[Opinion]] = {}  # of `look_ahead`: `case_key` -> opinions
+
+    def look_ahead(self, examples: Iterable[Example]) -> Iterator[Example]:
+        """Yield examples; the text classifier looks at many at once before the first is asked.
+
+        A thread looks at the next ones while these are asked.
+        """
+        if self.advisor is None or self.task.solve:
+            yield from examples
+            return
+        unread = iter(examples)
+        with ThreadPoolExecutor(1) as thread:
+            batch = list(islice(unread, AHEAD))
+            looking = thread.submit(self.advisor.opinions_on, batch)
+            while batch:
+                for example, opinions in zip(batch, looking.result(), strict=True):
+                    self._opinions[case_key(example)] = opinions
+                following = list(islice(unread, AHEAD))
+                looking = thread.submit(self.advisor.opinions_on, following)
+                yield from batch
+                batch = following
 
     def question(self, example: Example, source_limit: int = 0) -> Question:
         """Return the question for one example; raise Refusal if it cannot be asked.
@@ -131,7 +158,7 @@ class QuestionMaker:
         """
         opinions: Sequence[Opinion] = ()
         if self.advisor:
-            opinions = self.advisor.opinions(example)
+            opinions = self._opinions.pop(case_key(example), ()) or self.advisor.opinions(example)
             example = self.advisor.show(example, opinions)
         schema = self.task.ask.schema(example, self.labels) if self._constrained else None
         if self.tokenizer is None:
@@ -238,6 +265,10 @@ class Answerer:
     @property
     def runner(self) -> asyncio.Runner:
         return self.source.runner
+
+    def look_ahead(self, examples: Iterable[Example]) -> Iterator[Example]:
+        """Yield examples for `answer`, prepared: see `QuestionMaker.look_ahead`."""
+        return self.question_maker.look_ahead(examples)
 
     async def answer(self, example: Example, write: Write, old_rows: OldRows) -> None:
         """Ask all questions of one example; `write` the row of each call that has no old one.

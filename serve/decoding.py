@@ -3,6 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -303,20 +304,37 @@ class _Decoder:
     tally: Tally
 
     def answers(
-        self, examples: Sequence[Example]
-    ) -> Iterator[tuple[Answer, Sequence[Mapping[str, float]]]]:
-        """Yield the answers to examples, each with its confidence if there is a classifier."""
+        self, examples: Iterable[Example]
+    ) -> Iterator[tuple[Example, Answer, Sequence[Mapping[str, float]]]]:
+        """Yield each example with its answer, and its confidence if there is a classifier."""
         task = self.answered.task
         if task.solve:
             for example in examples:
-                yield run_steps(task.solving(example), partial(self._call, example)), []
+                yield example, run_steps(task.solving(example), partial(self._call, example)), []
             return
-        rows = [self._row({"id": example.id}) for example in examples]
-        opinions: Sequence[Sequence[Opinion] | None] = [None] * len(rows)
-        if self.advisor:
-            opinions = self.advisor.opinions_of(examples, rows)
-        for example, row, of_case in zip(examples, rows, opinions, strict=True):
-            yield self._answer(example, row, of_case)
+        for example, row, opinions in self._opinions(examples):
+            answer, confidence = self._answer(example, row, opinions)
+            yield example, answer, confidence
+
+    def _opinions(
+        self, examples: Iterable[Example]
+    ) -> Iterator[tuple[Example, Mapping[str, Any], Sequence[Opinion] | None]]:
+        """Yield each example with its row, and what the text classifier thinks of it.
+
+        A thread looks at the next examples while these are answered.
+        """
+        if self.advisor is None:
+            for example in examples:
+                yield example, self._row({"id": example.id}), None
+            return
+        with ThreadPoolExecutor(1) as thread:
+            before: Iterable[Any] = ()
+            for batch in batches(examples):
+                rows = [self._row({"id": example.id}) for example in batch]
+                looking = thread.submit(self.advisor.opinions_of, batch, rows)
+                yield from before
+                before = zip(batch, rows, looking.result(), strict=True)
+            yield from before
 
     def _answer(
         self, example: Example, row: Mapping[str, Any], opinions: Sequence[Opinion] | None
@@ -362,16 +380,14 @@ def _write(decoder: _Decoder, confidences: Path) -> None:
         atomic_write(answered.folder / CASES_FILE) as cases,
         task.data.submission.writing(tally.submission) as write,
     ):
-        for examples in batches(counted(answered.examples(), total)):
-            for example, told in zip(examples, decoder.answers(examples), strict=True):
-                answer, confidence = told
-                cases.write(dump({"id": example.id, "text_sha256": text_hash(example)}) + "\n")
-                write(task.data.write(example, answer))
-                tally.unpaired += unpaired(task, answer, answered.labels)
-                if confidence:
-                    row = {"id": example.id, "confidence": confidence}
-                    confidence_lines.write(dump(row) + "\n")
-                tally.examples += 1
+        examples = counted(answered.examples(), total)
+        for example, answer, confidence in decoder.answers(examples):
+            cases.write(dump({"id": example.id, "text_sha256": text_hash(example)}) + "\n")
+            write(task.data.write(example, answer))
+            tally.unpaired += unpaired(task, answer, answered.labels)
+            if confidence:
+                confidence_lines.write(dump({"id": example.id, "confidence": confidence}) + "\n")
+            tally.examples += 1
 
 
 def batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
