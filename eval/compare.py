@@ -1,11 +1,13 @@
 """Compare two submissions on the same gold: differences with intervals, examples won and lost."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from panjue.eval.metric_values import (
     MetricValues,
@@ -13,6 +15,7 @@ from panjue.eval.metric_values import (
     percentiles,
     pooled,
     resampled,
+    score_rows,
     scored,
     submission_rows,
     weighted_mean,
@@ -45,8 +48,10 @@ class Comparison:
 
     differences: dict[str, Difference]
     examples: int
-    won: int  # examples with a weight on which the second has a higher headline metric
-    lost: int  # those on which it has a lower one
+    won: list[int | str]
+    """Ids of the examples with a weight on which the second has a higher headline metric, those
+    with the largest change first."""
+    lost: list[int | str]  # those on which it has a lower one
 
 
 def check_runs(first: OpenedAnswers, second: OpenedAnswers, *, same_file: bool = True) -> None:
@@ -74,15 +79,18 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
             f"{second}: has rows of other ids than {first}: {len(unpaired)} are in only one, "
             f"id {unpaired[0]} for example; no fair comparison"
         )
-    values = scored(reader, gold, rows)
+    values = MetricValues(task)
+    ids = [example.id for example, _, _ in score_rows(reader, gold, rows, values)]
     other_values = scored(reader, gold, other_rows)
     changes = headline_values(other_values) - headline_values(values)
-    changes = changes[or_ones(values.weights) > 0]  # the others count for nothing
+    changes[or_ones(values.weights) == 0] = 0  # they count for nothing
+    best_first = np.argsort(-changes, kind="stable")
+    worst_first = np.argsort(changes, kind="stable")
     return Comparison(
         differences=paired_differences(values, other_values),
         examples=len(values),
-        won=int((changes > TIE).sum()),
-        lost=int((changes < -TIE).sum()),
+        won=[ids[place] for place in best_first if changes[place] > TIE],
+        lost=[ids[place] for place in worst_first if changes[place] < -TIE],
     )
 
 
@@ -112,9 +120,18 @@ def paired_differences(first: MetricValues, second: MetricValues) -> dict[str, D
     return differences
 
 
-def show_runs(comparison: Comparison, first: Path, second: Path, console: Console) -> None:
-    """Print the table of a comparison, and on how many examples the run `second` is better."""
-    table = Table("metric", "first", "second", "second - first", "95% interval")
+def names_of(first: OpenedAnswers, second: OpenedAnswers) -> tuple[str, str]:
+    """Return short names of two folders of answers; where these are equal, their paths."""
+    if first.name != second.name:
+        return first.name, second.name
+    return str(first.folder), str(second.folder)
+
+
+def show_runs(comparison: Comparison, first: str, second: str, console: Console) -> None:
+    """Print the table of a comparison, and the examples on which the run `second` is better."""
+    names = [Column(Text(name), overflow="fold") for name in (first, second)]
+    interval = Column("95% interval", no_wrap=True)
+    table = Table(Column("metric", no_wrap=True), *names, "second - first", interval)
     headline = list(comparison.differences)[-1]
     for name, of in comparison.differences.items():
         table.add_row(
@@ -126,7 +143,16 @@ def show_runs(comparison: Comparison, first: Path, second: Path, console: Consol
             style="bold" if name == headline else None,
         )
     console.print(table)
-    alike = comparison.examples - comparison.won - comparison.lost
-    counts = f"{comparison.won} examples won, {comparison.lost} lost, {alike} alike"
-    line = f"{second} against {first}: {counts}"
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for line in won_and_lost(comparison, first, second):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def won_and_lost(comparison: Comparison, first: str, second: str) -> Iterator[str]:
+    """Yield how many examples were won and lost, and which."""
+    won = len(comparison.won)
+    lost = len(comparison.lost)
+    alike = comparison.examples - won - lost
+    yield f"{second} against {first}: {won} examples won, {lost} lost, {alike} alike"
+    for what, ids in (("won", comparison.won), ("lost", comparison.lost)):
+        if ids:
+            yield f"{what}, the largest change first: {', '.join(map(str, ids))}"

@@ -139,7 +139,7 @@ def page_data(answered: OpenedAnswers) -> PageData:
         scores=scores,
         decoding=decoding,
         labels=_labels(task, has_gold=scores is not None),
-        by=_who_answered(decoding, task),
+        by=_who_answered(answered, decoding),
         cases=cases,
         n_cases=n_cases,
         agreements=agreements,
@@ -151,8 +151,10 @@ def page_data(answered: OpenedAnswers) -> PageData:
     )
 
 
-def _who_answered(decoding: Mapping[str, Any], task: Task) -> tuple[str, str] | None:
+def _who_answered(answered: OpenedAnswers, decoding: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return what the page says of who answered, in English and Chinese; None: the model did."""
+    if n_voters := len(answered.record.voted):
+        return f"The vote of {n_voters} runs.", f"由 {n_voters} 次训练投票作答。"
     if not decoding:
         return None
     if not decoding.get("calls"):
@@ -160,7 +162,7 @@ def _who_answered(decoding: Mapping[str, Any], task: Task) -> tuple[str, str] | 
     of_classifier = [name for name, who in decoding.get("by_field", {}).items() if who != "model"]
     if not of_classifier:
         return None
-    titles = [task.score.titles.get(name, (name, name)) for name in of_classifier]
+    titles = [answered.task.score.titles.get(name, (name, name)) for name in of_classifier]
     english = ", ".join(title for title, _ in titles)
     chinese = "、".join(title for _, title in titles)
     return f"Answered by the text classifier: {english}.", f"由文本分类器作答：{chinese}。"
@@ -182,7 +184,8 @@ def _cases(
     rows = submission_rows(task, answered.folder)
     path = answered.folder / "confidence.jsonl"
     confidences = Rows(path) if decoding and path.exists() else None
-    by_model = not decoding or bool(decoding.get("calls"))
+    is_vote = bool(answered.record.voted)
+    by_model = not is_vote and (not decoding or bool(decoding.get("calls")))
     completions = answered.rows() if by_model else None
     advisor = answered.advisor() if by_model else None
     fallback = decoding.get("fallback", task.score.fallback)
@@ -301,7 +304,7 @@ def page(result: PageData) -> str:
     )
     environment.policies["json.dumps_kwargs"] = JSON
     answered = result.answered
-    trained = None if answered.record.endpoint else answered.answers.trained
+    trained = [] if answered.record.endpoint else [one.trained for one in answered.answers.voters]
     lines = list(remarks(result.scores, result.labels)) if result.scores else []
     skipped = answered.reader.skipped
     if skipped.rows:
@@ -316,7 +319,7 @@ def page(result: PageData) -> str:
         report=result,
         answered=answered,
         scores=result.scores,
-        demo=trained is not None and is_demo(trained),
+        demo=any(is_demo(folder) for folder in trained if folder),
         remarks=lines,
         agreements=AGREEMENTS,
         style=(FOLDER / "report.css").read_text("utf-8"),

@@ -203,13 +203,14 @@ def _certainty(task: Task, run: Path, decoding: Mapping[str, Any]) -> Certainty 
 
 
 def in_sample(answers: Answers) -> str | None:
-    """Say how the model or the choice of who answers was fitted to the answered cases."""
+    """Say how a model, or a choice of who answers, was fitted to the answered cases."""
     record = answers.record
-    training = answers.training
-    if training is None:
-        return None
-    if record.test_sha256 == training.dev_sha256 or record.held_out:
-        return "training and the choice between model and text classifier looked at these cases"
-    if record.test_sha256 in (training.train_sha256, training.mix_sha256):
-        return "these cases were trained on"
+    for voter in answers.voters:
+        training = voter.training
+        if training is None:
+            continue
+        if record.test_sha256 == training.dev_sha256 or record.held_out:
+            return "training and the choice between model and text classifier looked at these cases"
+        if record.test_sha256 in (training.train_sha256, training.mix_sha256):
+            return "these cases were trained on"
     return None

@@ -17,6 +17,7 @@ from trl import pack_dataset
 from panjue.finetune.classifier.opinions import Advisor
 from panjue.finetune.distributed import make_once
 from panjue.finetune.examples import Examples
+from panjue.finetune.packed_attention import segments
 from panjue.finetune.rules import shared_rules
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
@@ -166,8 +167,9 @@ def _write_rows(entry: Path, make: Callable[[RowReport], Iterator[TrainingRow]])
 
 
 def pack(rows: Dataset, size: int) -> Dataset:
-    """Return packs of at most `size` tokens of whole rows, whose lengths are in `seq_lengths`."""
-    packs = pack_dataset(rows.select_columns(["input_ids", "labels"]), size, "bfd")
+    """Return packs of at most `size` tokens of whole rows; `seq_lengths` has the rows' lengths."""
+    best_fit_decreasing = "bfd"  # splits no row
+    packs = pack_dataset(rows.select_columns(["input_ids", "labels"]), size, best_fit_decreasing)
     return packs.add_column("length", [sum(sizes) for sizes in packs["seq_lengths"]])
 
 
@@ -189,6 +191,18 @@ def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         width = batch["input_ids"].shape[1]
         batch["position_ids"] = torch.stack([positions(row["seq_lengths"], width) for row in rows])
     return batch
+
+
+def collate_segments(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a batch with the segments of `packed_attention`: examples, and padding behind them."""
+    batch: dict[str, Any] = collate(rows)
+    width = batch["input_ids"].shape[1]
+    sizes: list[int] = []
+    for row in rows:
+        examples = row.get("seq_lengths") or [len(row["input_ids"])]
+        sizes += [*examples, width - sum(examples)]
+    starts, longest = segments([size for size in sizes if size])
+    return {**batch, "cu_seq_lens_q": starts, "max_length_q": longest}
 
 
 def positions(sizes: Sequence[int], width: int) -> Tensor:

@@ -19,7 +19,7 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         self._file = TemporaryFile(dir=folder)  # noqa: SIM115
         self._size = 0
-        weakref.finalize(self, self._file.close)
+        weakref.finalize(self, self._file.close)  # at the end Python would warn of an open file
 
     def __len__(self) -> int:
         return self._size

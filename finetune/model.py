@@ -17,6 +17,7 @@ from transformers import BitsAndBytesConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import import_utils
 
 from panjue.finetune.distributed import is_sharded
+from panjue.finetune.packed_attention import use_packed_attention
 from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.finetune.vllm_probe import UNKNOWN_TO_VLLM, is_listed, vllm_problem
 from panjue.prompts.architecture import (
@@ -158,6 +159,8 @@ def choose_packing(config: SftConfig, model: Model, args: Any, console: Console)
     found = [contamination(model) if PartialState().is_main_process else 0.0]
     broadcast_object_list(found)
     if found[0] <= MAX_CONTAMINATION:
+        if config.attn_implementation == "sdpa" and not is_sharded():
+            use_packed_attention(model, config.max_tokens, computing_dtype(model, args))
         return True
     problem = f"in this model an example in a pack sees the one before it (by {found[0]:.1e})"
     if packing is True:
@@ -166,6 +169,13 @@ def choose_packing(config: SftConfig, model: Model, args: Any, console: Console)
     console.print(f"{'packing':12s} no: {problem}; examples are grouped by length")
     console.print(f"{'':12s} batch={config.batch} counts cases then, not packs")
     return False
+
+
+def computing_dtype(model: Model, args: Any) -> torch.dtype:
+    """Return the type that a training computes in: that of the weights unless it is mixed."""
+    if args.bf16:
+        return torch.bfloat16
+    return torch.float16 if args.fp16 else model.dtype
 
 
 @torch.no_grad()

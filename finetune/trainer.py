@@ -26,7 +26,8 @@ from panjue.finetune.checkpoints import (
     mark_complete,
     newest_complete,
 )
-from panjue.finetune.data import IGNORED, collate
+from panjue.finetune.data import IGNORED, collate, collate_segments
+from panjue.finetune.packed_attention import PACKED
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 
@@ -73,7 +74,9 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         self._sampler = None
         if args.train_sampling_strategy == "group_by_length":
             self._sampler = LengthSampler(train_dataset, step_size(args), args.seed)
-        super().__init__(model, args, data_collator=collate, train_dataset=train_dataset, **others)
+        attention = model.config.get_text_config()._attn_implementation
+        batches = collate_segments if attention == PACKED else collate
+        super().__init__(model, args, data_collator=batches, train_dataset=train_dataset, **others)
         self.args.remove_unused_columns = False  # `collate` needs the length
         self.model_accepts_loss_kwargs = True  # makes transformers count `num_items_in_batch`
         # trl casts the adapter of a quantized base to bfloat16 (trl/trainer/sft_trainer.py:908), in

@@ -230,6 +230,7 @@ class TrainingRun:
             labels.save(folder)
             digest = sha256(folder / "labels.json")
             results: dict[str, Any] = {"examples": examples, "labels_sha256": digest}
+            results["attention"] = trainer.model.config.get_text_config()._attn_implementation
             if classifier:
                 shutil.copy(classifier / CLASSIFIER, folder / CLASSIFIER)
                 results["classifier_sha256"] = sha256(folder / CLASSIFIER)

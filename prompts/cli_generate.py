@@ -1,5 +1,6 @@
 """`panjue generate`: the way of a test file to its submission, from the top down."""
 
+import os
 import shutil
 from dataclasses import replace
 from heapq import nsmallest
@@ -22,7 +23,7 @@ from panjue.prompts.plumbing.run import (
     Run,
 )
 from panjue.prompts.reader import Reader, text_hash
-from panjue.serve.answers import held_out_answers
+from panjue.serve.answers import held_out_answers, next_step, open_answers
 from panjue.serve.decoding import Tally, decode_answers
 from panjue.serve.job import Job, make_job
 from panjue.serve.session import (
@@ -36,6 +37,13 @@ from panjue.serve.session import (
     session,
 )
 from panjue.serve.settings import GenerateConfig
+
+BESIDE = {
+    COMPLETIONS: "the raw replies",
+    "confidence.jsonl": "the confidence in each answer",
+    "decode.json": "these counts",
+}
+"""Files beside a submission, and what they have."""
 
 
 def generate(run: Run, test: Path, config: GenerateConfig) -> None:
@@ -63,10 +71,15 @@ def generate(run: Run, test: Path, config: GenerateConfig) -> None:
 
 
 def print_tally(tally: Tally) -> None:
-    """Print what decoding met, who answered, and where the submission is."""
+    """Print what decoding met, who answered, the files, and the next command."""
     for line in tally.lines():
         print(line)
+    folder = tally.submission.parent
     print(f"written: {tally.submission}")
+    beside = [f"{name}, {what}" for name, what in BESIDE.items() if (folder / name).exists()]
+    print(f"beside it: {'; '.join(beside)}")
+    if "MAKELEVEL" not in os.environ:  # make goes on
+        print(next_step(open_answers(folder)))
 
 
 def test_cases(job: Job, test: Path) -> Cases:

@@ -99,7 +99,7 @@ def compare(
     gold: GoldPath = None,
 ) -> None:
     """Compare two runs: metrics, SECOND minus FIRST, and the cases won and lost."""
-    from panjue.eval.compare import check_runs, compare_runs, show_runs
+    from panjue.eval.compare import check_runs, compare_runs, names_of, show_runs
     from panjue.serve.answers import check_complete, open_answers
 
     first_run = open_answers(first, gold)
@@ -113,8 +113,27 @@ def compare(
         check_complete(second_run)
     with reader.explaining():
         result = compare_runs(reader, second_run.test, first_run.folder, second_run.folder)
-    show_runs(result, first, second, Console())
+    show_runs(result, *names_of(first_run, second_run), Console())
     reader.skipped.show()
+
+
+@app.command()
+def vote(
+    test: Annotated[Path, typer.Argument(help="the file of cases that all runs have answered")],
+    out: Annotated[Path, typer.Argument(help="folder for the answers of the vote")],
+    runs: Annotated[list[Path], typer.Argument(help="run folders, or folders of answers")],
+) -> None:
+    """Let the answers of several trainings vote on each field of each person; no engine."""
+    from panjue.eval.vote import vote as write_vote
+    from panjue.serve.answers import next_step, open_answers
+
+    votes = write_vote(test, out, runs)
+    for voter in votes.voters:
+        say_changes(voter.answered)
+    for line in votes.lines():
+        print(line)
+    print(f"written: {votes.submission}")
+    print(next_step(open_answers(out)))
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -90,6 +90,28 @@ def collect(answers: Iterable[Mapping[str, Iterable[str]]]) -> Labels:
     return Labels(
         {kind: _ranked(counter) for kind, counter in counts.items()},
         dict(most),
+        {label: _ranked(counter) for label, counter in sorted(pairs.items())},
+    )
+
+
+def merged_labels(several: Sequence[Labels]) -> Labels:
+    """Return the labels that any of several trainings knows, with the sums of their counts."""
+    first, *others = several
+    if all(other == first for other in others):
+        return first
+    counts: dict[str, Counter[str]] = {}
+    most: dict[str, int] = {}
+    pairs: dict[str, Counter[str]] = {}
+    for labels in several:
+        for kind, of_kind in labels.counts.items():
+            counts.setdefault(kind, Counter()).update(of_kind)
+        for kind, number in labels.most.items():
+            most[kind] = max(number, most.get(kind, 0))
+        for label, partners in labels.pairs.items():
+            pairs.setdefault(label, Counter()).update(partners)
+    return Labels(
+        {kind: _ranked(counter) for kind, counter in counts.items()},
+        most,
         {label: _ranked(counter) for label, counter in sorted(pairs.items())},
     )
 

@@ -1,5 +1,6 @@
 """The answers to one test file, opened together with their task, cases and label sets."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,6 +197,7 @@ def open_answers(path: Path, gold: Path | None = None) -> OpenedAnswers:
         )
     reader = reader_of(answers, gold)
     label_file = answers.folder / "labels.json"
+    # Without them `changes_since` says so: old answers can still be scored.
     labels = load_labels(label_file) if label_file.exists() else Labels()
     return OpenedAnswers(answers, record, reader, test, labels, changes_since(answers))
 
@@ -238,3 +240,12 @@ def check_complete(answered: OpenedAnswers) -> None:
             f"{len(examples - rows)} examples have no row there, "
             f"{len(rows - examples)} rows no example"
         )
+
+
+def next_step(answered: OpenedAnswers) -> str:
+    """Return the command that comes after answers: a score, or a check where gold is missing."""
+    example = next(answered.examples())
+    words = ["score", answered.test, answered.folder]
+    if example.answer is None:
+        words = ["check", answered.folder, "--cases", answered.test]
+    return f"next: {shlex.join(['panjue', *map(str, words)])}"

@@ -1,7 +1,7 @@
 """One core for all who ask: example -> question -> requests -> row of `completions.jsonl`.
 
 `panjue generate`, `panjue serve`, Python's `load` and the replicas in a Ray cluster use it. What a
-row answers is read by `eval.opinions.read_answer`, there and in `panjue decode`.
+row answers is read by `finetune.classifier.opinions.read_answer`, there and in `panjue decode`.
 """
 
 import asyncio
@@ -350,7 +350,7 @@ async def answer_all(
         try:
             for example in examples:
                 async with slots:
-                    pass  # questions wait in line, and so does the next example
+                    pass  # served in the order of asking: the next example waits with the questions
                 if errors:
                     break
                 group.create_task(answer_one(example))

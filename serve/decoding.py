@@ -190,6 +190,8 @@ def decode_answers(path: Path, answer: AnswerSetting | None = None) -> Tally:
     folder = open_answers(path).folder
     with exclusive_lock(folder):
         answered = open_answers(folder)
+        if answered.record.voted:
+            raise UserError(f"{folder}: is a vote, which has no replies; `panjue vote` makes it")
         answered.refuse_changes()
         task = answered.task
         submission = folder / task.data.submission.name
@@ -225,7 +227,7 @@ def decode_answers(path: Path, answer: AnswerSetting | None = None) -> Tally:
             delete(confidences)
         after = sha256(submission)
         if before not in (None, after):
-            tally.replaced = _delete_derived(folder, earlier)
+            tally.replaced = delete_derived(folder, earlier)
         tally.skipped_rows = len(answered.reader.skipped.rows)
         digests = {
             "answer": answer,
@@ -236,7 +238,7 @@ def decode_answers(path: Path, answer: AnswerSetting | None = None) -> Tally:
     return tally
 
 
-def _delete_derived(folder: Path, earlier: Mapping[str, Any]) -> str:
+def delete_derived(folder: Path, earlier: Mapping[str, Any]) -> str:
     """Delete what was made from an earlier submission; return what that was, and what is gone."""
     was = earlier.get("answered_by") or "other answers"
     gone = [name for name in DERIVED if (folder / name).exists()]
@@ -375,7 +377,7 @@ def _write(decoder: _Decoder, confidences: Path) -> None:
     task = answered.task
     rows = decoder.rows
     total = sum(1 for _ in answered.examples()) if rows is None else len(rows)
-    with (  # the submission is the first that is replaced
+    with (  # blocks end in reverse order: the submission is replaced first
         atomic_write(confidences) as confidence_lines,
         atomic_write(answered.folder / CASES_FILE) as cases,
         task.data.submission.writing(tally.submission) as write,

@@ -215,6 +215,7 @@ def longest_of(model: ModelConfig, budget: Budget) -> int:
 
     Not beyond the context before its positions were scaled: some models (longrope) then compute
     every prompt in another way than in training, vLLM by this limit and transformers by the prompt.
+    A training that was longer than that context is answered as long as it was.
     """
     rope = getattr(model.hf_text_config, "rope_parameters", None) or {}
     unscaled = rope.get("original_max_position_embeddings") or budget.longest

@@ -64,12 +64,11 @@ class Job:
 
 def make_job(run: Run, config: GenerateConfig) -> Job:
     """Return the job of a run; the model is not chosen yet."""
-    if config.answer != "classifier":  # that needs no engine, nor vLLM's import
+    if config.answer != "classifier" and not config.endpoint:  # these need no vLLM
         from panjue.serve.engine import check_engine, check_sampling
 
         check_engine(config.engine)
-        if not config.endpoint:  # whose server checks its own
-            check_sampling(config.sampling, config.engine)
+        check_sampling(config.sampling, config.engine)
     if config.endpoint and not run.result:
         assert config.task, "checked with the settings"
         job = Job(config, run, config.task, solve=config.solve)

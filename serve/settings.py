@@ -9,13 +9,14 @@ from typing import Any, Literal, cast, get_args
 
 from pydantic import Field
 
+from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import prompt_sha256
 from panjue.prompts.plumbing.config import Config, check_known, check_managed, load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.run import Run, RunRecord
 from panjue.prompts.reader import OnBadRow, Reader
-from panjue.prompts.task import load_task, no_labels
+from panjue.prompts.task import Task, load_task, no_labels
 
 AnswerSetting = Literal["auto", "model", "classifier"]
 
@@ -235,7 +236,16 @@ def check_trained(run: Run) -> RunRecord:
     if (prompt, labels) != (record.prompt_sha256, record.labels_sha256):
         changed = "prompt" if prompt != record.prompt_sha256 else "labels.json"
         raise UserError(f"{folder}: its {changed} has changed since training; restore it")
+    check_classes(load_task(record.task), load_labels(folder / "labels.json"), folder)
     return record
+
+
+def check_classes(task: Task, labels: Labels, folder: Path) -> None:
+    """Refuse a training with a class that the code of its task no longer has."""
+    for field, known in task.answer.order.items():
+        for name in labels.names(task.answer.kind(field)):
+            if name not in known:
+                raise UserError(f"{folder}: the task has no {field} {name!r} any more; train again")
 
 
 def server_key(host: str) -> str | None:

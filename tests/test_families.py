@@ -18,6 +18,12 @@ import pytest
 import torch
 
 from panjue.finetune.model import MAX_CONTAMINATION, PROBE_TOKENS, contamination
+from panjue.finetune.packed_attention import (
+    MAX_CHANGE,
+    change,
+    probed,
+    use_packed_attention,
+)
 from panjue.finetune.settings import sft_settings
 from panjue.finetune.sft import train
 from panjue.prompts.architecture import load_language_model
@@ -45,6 +51,7 @@ sft:
     save_strategy: "no", eval_strategy: "no"}}
 """
 
+OTHER_ATTENTION: set[str] = set()
 LEAKING = {"qwen3-next", "qwen3.5", "qwen3.5-moe", "opt", "falcon", "recurrent-gemma"}
 """In these an example in a pack sees the one before it."""
 
@@ -179,3 +186,12 @@ def test_a_family_answers_unmerged_as_merged(
         return
     assert unmerged["chances"] == pytest.approx(merged["chances"], abs=1e-2)
     assert unmerged["texts"] == merged["texts"]
+
+
+@pytest.mark.parametrize("name", families(FAMILIES.keys() - LEAKING))
+def test_packs_without_a_mask_are_those_with_one(name: str, base_of: Callable[[str], Path]) -> None:
+    model = load_language_model(base_of(name), dtype=torch.float32).eval()
+    masks = probed(model, 80, packed=True)
+    is_used = use_packed_attention(model, 128, torch.float32)
+    assert is_used == (name not in OTHER_ATTENTION)
+    assert change(masks, probed(model, 80, packed=True)) < MAX_CHANGE[torch.float32]

@@ -106,7 +106,11 @@ def fit(
 def training_items(
     task: Task, train: Iterable[Example], mix: Iterable[Example], known: Labels
 ) -> TrainingItems:
-    """Collect the items to fit on; cases of `mix` teach too, but nothing is calibrated on them."""
+    """Collect the items to fit on; cases of `mix` teach too, but nothing is calibrated on them.
+
+    They are those of at most `MAX_EXAMPLES` cases of each, without the cases that training refuses
+    because a label set is empty.
+    """
     own = _usable(task, _sample(train), known)
     cases = own + _usable(task, _sample(mix), known)
     if not cases:

@@ -123,6 +123,8 @@ class RunRecord(Record):
     lora: Annotated[dict[str, Any], WEIGHTS]
     quantization: Annotated[dict[str, Any], WEIGHTS]
 
+    attention: Annotated[str | None, RESULT] = None
+    """As transformers calls it; `panjue_packed` is that of `finetune.packed_attention`."""
     examples: Annotated[int | None, RESULT] = None
     """Training examples; like the hashes below, not known when the training is set up."""
     labels_sha256: Annotated[str | None, RESULT] = None
@@ -157,6 +159,8 @@ class AnswersRecord(Record):
     endpoint: Annotated[str | None, REPLIES] = None
     solve: Annotated[dict[str, Any], CASES] = Field(default_factory=dict)
     on_bad_row: Annotated[Literal["stop", "skip"], CASES] = "stop"
+    voted: Annotated[Mapping[str, str], RESULT] = Field(default_factory=dict)
+    """Folder of answers -> SHA-256 of its submission, if these answers are the vote of several."""
 
     @model_validator(mode="before")
     @classmethod
@@ -277,6 +281,12 @@ class Answers:
                 if (place / "labels.json").is_file():
                     return place
         return Path(recorded)
+
+    @property
+    def voters(self) -> list["Answers"]:
+        """Return the answers that these are the vote of, if they are still there; else these."""
+        voted = [Answers(Path(folder)) for folder in self.record.voted]
+        return [one for one in voted if (one.folder / MANIFEST).is_file()] or [self]
 
     @property
     def training(self) -> RunRecord | None:

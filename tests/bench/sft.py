@@ -23,6 +23,7 @@ from trl import SFTConfig, SFTTrainer
 
 from panjue.finetune.data import RowMaker, RowReport, pack
 from panjue.finetune.model import has_bf16, load_base, with_lora
+from panjue.finetune.packed_attention import use_packed_attention
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.reader import Reader
@@ -30,6 +31,7 @@ from panjue.prompts.task import load_task
 from tests.bench.common import compare, parser
 
 OURS = "panjue"
+MASKS = "panjue, packs with a mask"
 TRL = "trl, default"
 TRL_PACKED = "trl, packing=true"
 MAX_TOKENS = 2048
@@ -46,7 +48,7 @@ def main() -> None:
     if given.way:
         print(tokens_per_second(given))
         return
-    ways = {way: partial(in_process, way) for way in (OURS, TRL, TRL_PACKED)}
+    ways = {way: partial(in_process, way) for way in (OURS, MASKS, TRL, TRL_PACKED)}
     compare(ways, "tokens/s", TRL, given.rounds)
 
 
@@ -98,7 +100,10 @@ def trainer_of(given: argparse.Namespace, data: Dataset, folder: str) -> SFTTrai
         packs = max(1, round(EXAMPLES_PER_STEP * mean_length / MAX_TOKENS))
         settings["per_device_train_batch_size"] = packs
     trainer = SFTTrainer
+    model = with_lora(load_base(given.model, torch.bfloat16), LORA)
     if given.way == OURS:
+        assert use_packed_attention(model, MAX_TOKENS, torch.bfloat16)
+    if given.way in (OURS, MASKS):
         trainer = ReplyTrainer
         data = pack(data, MAX_TOKENS)
         settings["train_sampling_strategy"] = "random"
@@ -109,7 +114,7 @@ def trainer_of(given: argparse.Namespace, data: Dataset, folder: str) -> SFTTrai
         settings["packing"] = given.way == TRL_PACKED
     torch.manual_seed(0)
     return trainer(
-        with_lora(load_base(given.model, torch.bfloat16), LORA),
+        model,
         args=SFTConfig(**settings),
         train_dataset=data,
         processing_class=load_tokenizer(given.model),

@@ -1,5 +1,6 @@
 """Two runs side by side: a difference that is known is found, and nothing where there is none."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +52,10 @@ def test_a_known_difference_is_found(runs: tuple[Path, Path], shared: Path) -> N
     assert difference.low < lost < difference.high < 0
     assert found.differences["penalty_accuracy"].mean == 0
     assert difference.first + difference.mean == pytest.approx(difference.second)
-    assert (found.won, found.lost, found.examples) == (0, DAMAGED, 285)
+    ids = [example.id for example in Reader(TASK).read(gold)]
+    assert found.examples == 285
+    assert found.won == []
+    assert set(found.lost) == set(ids[:DAMAGED])
     same = compare_runs(Reader(TASK), gold, runs[1], runs[1])
     assert all((d.mean, d.low, d.high) == (0, 0, 0) for d in same.differences.values())
 
@@ -63,8 +67,46 @@ def test_the_command_prints_the_differences_and_the_cases_won_and_lost(
     done = panjue("compare", good, damaged)
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
-    assert f"{damaged} against {good}: 0 examples won, 30 lost, 255 alike" in said
-    assert "┃ first ┃ second ┃ second - first ┃" in said
+    assert "damaged against good: 0 examples won, 30 lost, 255 alike" in said
+    assert "┃ good ┃ damaged ┃ second - first ┃" in said
+    *_, counts, lost = done.stdout.splitlines()
+    assert counts.endswith("alike"), "nothing was won, so that there is no such line"
+    assert lost.startswith("lost, the largest change first: ")
+    assert lost.count(",") == DAMAGED
+
+
+def test_the_ids_won_and_lost_are_in_the_order_of_what_they_change(
+    case: Row, row: Row, write: Write, tmp_path: Path, panjue: Callable[..., CompletedProcess[str]]
+) -> None:
+    right = (["盗窃罪"], ["264"], 13)
+    no_penalty = (["盗窃罪"], ["264"], 5)  # 0.4 less
+    no_charge = (["诈骗罪"], ["264"], 13)  # 0.3 less
+    nothing = (["诈骗罪"], ["266"], 5)
+    pairs = {"一": (no_charge, right), "二": (nothing, right), "三": (no_charge, no_penalty)}
+    pairs |= {"四": (right, no_charge), "五": (right, nothing), "六": (right, right)}
+    gold = write("gold.jsonl", [case(i, ("甲", *right), ("乙", *right)) for i in pairs])
+    folders = []
+    for number in (0, 1):
+        folder = tmp_path / "runs" / f"[b]{number}" / "answers/test"  # no markup
+        Labels().save(folder)
+        write_answers(folder, gold)
+        told = [row(i, ("甲", *of[number]), ("乙", *right)) for i, of in pairs.items()]
+        write(str(folder / "submission.jsonl"), told)
+        folders.append(folder)
+    lines = panjue("compare", *folders).stdout.splitlines()
+    assert lines[-3:] == [
+        "[b]1/test against [b]0/test: 2 examples won, 3 lost, 1 alike",
+        "won, the largest change first: 二, 一",
+        "lost, the largest change first: 五, 四, 三",
+    ]
+    assert "[b]0/test" in "".join(lines[1:3])
+    alike = tmp_path / "other/[b]0/answers/test"
+    shutil.copytree(folders[0], alike)
+    assert (
+        panjue("compare", folders[0], alike)
+        .stdout.splitlines()[-1]
+        .startswith(f"{alike} against {folders[0]}: 0 examples won")
+    ), "of one name the paths tell them apart"
 
 
 def test_runs_of_other_cases_cannot_be_compared(
@@ -88,7 +130,7 @@ def test_the_order_of_additions_is_no_change(case: Row, row: Row, write: Write) 
         paths.append(write(f"{number}.jsonl", [row(1, *judgments)]))
     found = compare_runs(Reader(TASK), gold, *paths)
     back = compare_runs(Reader(TASK), gold, *paths[::-1])
-    assert (found.won, found.lost, back.won, back.lost) == (0, 0, 0, 0)
+    assert (found.won, found.lost, back.won, back.lost) == ([], [], [], [])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, w
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from panjue.serve.answers import open_answers
+from panjue.serve.answers import next_step, open_answers
 from panjue.serve.decoding import decode_answers
 from tests.records import Row, Write, believing, write_answers, write_training
 
@@ -82,6 +82,15 @@ def said_of(scores: ScoreResult) -> list[str]:
 
 def submission_of(run: Path) -> list[dict[str, Any]]:
     return [row for _, row in read_lines(run / "submission.jsonl")]
+
+
+def test_after_answers_comes_a_score_or_without_gold_a_check(
+    run: Path, case: Row, write: Write
+) -> None:
+    test = run.with_name("test.jsonl")
+    assert next_step(open_answers(run)) == f"next: panjue check {run} --cases {test}"
+    gold = write("my gold.jsonl", [case(key, *PEOPLE) for key in KEYS])
+    assert next_step(open_answers(run, gold)) == f"next: panjue score '{gold}' {run}"
 
 
 def test_every_case_is_answered_in_the_order_of_the_test_file(run: Path) -> None:

@@ -125,8 +125,12 @@ def test_the_first_generate_asks_held_out_cases_and_each_field_has_who_is_better
     lines = lines_of(fresh)
     choice = choice_of(fresh)
     assert set(choice_lines(choice)) <= set(lines)
-    *_, said, written = lines
+    *_, said, written, beside, step = lines
     assert written == f"written: {fresh}/answers/test/submission.jsonl"
+    files = [part.partition(", ")[0] for part in beside.removeprefix("beside it: ").split("; ")]
+    assert all((fresh / "answers/test" / name).is_file() for name in files)
+    assert {"confidence.jsonl", "decode.json"} <= set(files)
+    assert step == f"next: panjue score {cases} {fresh}/answers/test"
     who = {name: of_field.answered_by for name, of_field in choice.fields.items()}
     assert [part.partition(" (")[0] for part in said.split("; ")] == [
         f"{name}: {one}" for name, one in who.items()
@@ -167,7 +171,7 @@ def test_the_choice_is_resumed_and_made_once_for_each_way_to_reply(
     again = lines_of(fresh)
     held_out = choice_of(fresh).cases
     assert f"continuing: {held_out - 1} of {held_out} are answered already" in again
-    assert again[-2:] == lines[-2:]
+    assert again[-4:] == lines[-4:]
     assert torn.read_bytes().startswith(kept + b"\n"), "finished rows are never made again"
     assert len(running_engine) == 2
     for words in (["answers=free", "constrained=false"], ["answers=seeded", "seed=1"]):
@@ -179,7 +183,7 @@ def test_the_choice_is_resumed_and_made_once_for_each_way_to_reply(
     assert len(running_engine) == 4, "refused before the engine starts"
     monkeypatch.setattr("panjue.prompts.cli_generate.held_out_cases", None)  # nobody looks for them
     before = held_out_of_all(fresh)
-    assert lines_of(fresh, "answers=later")[-2] == lines[-2]
+    assert lines_of(fresh, "answers=later")[-4] == lines[-4]
     assert held_out_of_all(fresh) == before, "these answers are made as those of the first choice"
 
 
@@ -195,7 +199,7 @@ def test_at_most_so_many_held_out_cases_are_asked(
     assert choice.cases == 4
     rows = list(read_lines(held_out_of(fresh) / "completions.jsonl"))
     assert len(rows) == 4
-    assert lines_of(fresh)[-2] == lines_of(fresh, "held_out_cases=4")[-2], "a choice is kept"
+    assert lines_of(fresh)[-4] == lines_of(fresh, "held_out_cases=4")[-4], "a choice is kept"
 
 
 def test_a_dev_file_of_the_training_is_asked_once(
@@ -209,7 +213,7 @@ def test_a_dev_file_of_the_training_is_asked_once(
     if asked:
         rows = fresh / "answers/test/completions.jsonl"
         assert rows.read_bytes() == (held_out_of(fresh) / "completions.jsonl").read_bytes()
-    assert lines_of(fresh)[-2] == lines[-2]
+    assert lines_of(fresh)[-4] == lines[-4]
     assert len(running_engine) == 1
 
 
@@ -219,9 +223,9 @@ def test_who_answers_can_be_said_and_said_again(
     completions = run / "answers/test/completions.jsonl"
     before = completions.read_bytes()
     said = "answered by the text classifier, as answer=classifier says"
-    assert lines_of(run, "answer=classifier")[-2] == said
+    assert lines_of(run, "answer=classifier")[-4] == said
     own = submission(run)
-    assert lines_of(run, "answer=model")[-2] == "answered by the model, as answer=model says"
+    assert lines_of(run, "answer=model")[-4] == "answered by the model, as answer=model says"
     assert submission(run) == submission(answered)
     done = panjue("decode", run / "answers/test", "answer=classifier")
     assert (done.returncode, submission(run)) == (0, own)
@@ -241,7 +245,7 @@ def test_without_the_file_of_the_training_the_model_answers(
     lines = lines_of(fresh)
     why = "no held-out cases to choose by, so the model answers: gone.jsonl is missing, or was"
     assert any(line.startswith(why) for line in lines)
-    assert lines[-2] == "answered by the model"
+    assert lines[-4] == "answered by the model"
     assert len(running_engine) == 1
 
 

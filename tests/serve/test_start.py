@@ -17,9 +17,11 @@ from vllm.config import ModelConfig
 from vllm.usage.usage_lib import is_usage_stats_enabled
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run, RunRecord
+from panjue.prompts.task import load_task
 from panjue.serve.ask import LONGEST, Budget
 from panjue.serve.engine import (
     OWN_ARGUMENTS,
@@ -33,7 +35,13 @@ from panjue.serve.engine import (
 )
 from panjue.serve.job import Job, make_job
 from panjue.serve.merge import Served, served_model
-from panjue.serve.settings import RESOURCES, GenerateConfig, environment, generate_settings
+from panjue.serve.settings import (
+    RESOURCES,
+    GenerateConfig,
+    check_classes,
+    environment,
+    generate_settings,
+)
 
 
 def test_what_a_gpu_would_compile_at_the_start_is_off_unless_it_is_wanted() -> None:
@@ -199,6 +207,14 @@ def test_a_training_of_another_prompt_or_other_labels_is_refused(
         job_of(copy_with(trained, tmp_path / "prompt", prompt_sha256="0"), test)
     with pytest.raises(UserError, match=r"its labels.json has changed since training"):
         job_of(copy_with(trained, tmp_path / "labels", labels_sha256="0"), test)
+
+
+def test_a_class_that_the_task_no_longer_has_is_named() -> None:
+    labels = Labels(counts={"penalty": {"有期徒刑一百年": 3}})
+    with pytest.raises(
+        UserError, match=r"^runs/mine: the task has no penalty '有期徒刑一百年' any"
+    ):
+        check_classes(load_task("judgment"), labels, Path("runs/mine"))
 
 
 def test_a_base_that_has_moved_is_found_where_it_is_said_to_be(

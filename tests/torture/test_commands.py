@@ -54,6 +54,7 @@ WORDS: dict[str, dict[str, str]] = {
     "Long dialogues": {
         "panjue generate": "true #",  # tests/serve/test_endpoint.py asks such a server
     },
+    "Several trainings vote": {},
     "Fair to whom": {"gender,region": "defendants"},
     "Score": {},
     "Hand it in": {},

@@ -91,6 +91,7 @@ def _read_submission(folder: Path) -> Iterator[FileRow]:
 
 
 def is_folder_of_answers(folder: Path) -> bool:
+    """Say whether a folder may be one of answers; those of 0.4 have the names of cases."""
     chats = _files_by_id(folder / "chat", CHAT_NAME)
     return bool(chats or _files_by_id(folder / "emo", EMO_NAME))
 

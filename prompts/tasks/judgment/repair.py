@@ -104,13 +104,18 @@ def _judgments_by_place(
 
 
 def _owners_of(names: Sequence[str]) -> OwnersOf:
-    """Return what finds the owners of an object; None: it is no judgment, as it says nothing."""
+    """Return what finds the owners of an object: the places of its name in the case.
+
+    No places: nobody has this name, or it fits two names. None: it is no judgment, as it says
+    nothing.
+    """
     exact = _by_form(name_in_reply, names)
     similar = _by_form(_loose, names)
 
     def owners(value: Mapping[str, Any]) -> Owners | None:
         written = value.get("name")
-        if not isinstance(written, str) or len(value.keys() & KEYS) == 1:
+        has_only_a_name = len(value.keys() & KEYS) == 1
+        if not isinstance(written, str) or has_only_a_name:
             return None
         places = exact.get(name_in_reply(written)) or similar.get(_loose(written), [])
         forms = {name_in_reply(names[place]) for place in places}

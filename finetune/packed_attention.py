@@ -1,0 +1,191 @@
+"""Attention inside the examples of a pack, without a mask over the whole pack.
+
+transformers hands a pack to SDPA with a mask of all its tokens, which no fast kernel takes: the
+work grows with the square of the pack. Here each example is a call of its own (on a CPU), or a
+segment of FlashAttention's kernel for varying lengths, which torch has (on a GPU).
+"""
+
+from collections.abc import Sequence
+from inspect import signature
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.integrations.flash_attention import get_target_dtype
+
+PACKED = "panjue_packed"
+"""The name of `packed_attention` as an `attn_implementation`. For a name that has attention but no
+mask function transformers makes no masks."""
+
+NOT_HERE = ("softcap", "s_aux", "position_bias")
+"""What some models add to attention, and this one has not."""
+
+Segments = tuple[Tensor, int]
+"""Where the segments of all rows begin and end, [segments + 1], int32, and the longest one."""
+
+
+def segments(sizes: Sequence[int]) -> Segments:
+    """Return the segments of these lengths, one after the other."""
+    starts = torch.zeros(len(sizes) + 1, dtype=torch.int32)
+    starts[1:] = torch.tensor(sizes).cumsum(0)
+    return starts, max(sizes)
+
+
+def packed_attention(  # noqa: PLR0913  # as transformers calls it
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int = 0,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Return the causal attention inside each segment, [batch, tokens, heads, width].
+
+    Query, key and value are [batch, heads or groups of them, tokens, width]. The segments, from
+    `collate`, are those of all rows; without them each row is one. Padding is a segment too.
+    NotImplementedError: the model's attention has more than is computed here.
+    """
+    if (
+        attention_mask is not None
+        or dropout
+        or any(others.get(name) is not None for name in NOT_HERE)
+    ):
+        raise NotImplementedError("attention with a mask, dropout, softcap or sinks")
+    batch, heads, tokens, _ = query.shape
+    if cu_seq_lens_q is None:
+        cu_seq_lens_q, max_length_q = segments([tokens] * batch)
+        cu_seq_lens_q = cu_seq_lens_q.to(query.device)
+    window = sliding_window or 0
+    queries, keys, values = (part.transpose(1, 2).flatten(0, 1) for part in (query, key, value))
+    out: Any
+    if query.is_cuda:
+        dtype = get_target_dtype(query, module) or query.dtype
+        out = varlen_attn(
+            queries.to(dtype),
+            keys.to(dtype),
+            values.to(dtype),
+            cu_seq_lens_q,
+            cu_seq_lens_q,
+            max_length_q,
+            max_length_q,
+            scale=scaling,
+            window_size=(window - 1 if window else -1, 0),
+            enable_gqa=True,
+        )
+    else:
+        outs = []
+        for start, end in pairwise(cu_seq_lens_q.tolist()):
+            of_one = slice(start, end)
+            outs.append(causal(queries[of_one], keys[of_one], values[of_one], window, scaling))
+        out = torch.cat(outs)
+    return out.reshape(batch, tokens, heads, -1), None
+
+
+def causal(query: Tensor, key: Tensor, value: Tensor, window: int, scaling: float | None) -> Tensor:
+    """Return SDPA of one example, all [tokens, heads, width]; a `window` of 0 is none."""
+    size = len(query)
+    mask = None
+    if 0 < window < size:
+        place = torch.arange(size, device=query.device)
+        distance = place[:, None] - place
+        mask = (distance >= 0) & (distance < window)
+    out = scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        key.transpose(0, 1)[None],
+        value.transpose(0, 1)[None],
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=True,
+    )
+    return out[0].transpose(0, 1)
+
+
+MAX_CHANGE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
+"""Type -> largest `change` that another order of sums explains."""
+
+SHORT_TOKENS = 12
+
+
+def use_packed_attention(model: Any, max_tokens: int, dtype: torch.dtype) -> bool:
+    """Switch a model that computes in `dtype` to `packed_attention` if its results are the same.
+
+    Otherwise the model keeps its attention: if it has a softcap, sinks, dropout or an attention of
+    its own, or if there is neither a CPU nor a kernel for it. Packs have `max_tokens`.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config = base.config.get_text_config()
+    device = next(model.parameters()).device
+    if not can_run(device, dtype) or getattr(config, "attention_dropout", None):
+        return False
+    window = getattr(config, "sliding_window", None) or 0
+    longest = SHORT_TOKENS + (window if window < max_tokens else 0)
+    before = base.config._attn_implementation
+    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+        alone = probed(model, longest, packed=False)
+        base.set_attn_implementation(PACKED)
+        try:
+            if config._attn_implementation == PACKED:
+                found = change(alone, probed(model, longest, packed=True))
+                if found <= MAX_CHANGE[dtype]:
+                    return True
+        except (NotImplementedError, TypeError):  # also: a model that takes no segments
+            pass
+    base.set_attn_implementation(before)
+    return False
+
+
+def can_run(device: torch.device, dtype: torch.dtype) -> bool:
+    """Say whether `packed_attention` runs: on a CPU, or on a GPU with the kernel in 16 bits."""
+    if device.type == "cpu":
+        return True
+    has_groups = "enable_gqa" in signature(varlen_attn).parameters  # since torch 2.13
+    return device.type == "cuda" and has_groups and dtype in (torch.bfloat16, torch.float16)
+
+
+Probed = tuple[Tensor, Tensor]
+"""Logits, [tokens, vocabulary], and the gradient of all trained weights, [weights]."""
+
+
+def probed(model: Any, longest: int, *, packed: bool) -> Probed:
+    """Return what a model makes of three examples in a pack, or of each alone."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [SHORT_TOKENS, longest, SHORT_TOKENS]
+    device = next(model.parameters()).device
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = torch.randint(1, vocabulary, (1, sum(sizes)), generator=generator).to(device)
+    positions = torch.cat([torch.arange(size) for size in sizes])[None].to(device)
+    calls: list[dict[str, Any]] = []
+    if packed:
+        starts, most = segments(sizes)
+        calls.append({"input_ids": ids, "position_ids": positions})
+        calls[0] |= {"cu_seq_lens_q": starts.to(device), "max_length_q": most}
+    else:
+        calls += [{"input_ids": part} for part in torch.split(ids, sizes, 1)]
+    model.eval()  # without dropout
+    logits = torch.cat([model(**call, use_cache=False).logits[0].float() for call in calls])
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    likelihoods = logits.log_softmax(-1).gather(1, ids[0, :, None])
+    gradients = torch.autograd.grad(likelihoods.mean(), trained, allow_unused=True)
+    known = [gradient.float().flatten() for gradient in gradients if gradient is not None]
+    return logits.detach(), torch.cat(known)
+
+
+def change(one: Probed, other: Probed) -> float:
+    """Return the largest relative L2 difference: of any token's logits, or of the gradients."""
+    of_logits = (one[0] - other[0]).norm(dim=-1) / one[0].norm(dim=-1)
+    of_gradients = (one[1] - other[1]).norm() / one[1].norm()
+    return max(float(of_logits.max()), float(of_gradients))
+
+
+AttentionInterface.register(PACKED, packed_attention)
