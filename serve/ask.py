@@ -6,17 +6,15 @@ row answers is read by `finetune.classifier.opinions.read_answer`, there and in 
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from llguidance import LLMatcher
 
-from panjue.finetune.classifier.opinions import Advisor, Opinion, case_key, load_advisor
+from panjue.finetune.classifier.opinions import Advisor, Opinion, load_advisor
 from panjue.prompts.example import Decoded, Example, call_key, first_reply
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import load_tokenizer
@@ -25,6 +23,7 @@ from panjue.prompts.plumbing.run import RunRecord
 from panjue.prompts.render import neutralize_messages
 from panjue.prompts.shorten import ShortenedPrompt, shortened_prompt
 from panjue.prompts.task import Messages, Schema, Task
+from panjue.serve.together import Together
 
 T = TypeVar("T")
 
@@ -57,10 +56,6 @@ class Budget(NamedTuple):
 
     usual: int = 0
     longest: int = 0
-
-
-AHEAD = 64
-"""Examples that the text classifier looks at together before they are asked."""
 
 
 class Question(NamedTuple):
@@ -128,37 +123,28 @@ class QuestionMaker:
             advisor = load_advisor(trained, task, self.labels)
             in_prompts = RunRecord.read(trained).opinions
             self.advisor = advisor and replace(advisor, in_prompts=in_prompts)
-        self._opinions: dict[str, list[Opinion]] = {}  # of `look_ahead`: `case_key` -> opinions
+        self._together = Together(self.opinions_on)
 
-    def look_ahead(self, examples: Iterable[Example]) -> Iterator[Example]:
-        """Yield examples; the text classifier looks at many at once before the first is asked.
+    def opinions_on(self, examples: Sequence[Example]) -> list[list[Opinion]]:
+        """Return what the text classifier thinks of each example; nothing if there is none."""
+        return self.advisor.opinions_on(examples) if self.advisor else [[] for _ in examples]
 
-        A thread looks at the next ones while these are asked.
-        """
-        if self.advisor is None or self.task.solve:
-            yield from examples
-            return
-        unread = iter(examples)
-        with ThreadPoolExecutor(1) as thread:
-            batch = list(islice(unread, AHEAD))
-            looking = thread.submit(self.advisor.opinions_on, batch)
-            while batch:
-                for example, opinions in zip(batch, looking.result(), strict=True):
-                    self._opinions[case_key(example)] = opinions
-                following = list(islice(unread, AHEAD))
-                looking = thread.submit(self.advisor.opinions_on, following)
-                yield from batch
-                batch = following
+    async def opinions(self, example: Example) -> Sequence[Opinion]:
+        """Return what the text classifier thinks, asked about all that wait for it at once."""
+        return await self._together.opinions(example) if self.advisor else ()
 
-    def question(self, example: Example, source_limit: int = 0) -> Question:
+    def question(
+        self, example: Example, source_limit: int = 0, opinions: Sequence[Opinion] | None = None
+    ) -> Question:
         """Return the question for one example; raise Refusal if it cannot be asked.
 
         `source_limit` is the source's limit on prompt and reply; 0 allows no more than training
-        had. A long case takes tens of milliseconds.
+        had. Without `opinions` the text classifier is asked now. A long case takes tens of
+        milliseconds.
         """
-        opinions: Sequence[Opinion] = ()
+        if opinions is None:
+            [opinions] = self.opinions_on([example])
         if self.advisor:
-            opinions = self._opinions.pop(case_key(example), ()) or self.advisor.opinions(example)
             example = self.advisor.show(example, opinions)
         schema = self.task.ask.schema(example, self.labels) if self._constrained else None
         if self.tokenizer is None:
@@ -266,10 +252,6 @@ class Answerer:
     def runner(self) -> asyncio.Runner:
         return self.source.runner
 
-    def look_ahead(self, examples: Iterable[Example]) -> Iterator[Example]:
-        """Yield examples for `answer`, prepared: see `QuestionMaker.look_ahead`."""
-        return self.question_maker.look_ahead(examples)
-
     async def answer(self, example: Example, write: Write, old_rows: OldRows) -> None:
         """Ask all questions of one example; `write` the row of each call that has no old one.
 
@@ -304,7 +286,9 @@ class Answerer:
         if row is None:
             async with self.slots:
                 try:
-                    asked = self.question_maker.question(question, self.source.longest)
+                    opinions = await self.question_maker.opinions(question)
+                    limit = self.source.longest
+                    asked = self.question_maker.question(question, limit, opinions)
                     row = {**key, **await ask(self.source, asked, question.id, self.passes)}
                 except Refusal as refusal:
                     row = {**key, "refused": str(refusal)}

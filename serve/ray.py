@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -205,10 +205,6 @@ class Fleet:
         """Return what progress shows: the replicas that run."""
         again = f", {self.repeats} cases given out again" if self.repeats else ""
         return f"{len(self._running)} of {self._count} replicas{again}"
-
-    def look_ahead(self, examples: Iterable[Example]) -> Iterator[Example]:
-        """Yield examples for `answer`; the replicas prepare their own."""
-        return iter(examples)
 
     async def wait_for_first(self) -> Running:
         """Return the running replica with the fewest examples; wait for one if there is none.

@@ -102,7 +102,7 @@ class Session:
                 await answerer.answer(example, out.write, old_rows)
                 out.solved()
 
-            work = answer_all(answerer.look_ahead(todo), answer, answerer.slots)
+            work = answer_all(todo, answer, answerer.slots)
             answerer.runner.run(self.signals.until_stopped(work))
 
     def start(self) -> "Answerer | Fleet":

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from panjue.finetune.classifier.classifier import Classifier
 from panjue.finetune.classifier.fit import training_advisor
 from panjue.finetune.data import RowMaker, RowReport
 from panjue.prompts.example import Example
@@ -17,7 +16,6 @@ from panjue.prompts.labels import collect
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import closed_object, load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from panjue.serve import ask
 from panjue.serve.ask import QuestionMaker, Refusal, Request, row
 from panjue.serve.engine import CompletionOutput, Engine, EngineEnded, RequestOutput
 
@@ -50,25 +48,17 @@ def test_the_prompt_that_vllm_sees_is_the_one_that_was_trained_on(
         assert "分类器的意见" in question_maker.tokenizer.decode(prompt)
 
 
-def test_cases_looked_at_together_are_asked_as_each_alone(
-    question_maker: QuestionMaker, examples: list[Example], monkeypatch: pytest.MonkeyPatch
+def test_a_row_has_the_opinions_that_its_case_alone_has(
+    llm: Engine, question_maker: QuestionMaker, examples: list[Example], rows_of: RowsOf
 ) -> None:
-    alone = [question_maker.question(example) for example in examples]
-    monkeypatch.setattr(ask, "AHEAD", 3)
-    monkeypatch.delattr(Classifier, "probabilities")  # of one case: it is not needed
-    drawn = []
-    together = []
-    for example in question_maker.look_ahead(iter([*examples, examples[0]])):
-        drawn.append(example)
-        together.append(question_maker.question(example))
-    assert drawn == [*examples, examples[0]]
-    assert all(question.opinions for question in alone)
-    for one, other in zip(together, [*alone, alone[0]], strict=True):
-        assert one._replace(opinions=()) == other._replace(opinions=())
-        for opinion, expected in zip(one.opinions, other.opinions, strict=True):
-            assert opinion.answer == expected.answer
+    assert question_maker.advisor
+    made = {row["id"]: row["opinions"] for row in rows_of(llm, question_maker, examples)}
+    for example in examples:
+        alone = question_maker.advisor.opinions(example)
+        for opinion, expected in zip(made[example.id], alone, strict=True):
+            assert opinion["answer"] == expected.answer
             for name, probabilities in expected.probabilities.items():
-                assert opinion.probabilities[name] == pytest.approx(probabilities, abs=1e-9)
+                assert opinion["probabilities"][name] == pytest.approx(probabilities, abs=1e-9)
 
 
 def test_samples_follow_the_first_reply(
