@@ -1,9 +1,9 @@
 """Completions -> submission. Decoding needs no model and can be run again."""
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -44,6 +44,12 @@ DERIVED = ("scores.json", "report.html")
 
 BATCH = 256
 """Examples that the text classifier looks at together: a few megabytes."""
+
+LOOKING = 2
+"""Threads in which it does so; half of the time is in libraries, where they run side by side."""
+
+LookedAt = tuple[Example, Mapping[str, Any], Sequence[Opinion] | None]
+"""An example, its row, and what the text classifier thinks of it; None if there is none."""
 
 MAX_SHOWN_REFUSALS = 5
 """Refused examples that are printed; decode.json has all."""
@@ -318,25 +324,28 @@ class _Decoder:
             answer, confidence = self._answer(example, row, opinions)
             yield example, answer, confidence
 
-    def _opinions(
-        self, examples: Iterable[Example]
-    ) -> Iterator[tuple[Example, Mapping[str, Any], Sequence[Opinion] | None]]:
+    def _opinions(self, examples: Iterable[Example]) -> Iterator[LookedAt]:
         """Yield each example with its row, and what the text classifier thinks of it.
 
-        A thread looks at the next examples while these are answered.
+        Threads look at the next examples while these are answered.
         """
-        if self.advisor is None:
-            for example in examples:
-                yield example, self._row({"id": example.id}), None
-            return
-        with ThreadPoolExecutor(1) as thread:
-            before: Iterable[Any] = ()
+        looking: deque[Future[list[LookedAt]]] = deque()
+        with ThreadPoolExecutor(LOOKING) as threads:
             for batch in batches(examples):
                 rows = [self._row({"id": example.id}) for example in batch]
-                looking = thread.submit(self.advisor.opinions_of, batch, rows)
-                yield from before
-                before = zip(batch, rows, looking.result(), strict=True)
-            yield from before
+                looking.append(threads.submit(self._look_at, batch, rows))
+                if len(looking) > LOOKING:
+                    yield from looking.popleft().result()
+            while looking:
+                yield from looking.popleft().result()
+
+    def _look_at(
+        self, examples: Sequence[Example], rows: Sequence[Mapping[str, Any]]
+    ) -> list[LookedAt]:
+        opinions: Sequence[Sequence[Opinion] | None] = [None] * len(rows)
+        if self.advisor:
+            opinions = self.advisor.opinions_of(examples, rows)
+        return list(zip(examples, rows, opinions, strict=True))
 
     def _answer(
         self, example: Example, row: Mapping[str, Any], opinions: Sequence[Opinion] | None
