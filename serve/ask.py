@@ -23,6 +23,7 @@ from panjue.prompts.plumbing.run import RunRecord
 from panjue.prompts.render import neutralize_messages
 from panjue.prompts.shorten import ShortenedPrompt, shortened_prompt
 from panjue.prompts.task import Messages, Schema, Task
+from panjue.serve.together import Together
 
 T = TypeVar("T")
 
@@ -122,16 +123,28 @@ class QuestionMaker:
             advisor = load_advisor(trained, task, self.labels)
             in_prompts = RunRecord.read(trained).opinions
             self.advisor = advisor and replace(advisor, in_prompts=in_prompts)
+        self._together = Together(self.opinions_on)
 
-    def question(self, example: Example, source_limit: int = 0) -> Question:
+    def opinions_on(self, examples: Sequence[Example]) -> list[list[Opinion]]:
+        """Return what the text classifier thinks of each example; nothing if there is none."""
+        return self.advisor.opinions_on(examples) if self.advisor else [[] for _ in examples]
+
+    async def opinions(self, example: Example) -> Sequence[Opinion]:
+        """Return what the text classifier thinks, asked about all that wait for it at once."""
+        return await self._together.opinions(example) if self.advisor else ()
+
+    def question(
+        self, example: Example, source_limit: int = 0, opinions: Sequence[Opinion] | None = None
+    ) -> Question:
         """Return the question for one example; raise Refusal if it cannot be asked.
 
         `source_limit` is the source's limit on prompt and reply; 0 allows no more than training
-        had. A long case takes tens of milliseconds.
+        had. Without `opinions` the text classifier is asked now. A long case takes tens of
+        milliseconds.
         """
-        opinions: Sequence[Opinion] = ()
+        if opinions is None:
+            [opinions] = self.opinions_on([example])
         if self.advisor:
-            opinions = self.advisor.opinions(example)
             example = self.advisor.show(example, opinions)
         schema = self.task.ask.schema(example, self.labels) if self._constrained else None
         if self.tokenizer is None:
@@ -273,7 +286,9 @@ class Answerer:
         if row is None:
             async with self.slots:
                 try:
-                    asked = self.question_maker.question(question, self.source.longest)
+                    opinions = await self.question_maker.opinions(question)
+                    limit = self.source.longest
+                    asked = self.question_maker.question(question, limit, opinions)
                     row = {**key, **await ask(self.source, asked, question.id, self.passes)}
                 except Refusal as refusal:
                     row = {**key, "refused": str(refusal)}

@@ -1,8 +1,9 @@
 """Completions -> submission. Decoding needs no model and can be run again."""
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -50,6 +51,12 @@ DERIVED = ("scores.json", "report.html")
 
 BATCH = 256
 """Examples that the text classifier looks at together: a few megabytes."""
+
+LOOKING = 2
+"""Threads in which it does so; half of the time is in libraries, where they run side by side."""
+
+LookedAt = tuple[Example, Mapping[str, Any], Sequence[Opinion] | None]
+"""An example, its row, and what the text classifier thinks of it; None if there is none."""
 
 MAX_SHOWN_REFUSALS = 5
 """Refused examples that are printed; decode.json has all."""
@@ -334,20 +341,40 @@ class _Decoder:
     tally: Tally
 
     def answers(
-        self, examples: Sequence[Example]
-    ) -> Iterator[tuple[Answer, Sequence[Mapping[str, float]]]]:
-        """Yield the answers to examples, each with its confidence if there is a classifier."""
+        self, examples: Iterable[Example]
+    ) -> Iterator[tuple[Example, Answer, Sequence[Mapping[str, float]]]]:
+        """Yield each example with its answer, and its confidence if there is a classifier."""
         task = self.answered.task
         if task.solve:
             for example in examples:
-                yield run_steps(task.solving(example), partial(self._call, example)), []
+                yield example, run_steps(task.solving(example), partial(self._call, example)), []
             return
-        rows = [self._row({"id": example.id}) for example in examples]
+        for example, row, opinions in self._opinions(examples):
+            answer, confidence = self._answer(example, row, opinions)
+            yield example, answer, confidence
+
+    def _opinions(self, examples: Iterable[Example]) -> Iterator[LookedAt]:
+        """Yield each example with its row, and what the text classifier thinks of it.
+
+        Threads look at the next examples while these are answered.
+        """
+        looking: deque[Future[list[LookedAt]]] = deque()
+        with ThreadPoolExecutor(LOOKING) as threads:
+            for batch in batches(examples):
+                rows = [self._row({"id": example.id}) for example in batch]
+                looking.append(threads.submit(self._look_at, batch, rows))
+                if len(looking) > LOOKING:
+                    yield from looking.popleft().result()
+            while looking:
+                yield from looking.popleft().result()
+
+    def _look_at(
+        self, examples: Sequence[Example], rows: Sequence[Mapping[str, Any]]
+    ) -> list[LookedAt]:
         opinions: Sequence[Sequence[Opinion] | None] = [None] * len(rows)
         if self.advisor:
             opinions = self.advisor.opinions_of(examples, rows)
-        for example, row, of_case in zip(examples, rows, opinions, strict=True):
-            yield self._answer(example, row, of_case)
+        return list(zip(examples, rows, opinions, strict=True))
 
     def _answer(
         self, example: Example, row: Mapping[str, Any], opinions: Sequence[Opinion] | None
@@ -396,16 +423,14 @@ def _write(decoder: _Decoder, confidences: Path, unfinished: Mapping[str, Any]) 
         atomic_write(answered.folder / CASES_FILE) as cases,
         task.data.submission.writing(tally.submission) as write,
     ):
-        for examples in batches(counted(answered.examples(), total)):
-            answers = decoder.answers(examples)
-            for example, (answer, confidence) in zip(examples, answers, strict=True):
-                cases.write(dump({"id": example.id, "text_sha256": text_hash(example)}) + "\n")
-                write(task.data.write(example, answer))
-                tally.unpaired += unpaired(task, answer, answered.labels)
-                if confidence:
-                    row = {"id": example.id, "confidence": confidence}
-                    confidence_lines.write(dump(row) + "\n")
-                tally.examples += 1
+        examples = counted(answered.examples(), total)
+        for example, answer, confidence in decoder.answers(examples):
+            cases.write(dump({"id": example.id, "text_sha256": text_hash(example)}) + "\n")
+            write(task.data.write(example, answer))
+            tally.unpaired += unpaired(task, answer, answered.labels)
+            if confidence:
+                confidence_lines.write(dump({"id": example.id, "confidence": confidence}) + "\n")
+            tally.examples += 1
         write_json(answered.folder / DECODING, unfinished)
 
 

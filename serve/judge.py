@@ -95,14 +95,17 @@ class ServedRun:
             return who_answered(self.choice)
         return f"the model; {self._no_choice}"
 
-    def question(self, case: CaseRequest) -> tuple[Example, Question]:
+    async def question(self, case: CaseRequest) -> tuple[Example, Question]:
         """Return a case and its question; raise BadCase if it cannot be asked.
 
-        It takes tens of milliseconds: in an event loop, call it in a thread.
+        What takes long is done in threads: the text classifier looks at all cases that wait for it.
         """
+        maker = self.question_maker
         try:
             example = self._by_hand(case.fact, case.defendants)
-            return example, self.question_maker.question(example)
+            opinions = await maker.opinions(example)
+            question = await asyncio.to_thread(maker.question, example, opinions=opinions)
+            return example, question
         except UserError as error:
             raise BadCase(str(error)) from None
         except Refusal as refusal:
@@ -209,7 +212,7 @@ class Judge:
         return self.portal.start_task_soon(self._answer, self.engine, case_request(fields))
 
     async def _answer(self, engine: Engine, case: CaseRequest) -> dict[str, Any]:
-        example, question = await asyncio.to_thread(self.run.question, case)
+        example, question = await self.run.question(case)
         return await self.run.answer(engine, example, question)
 
 

@@ -183,7 +183,7 @@ class Panjue:
             lora = state.openai_serving_models.lora_requests.get(case.model)
             engine = Engine(state.engine_client, lora)
             with self._slots(setup.config.slots):
-                example, question = await asyncio.to_thread(run.question, case)
+                example, question = await run.question(case)
                 answer = partial(run.answer, engine, example, question)
                 if case.stream:
                     await while_connected(request, send_events(example.names, answer, send))

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -79,20 +80,14 @@ class Classifier:
         known = np.repeat(how_known(shares, self.usual_share), sizes)
         for name, of_field in self.fields.items():
             of_items[name] = of_field.as_far_as_known(of_items[name], known)
-        predictions = []
-        start = 0
-        for size in sizes:
-            numbers = range(start, start + size)
-            predictions.append([self.item_probabilities(of_items, number) for number in numbers])
-            start += size
-        return predictions
+        by_item = iter(self.by_item(of_items))
+        return [list(islice(by_item, size)) for size in sizes]
 
-    def item_probabilities(
-        self, of_items: Mapping[str, NDArray[Any]], number: int
-    ) -> dict[str, Probabilities]:
-        """Return field -> label -> probability of one item, of field -> [items, labels]."""
-        fields = self.fields.items()
-        return {name: of_field.by_label(of_items[name][number]) for name, of_field in fields}
+    def by_item(self, of_items: Mapping[str, NDArray[Any]]) -> list[dict[str, Probabilities]]:
+        """Return for each item: field -> label -> probability, of field -> [items, labels]."""
+        columns = [of_field.by_label(of_items[name]) for name, of_field in self.fields.items()]
+        rows = zip(*columns, strict=True)
+        return [dict(zip(self.fields, row, strict=True)) for row in rows]
 
     def _scores(
         self, of_cases: csr_array, of_own: csr_array, sizes: Array

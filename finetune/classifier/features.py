@@ -1,10 +1,10 @@
 """What the text classifier looks at: n-grams of cases and of their items, and facts about them."""
 
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,13 +42,17 @@ def marked(example: Example, items: int) -> MarkedCase:
     for number in range(items):
         is_named = number < names
         persons.append(example.names.index(example.names[number]) if is_named else number)
-    marks = {chr(FIRST_NAME + number) for number in range(names)}
     ends = [found.end() for found in CLAUSE_END.finditer(text)]
+    bounds = [0, *ends, len(text)]
     clauses: dict[str, list[str]] = defaultdict(list)
-    for start, end in pairwise([0, *ends, len(text)]):
-        clause = text[start:end]
-        for mark in marks.intersection(clause):
-            clauses[mark].append(clause)
+    clause_of: dict[str, int] = {}  # a mark -> the last clause that it was found in
+    any_mark = re.compile(f"[{chr(FIRST_NAME)}-{chr(FIRST_NAME + max(1, names) - 1)}]")
+    for found in any_mark.finditer(text):
+        number = bisect_right(ends, found.start())
+        mark = found[0]
+        if clause_of.get(mark) != number:
+            clause_of[mark] = number
+            clauses[mark].append(text[bounds[number] : bounds[number + 1]])
     own = ["".join(clauses[chr(FIRST_NAME + person)]) for person in persons]
     return MarkedCase(text, names, persons, own)
 

@@ -66,8 +66,9 @@ class Fitted:
         """Yield every case with the cross-fitted probabilities of its items."""
         start = 0
         for example, size in zip(self.items.cases, self.items.sizes, strict=True):
-            items = range(start, start + size)
-            yield example, [self.classifier.item_probabilities(self.crossed, i) for i in items]
+            own = slice(start, start + size)
+            crossed = {name: of_items[own] for name, of_items in self.crossed.items()}
+            yield example, self.classifier.by_item(crossed)
             start += size
 
 

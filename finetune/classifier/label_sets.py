@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import prod
 from operator import mul
 from typing import Any
@@ -55,10 +55,16 @@ class LabelField:
         result: Array = share * probabilities + (1 - share) * np.array(self.frequencies)
         return result
 
-    def by_label(self, probabilities: NDArray[Any]) -> Probabilities:
-        """Return label -> probability, of [labels]; labels of probability 0 are left out."""
-        possible = np.flatnonzero(probabilities)
-        return {self.labels[number]: float(probabilities[number]) for number in possible}
+    def by_label(self, probabilities: NDArray[Any]) -> list[Probabilities]:
+        """Return label -> probability of each item, of [items, labels], without those of 0."""
+        item_of, label_of = np.nonzero(probabilities)
+        values = probabilities[item_of, label_of].tolist()
+        labels = [self.labels[number] for number in label_of.tolist()]
+        ends = np.searchsorted(item_of, np.arange(1, len(probabilities) + 1)).tolist()
+        result = []
+        for start, end in pairwise([0, *ends]):
+            result.append(dict(zip(labels[start:end], values[start:end], strict=True)))
+        return result
 
 
 def label_frequencies(gold: NDArray[np.bool_], is_set: bool) -> tuple[float, ...]:

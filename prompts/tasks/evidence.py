@@ -5,15 +5,17 @@ import re
 from collections import defaultdict
 
 AMOUNT = re.compile(
-    r"(?<!\d)(?<!\d[,，])(\d[\d,，]*+(?:\.\d++)?+)\s*+余?\s*+([万千百亿])?\s*+余?\s*+多?\s*+"
+    r"(\d(?<!\d\d)(?<!\d[,，]\d)[\d,，]*+(?:\.\d++)?+)"
+    r"\s*+余?\s*+([万千百亿])?\s*+余?\s*+多?\s*+"
     r"(元|美元|克|kg|千克|公斤|g)"
 )
-"""A number is read from its start alone, and no white space twice: 120 spaces took 11 seconds."""
+"""A number is read from its start alone, and no white space twice: 120 spaces took 11 seconds. The
+pattern begins with what it looks for: a third of the time."""
 TIMES = {"": 1, "百": 1e2, "千": 1e3, "万": 1e4, "亿": 1e8}
 GRAMS = {"克": 1, "g": 1, "kg": 1e3, "千克": 1e3, "公斤": 1e3}
 MAX_AMOUNT = 1e15
-ACTS = re.compile("[起次]")  # the counters of acts, as in 盗窃三起
-YEAR_AND_MONTH = re.compile(r"\d年\d+月")  # a date, mostly that of an act
+ACTS = "起次"  # the counters of acts, as in 盗窃三起
+YEAR_AND_MONTH = re.compile(r"年(?<=\d年)\d+月")  # a date, mostly that of an act
 
 WORDS = """
     主犯 从犯 胁从 次要作用 主要作用
@@ -45,12 +47,14 @@ def evidence(text: str) -> list[float]:
             grams.append(value * GRAMS[unit])
         else:
             money.append(value)
-    acts = [len(ACTS.findall(text)), len(YEAR_AND_MONTH.findall(text))]
+    acts = sum(map(text.count, ACTS))
+    dates = len(YEAR_AND_MONTH.findall(text))
     words = [0] * len(WORDS)
-    for character in set(text).intersection(BY_FIRST_CHARACTER):
-        for number in BY_FIRST_CHARACTER[character]:
-            words[number] = text.count(WORDS[number])
-    return [*_sizes(money), *_sizes(grams), *acts, *words]
+    for character, numbers in BY_FIRST_CHARACTER.items():
+        if character in text:
+            for number in numbers:
+                words[number] = text.count(WORDS[number])
+    return [*_sizes(money), *_sizes(grams), acts, dates, *words]
 
 
 def _sizes(amounts: list[float]) -> list[float]:

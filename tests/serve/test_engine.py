@@ -66,6 +66,19 @@ def test_the_prompt_that_vllm_sees_is_the_one_that_was_trained_on(
         assert "分类器的意见" in question_maker.tokenizer.decode(prompt)
 
 
+def test_a_row_has_the_opinions_that_its_case_alone_has(
+    llm: Engine, question_maker: QuestionMaker, examples: list[Example], rows_of: RowsOf
+) -> None:
+    assert question_maker.advisor
+    made = {row["id"]: row["opinions"] for row in rows_of(llm, question_maker, examples)}
+    for example in examples:
+        alone = question_maker.advisor.opinions(example)
+        for opinion, expected in zip(made[example.id], alone, strict=True):
+            assert opinion["answer"] == expected.answer
+            for name, probabilities in expected.probabilities.items():
+                assert opinion["probabilities"][name] == pytest.approx(probabilities, abs=1e-9)
+
+
 def test_samples_follow_the_first_reply(
     llm: Engine, question_maker: QuestionMaker, examples: list[Example], rows_of: RowsOf
 ) -> None:

@@ -1,0 +1,55 @@
+"""What the text classifier thinks of cases that wait for it at the same time: one call for all."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from panjue.finetune.classifier.opinions import Opinion
+from panjue.prompts.example import Example
+
+MOST = 64
+"""Cases that are looked at together; more would keep the first of them waiting."""
+
+Waiting = tuple[Example, asyncio.Future[list[Opinion]]]
+
+
+@dataclass
+class Together:
+    """Looks at the cases of one event loop, in a thread; those that come meanwhile are next."""
+
+    look: Callable[[Sequence[Example]], list[list[Opinion]]]
+    _waiting: list[Waiting] = field(default_factory=list)
+    _looking: asyncio.Task[None] | None = None  # kept: the loop has only a weak reference
+
+    async def opinions(self, example: Example) -> list[Opinion]:
+        """Return the opinion on every item of an example's answer."""
+        found: asyncio.Future[list[Opinion]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((example, found))
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        return await found
+
+    async def _look(self) -> None:
+        while self._waiting:
+            batch = self._waiting[:MOST]
+            del self._waiting[:MOST]
+            try:
+                await self._look_at(batch)
+            except Exception:  # a case that fails must not fail the others
+                for one in batch:
+                    await self._look_at_one(one)
+
+    async def _look_at_one(self, waiting: Waiting) -> None:
+        try:
+            await self._look_at([waiting])
+        except Exception as error:  # it is raised where the case is waited for
+            _, found = waiting
+            if not found.done():
+                found.set_exception(error)
+
+    async def _look_at(self, batch: Sequence[Waiting]) -> None:
+        examples = [example for example, _ in batch]
+        opinions = await asyncio.to_thread(self.look, examples)
+        for (_, found), of_case in zip(batch, opinions, strict=True):
+            if not found.done():  # who waited for it may have gone
+                found.set_result(of_case)
