@@ -27,6 +27,7 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
     """
     task = reader.task
     submission = task.data.submission.find(submission)
+    decoding = decoding_of(submission)
     label_file = submission.parent / "labels.json"
     labels = load_labels(label_file) if label_file.exists() else None
     same = task.data.submission.same
@@ -69,7 +70,6 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
     for key, case_id in case_ids.items():
         if key not in seen:
             yield f"{submission}: id {case_id} is not answered"
-    decoding = decoding_of(submission)
     for refusal in decoding.get("refusals", ()) if decoding else ():
         yield f"{submission}: {never_asked([refusal])}"
 

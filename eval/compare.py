@@ -20,7 +20,7 @@ from panjue.eval.metric_values import (
     submission_rows,
     weighted_mean,
 )
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import UserError, printable
 from panjue.prompts.reader import Reader
 from panjue.prompts.tasks.metrics import Numbers
 from panjue.serve.answers import OpenedAnswers
@@ -150,7 +150,7 @@ def show_runs(comparison: Comparison, first: str, second: str, console: Console)
         )
     console.print(table)
     for line in won_and_lost(comparison, first, second):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def won_and_lost(comparison: Comparison, first: str, second: str) -> Iterator[str]:

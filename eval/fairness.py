@@ -9,7 +9,6 @@ Processing", ACL 2022.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from panjue.eval.metric_values import (
     without_nan,
 )
 from panjue.prompts.example import UNKNOWN
-from panjue.prompts.plumbing.errors import UserError, did_you_mean
+from panjue.prompts.plumbing.errors import UserError, did_you_mean, printable
 from panjue.prompts.reader import Reader
 
 MIN_EXAMPLES = 20
@@ -141,7 +140,9 @@ def _compare_groups(values: MetricValues, attribute: str) -> Attribute:
 
 
 def show_fairness(report: Fairness, console: Console) -> None:
-    show_line = partial(console.print, highlight=False, markup=False)
+    def show_line(line: str) -> None:
+        console.print(printable(line), highlight=False, markup=False)
+
     size = counted_size(report.examples, report.counted)
     show_line(f"{report.metric} {_number(report.total)} over all {size} examples")
     if report.missing:
@@ -153,10 +154,10 @@ def show_fairness(report: Fairness, console: Console) -> None:
 
 
 def _table(attribute: str, groups: Mapping[str, Group], metric: str) -> Table:
-    table = Table(escape(f"by {attribute}"), "n", metric, "95% interval")
+    table = Table(escape(printable(f"by {attribute}")), "n", metric, "95% interval")
     for name, group in groups.items():
         table.add_row(
-            Text(f"{name}*" if group.flagged else name),
+            Text(printable(f"{name}*" if group.flagged else name)),
             counted_size(group.n, group.counted),
             _number(group.value),
             f"{_number(group.low)} - {_number(group.high)}",

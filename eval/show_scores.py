@@ -12,6 +12,7 @@ from panjue.eval.metric_values import Summary
 from panjue.eval.reliability import show_reliability
 from panjue.eval.score import ScoreResult
 from panjue.eval.twins import NEAR, NearTwins
+from panjue.prompts.plumbing.errors import printable
 from panjue.serve.decoding import never_asked
 
 MAX_GROUP_COLUMNS = 6
@@ -47,7 +48,8 @@ def show(scores: ScoreResult, console: Console) -> None:
     if scores.calibration:
         show_reliability(scores.calibration, console)
     for remark in remarks(scores):
-        console.print(remark.english, highlight=False, markup=False, soft_wrap=True)
+        line = printable(remark.english)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _group_table(attribute: str, groups: Mapping[str, Summary], scores: ScoreResult) -> Table:
@@ -59,11 +61,11 @@ def _group_table(attribute: str, groups: Mapping[str, Summary], scores: ScoreRes
     has_rows = len(groups) > MAX_GROUP_COLUMNS
     if has_rows and len(metrics) > MAX_GROUP_COLUMNS:
         metrics = [scores.headline]  # --json has all
-    lines = [[f"by {attribute}", "examples", *metrics]]
+    lines = [[printable(f"by {attribute}"), "examples", *metrics]]
     for name, summary in groups.items():
         means = [f"{summary.mean[metric]:.4f}" for metric in metrics]
         star = "*" if name in scores.uncounted_groups(attribute) else ""
-        lines.append([f"{name}{star}", summary.size, *means])
+        lines.append([printable(f"{name}{star}"), summary.size, *means])
     if not has_rows:  # rows become columns
         lines = list(map(list, zip(*lines, strict=True)))
     # Group names come from files: `[/b] 某院` is a name, not rich markup.

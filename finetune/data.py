@@ -1,6 +1,7 @@
 """Examples -> token rows, made once and memory-mapped; packs and batches of them."""
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -151,9 +152,23 @@ def cached(
     The first process makes them; the others wait for it.
     """
     entry = folder / hashlib.sha256(dump(key).encode()).hexdigest()[:16]
-    make_once(entry, entry / "report.json", partial(_write_rows, entry, make))
+    file = entry / "rows.arrow"
+    make_once(entry, partial(is_whole, file), partial(_write_rows, entry, make))
     report = RowReport(**read_json(entry / "report.json"))
-    return Dataset.from_file(str(entry / "rows.arrow")), report
+    return Dataset.from_file(str(file)), report
+
+
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+"""How a file of Arrow ends; without it rows may be missing, which Arrow does not say."""
+
+
+def is_whole(file: Path) -> bool:
+    """Say whether a file of rows is there and not cut, as a failing disk may leave it."""
+    if not file.is_file() or file.stat().st_size < len(END_OF_STREAM):
+        return False
+    with file.open("rb") as data:
+        data.seek(-len(END_OF_STREAM), os.SEEK_END)
+        return data.read() == END_OF_STREAM
 
 
 def _write_rows(entry: Path, make: Callable[[RowReport], Iterator[TrainingRow]]) -> None:
@@ -167,9 +182,25 @@ def _write_rows(entry: Path, make: Callable[[RowReport], Iterator[TrainingRow]])
 
 
 def pack(rows: Dataset, size: int) -> Dataset:
-    """Return packs of at most `size` tokens of whole rows; `seq_lengths` has the rows' lengths."""
+    """Return packs of at most `size` tokens of whole rows; `seq_lengths` has the rows' lengths.
+
+    They are cached like the rows, in a folder beside these. Otherwise datasets would cache them,
+    from all processes at once and without waiting for the disk.
+    """
+    [of_rows] = rows.cache_files
+    entry = Path(of_rows["filename"]).parent
+    entry = entry.with_name(f"{entry.name}-packs-{size}")
+    file = entry / "packs.arrow"
     best_fit_decreasing = "bfd"  # splits no row
-    packs = pack_dataset(rows.select_columns(["input_ids", "labels"]), size, best_fit_decreasing)
+
+    def make() -> None:
+        with atomic_folder(entry) as folder:
+            cache = {"cache_file_name": str(folder / file.name), "load_from_cache_file": False}
+            bare = rows.select_columns(["input_ids", "labels"])
+            pack_dataset(bare, size, best_fit_decreasing, cache)
+
+    make_once(entry, partial(is_whole, file), make)
+    packs = Dataset.from_file(str(file))
     return packs.add_column("length", [sum(sizes) for sizes in packs["seq_lengths"]])
 
 

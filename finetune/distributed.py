@@ -104,15 +104,15 @@ def check_sharding(config: SftConfig) -> None:
         )
 
 
-def make_once(entry: Path, done: Path, make: Callable[[], None]) -> None:
-    """Have the first process make `entry`, a file or folder, unless `done`, its last file, exists.
+def make_once(entry: Path, is_made: Callable[[], bool], make: Callable[[], None]) -> None:
+    """Have the first process make `entry`, a file or folder, unless it is made already.
 
     The other processes wait for it: a collective would end at NCCL's time limit.
     """
-    while not PartialState().is_main_process and not done.exists():
+    while not PartialState().is_main_process and not is_made():
         time.sleep(0.2)
-    if done.exists():
+    if is_made():
         return
     with exclusive_lock(entry.parent, f".{entry.name}.lock", wait=True):
-        if not done.exists():  # a dry run may have made it meanwhile
+        if not is_made():  # a dry run may have made it meanwhile
             make()

@@ -14,6 +14,7 @@ from accelerate import PartialState
 from peft import LoraConfig
 from pydantic import TypeAdapter, ValidationError
 from transformers import BitsAndBytesConfig
+from transformers.integrations import get_reporting_integration_callbacks
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 from trl import SFTConfig as TrainerConfig
 
@@ -253,6 +254,9 @@ def trainer_config(config: SftConfig) -> TrainerConfig:
         settings.setdefault("metric_for_best_model", "eval_loss")
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(config.run / "tensorboard")
     args = validated("trainer", TrainerConfig, settings)
+    with of_library("trainer.report_to"):
+        for callback in get_reporting_integration_callbacks(args.report_to):
+            callback()  # it looks for its package; the trainer asks only after minutes
     # A single process would use all visible GPUs (transformers/training_args.py:1917), by
     # DataParallel, which trl refuses.
     args._n_gpu = min(args.n_gpu, 1)

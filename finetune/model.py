@@ -1,6 +1,5 @@
 """The model to train: the base model, optionally in four bits, optionally with LoRA."""
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -216,25 +215,6 @@ def has_bf16() -> bool:
 def gpu_memory() -> int | None:
     """Return the bytes of this process's GPU; None without one."""
     return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
-
-
-DEVICES = {
-    "/dev/nvidia0": ("NVIDIA GPU", "rm -r .venv, then make install"),
-    "/dev/kfd": ("AMD GPU", "panjue installs what NVIDIA GPUs and CPUs need"),
-    "/dev/davinci0": ("Ascend NPU", "panjue installs what NVIDIA GPUs and CPUs need"),
-}
-"""Device file -> what it belongs to, and what to do where torch cannot use it."""
-
-
-def unused_device() -> str:
-    """Return that the CPU trains though this machine has more; empty if it has not, or hides it."""
-    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
-    if is_hidden or torch.accelerator.is_available():
-        return ""
-    for path, (name, way_out) in DEVICES.items():
-        if Path(path).exists():
-            return f"the CPU: the torch in this .venv cannot use the {name} ({way_out})"
-    return ""
 
 
 def check_embeddings(folder: Path, model: Model, tokenizer: Any, *rows: Dataset) -> None:

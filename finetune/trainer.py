@@ -3,16 +3,18 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
+from accelerate.data_loader import SeedableRandomSampler
+from datasets import Dataset, concatenate_datasets
 from rich.console import Console
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler, SequentialSampler
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerControl, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import get_length_grouped_indices
@@ -56,6 +58,44 @@ class LengthSampler(Sampler[int]):
         yield from get_length_grouped_indices(self._sizes, self._step, generator=generator)
 
 
+class EvenSampler(Sampler[int]):
+    """Ends each epoch with the places of empty rows, which follow those of an order.
+
+    Without them accelerate would repeat rows, until all processes have equally many.
+    """
+
+    def __init__(self, order: Sampler[int], empty: int) -> None:
+        self._order: Any = order
+        self._empty = empty
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._order) + self._empty
+
+    def __iter__(self) -> Iterator[int]:
+        self._order.epoch = self.epoch
+        yield from self._order
+        yield from range(len(self._order), len(self))
+
+
+def order_of(rows: Dataset, args: TrainingArguments) -> Any:
+    """Return the order of the rows, in all processes the same."""
+    if args.train_sampling_strategy == "group_by_length":
+        return LengthSampler(rows, step_size(args), args.seed)
+    if args.train_sampling_strategy == "sequential":
+        return SequentialSampler(rows)
+    return SeedableRandomSampler(rows, data_seed=args.seed)  # as accelerate has it
+
+
+def with_empty(rows: Dataset, count: int) -> Dataset:
+    """Return the rows and so many that have no loss."""
+    if not count:
+        return rows
+    empty = {"input_ids": [0], "labels": [IGNORED], "length": 1, "seq_lengths": [1]}
+    columns = {name: [empty[name]] * count for name in rows.column_names}
+    return concatenate_datasets([rows, Dataset.from_dict(columns, features=rows.features)])
+
+
 class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
     """Trains on the replies; computes no logits of prompts.
 
@@ -71,9 +111,11 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         """Be ready to train; `others` are further arguments of trl's SFTTrainer."""
         self._keep = args.save_total_limit  # so many, and the best: transformers would drop others
         args.save_total_limit = None
-        self._sampler = None
-        if args.train_sampling_strategy == "group_by_length":
-            self._sampler = LengthSampler(train_dataset, step_size(args), args.seed)
+        empty = 0
+        if args.world_size > 1:
+            empty = -len(train_dataset) % (args.train_batch_size * args.world_size)
+        self._sampler = EvenSampler(order_of(train_dataset, args), empty)
+        train_dataset = with_empty(train_dataset, empty)
         attention = model.config.get_text_config()._attn_implementation
         batches = collate_segments if attention == PACKED else collate
         super().__init__(model, args, data_collator=batches, train_dataset=train_dataset, **others)
@@ -85,6 +127,12 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             for weight in self.model.parameters():
                 if weight.requires_grad:
                     weight.data = weight.data.float()
+        if self.is_fsdp_enabled and self.accelerator.mixed_precision != "no":
+            # accelerate sums gradients in the type of the computation (accelerate 1.15,
+            # utils/dataclasses.py:2137): in bfloat16 those of a long step lose their small parts.
+            plugin = self.accelerator.state.fsdp_plugin
+            policy = plugin.mixed_precision_policy
+            plugin.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32)
         if not self.is_fsdp_enabled:  # FSDP replaces the weights before it has an optimizer
             self.create_optimizer()
         self.remove_callback(PrinterCallback)  # TrainingLog prints instead
@@ -102,7 +150,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         self.state.num_input_tokens_seen += int(tokens)
         if num_items_in_batch is None:
             return losses.mean()
-        loss: Tensor = losses.sum() / num_items_in_batch
+        loss: Tensor = losses.sum() / max(num_items_in_batch, 1)  # 0: of empty rows alone
         if self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # DDP averages over processes
         return loss
@@ -118,7 +166,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         return cross_entropy(logits, labels[reply_mask], reduction="none")
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        return self._sampler or super()._get_train_sampler(train_dataset)
+        return self._sampler
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the tokens so far; end a training whose loss or gradient is no longer a number."""
@@ -170,8 +218,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
 
     def _run_epoch(self, *, epoch: int, **kwargs: Any) -> None:
         """Train an epoch, unless the training is over since the step that was resumed."""
-        if self._sampler:  # accelerate's loaders do not set it when a run resumes
-            self._sampler.epoch = epoch
+        self._sampler.epoch = epoch  # accelerate's loaders do not set it when a run resumes
         is_over = self.state.global_step >= self.state.max_steps
         for part in self.callback_handler.callbacks:
             if isinstance(part, EarlyStoppingCallback):

@@ -12,9 +12,11 @@ from transformers import TrainerCallback, TrainerState
 
 from panjue.finetune.data import IGNORED, TrainingRows
 from panjue.finetune.examples import Examples
-from panjue.finetune.model import gpu_memory, lacks_kernels, unused_device
+from panjue.finetune.model import gpu_memory, lacks_kernels
 from panjue.finetune.trainer import ReplyTrainer, step_size, steps
 from panjue.prompts.labels import Labels
+from panjue.prompts.model import unused_device
+from panjue.prompts.plumbing.errors import printable
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import Meter, meter
 
@@ -98,7 +100,7 @@ def print_plan(
     if examples.reader.skipped.rows:
         plan.append(("skipped", str(examples.reader.skipped)))
     for name, text in plan:
-        console.print(f"{name:12s} {text}")
+        console.print(f"{name:12s} {printable(text)}")
     if with_example:
         print_example(console, trainer.train_dataset[0], trainer.processing_class)
 
@@ -180,5 +182,6 @@ def print_example(console: Console, row: dict[str, Any], tokenizer: Any) -> None
     pairs = zip(row["labels"], row["input_ids"], strict=True)
     for has_loss, run in groupby(pairs, key=lambda pair: pair[0] != IGNORED):
         title = "[loss]" if has_loss else "[no loss]"
-        text = tokenizer.decode([token for _, token in run])
+        lines = tokenizer.decode([token for _, token in run]).split("\n")
+        text = "\n".join(map(printable, lines))
         console.print(title, text, markup=False, emoji=False)

@@ -22,8 +22,9 @@ from panjue.finetune.examples import Examples
 from panjue.finetune.rules import shared_rules, task_sha256
 from panjue.finetune.settings import OTHER_RUN, BaseConfig, SftConfig
 from panjue.finetune.trainer import ReplyTrainer
+from panjue.prompts.architecture import quantization_of
 from panjue.prompts.labels import Labels
-from panjue.prompts.model import CLASSIFIER, model_sha256, prompt_sha256
+from panjue.prompts.model import CLASSIFIER, config_folder, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.config import DATA_FILES, load_values
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
@@ -171,7 +172,7 @@ class TrainingRun:
             fitted = fit(task, examples.train, examples.mixable, labels, seed)
             save_fitted(fitted, task, labels, folder)
 
-        make_once(folder, folder, make)
+        make_once(folder, folder.is_dir, make)
         return folder
 
     def row_key(self, classifier: Path | None) -> dict[str, Any]:
@@ -240,7 +241,10 @@ class TrainingRun:
     def say_written(self, trainer: ReplyTrainer, console: Console) -> None:
         """Print what was written, and the next command where no Makefile runs it."""
         config = self.config
-        console.print(f"written: {config.result}{kept_loss(trainer)}")
+        loss = kept_loss(trainer)
+        console.print(f"written: {config.result}{loss}")
+        if loss and config.method == "qlora" and not quantization_of(config_folder(config.model)):
+            console.print("this loss is of the base in four bits; answers come from it as it is")
         if "MAKELEVEL" not in os.environ and not isinstance(config, BaseConfig):
             console.print(f"next: panjue generate {config.run} TEST")
 

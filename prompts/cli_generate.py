@@ -10,7 +10,7 @@ from rich.console import Console
 
 from panjue.eval.choice import choice_lines, choose
 from panjue.prompts.model import has_classifier
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import UserError, printable
 from panjue.prompts.plumbing.files import exclusive_lock, sha256
 from panjue.prompts.plumbing.ours import refuse_claim
 from panjue.prompts.plumbing.run import (
@@ -73,7 +73,7 @@ def generate(run: Run, test: Path, config: GenerateConfig) -> None:
 def print_tally(tally: Tally) -> None:
     """Print what decoding met, who answered, the files, and the next command."""
     for line in tally.lines():
-        print(line)
+        print(printable(line))
     folder = tally.submission.parent
     print(f"written: {tally.submission}")
     beside = [f"{name}, {what}" for name, what in BESIDE.items() if (folder / name).exists()]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.console import Console
 
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import UserError, printable
 from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.plumbing.ours import are_scores, check_output
 from panjue.prompts.plumbing.run import ANSWERS, MANIFEST, find_answers
@@ -59,7 +59,7 @@ def submission_of(path: Path, gold: Path, task: str | None) -> Meant:
 def say_changes(answered: "OpenedAnswers | None") -> None:
     """Say how training and labels are no longer those that answered."""
     if answered and answered.changed:
-        print(answered.changed)
+        print(printable(answered.changed))
 
 
 @app.command()
@@ -131,7 +131,7 @@ def vote(
     for voter in votes.voters:
         say_changes(voter.answered)
     for line in votes.lines():
-        print(line)
+        print(printable(line))
     print(f"written: {votes.submission}")
     print(next_step(open_answers(out)))
 
@@ -184,7 +184,7 @@ def check(
     faults = 0
     with reader.explaining():
         for fault in find_faults(reader, submission, cases):
-            print(fault)
+            print(printable(fault))
             faults += 1
     reader.skipped.show()
     if not faults:

@@ -191,6 +191,16 @@ def first_reply(row: Mapping[str, Any]) -> str:
     return texts[0]
 
 
+ENGINE_FAILED = "the engine failed on this request"
+
+
+def has_failed(row: Mapping[str, Any]) -> bool:
+    """Say whether the engine failed on a call, so that no reply of the model is in its row."""
+    finish = row.get("finish")
+    is_error = isinstance(finish, list) and finish[:1] == ["error"]
+    return is_error or row.get("refused") == ENGINE_FAILED
+
+
 UNKNOWN = "-"
 """The group of an example whose attribute is not known."""
 

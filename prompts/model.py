@@ -27,6 +27,9 @@ CONFIG_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json")
 
 MIB = 2**20
 
+OF_MISTRAL = ("mistral", "mistral3", "ministral", "pixtral", "voxtral")
+"""`model_type` of models whose older tokenizers split words wrongly."""
+
 TINY_BYTES = 16 * MIB
 """Weights of the largest model that computes with one thread."""
 
@@ -144,10 +147,15 @@ def load_tokenizer(folder: Path) -> Any:
     """Load the tokenizer of a model; refuse one with which a text can forge control tokens."""
     from transformers import AutoTokenizer
 
+    config = folder / "config.json"
+    kind = read_object(config).get("model_type") if config.exists() else None
+    # transformers 5.19 finds out which tokenizers of Mistral split words wrongly, and mends them if
+    # told to (tokenization_utils_tokenizers.py:1387). It takes others for Mistral's too.
+    mended = {"fix_mistral_regex": True} if kind in OF_MISTRAL else {}
     with of_library(f"{folder}: its tokenizer", "; restore its files"):
         # From tekken.json, which is Mistral's format, comes one without a chat template.
         tokenizer = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=False, mistral_format=False
+            folder, trust_remote_code=False, mistral_format=False, **mended
         )
     if not tokenizer.chat_template:
         raise UserError(
@@ -222,6 +230,27 @@ def threads_for(model: Path) -> Iterator[None]:
     finally:
         torch.set_num_threads(before)
         del os.environ["OMP_NUM_THREADS"]
+
+
+DEVICES = {
+    "/dev/nvidia0": ("NVIDIA GPU", "rm -r .venv, then make install"),
+    "/dev/kfd": ("AMD GPU", "panjue installs what NVIDIA GPUs and CPUs need"),
+    "/dev/davinci0": ("Ascend NPU", "panjue installs what NVIDIA GPUs and CPUs need"),
+}
+"""Device file -> what it belongs to, and what to do where torch cannot use it."""
+
+
+def unused_device() -> str:
+    """Return that the CPU computes though there is more; empty if not, or if that is hidden."""
+    import torch
+
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
+    if is_hidden or torch.accelerator.is_available():
+        return ""
+    for path, (name, way_out) in DEVICES.items():
+        if Path(path).exists():
+            return f"the CPU: the torch in this .venv cannot use the {name} ({way_out})"
+    return ""
 
 
 def prompt_sha256(task: str) -> str:

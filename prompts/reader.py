@@ -11,7 +11,7 @@ from typing import Any, Literal
 from panjue.prompts.example import Example, groups_of, known_groups
 from panjue.prompts.other_formats import DATA_PAGE, example_of, other_format
 from panjue.prompts.plumbing.decode import flatten_forms
-from panjue.prompts.plumbing.errors import Unreadable, UserError
+from panjue.prompts.plumbing.errors import Unreadable, UserError, printable
 from panjue.prompts.plumbing.files import (
     atomic_write,
     delete,
@@ -39,7 +39,7 @@ class Skipped:
 
     def show(self) -> None:
         if self.rows:
-            print(self)
+            print(printable(self))
 
     def write(self, path: Path) -> None:
         """Write the rows to a JSONL file; without rows, delete the file."""

@@ -79,7 +79,8 @@ class OpenedAnswers:
 
     def rows(self) -> Rows:
         try:
-            return Rows(self.folder / "completions.jsonl", key=call_key)
+            # A call on which the engine failed has been asked again, and has two rows.
+            return Rows(self.folder / "completions.jsonl", key=call_key, last_counts=True)
         except Unreadable as error:
             raise Unreadable(f"{error}; run `panjue generate`") from None
         except UserError as error:

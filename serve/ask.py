@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from llguidance import LLMatcher
 
 from panjue.finetune.classifier.opinions import Advisor, Opinion, load_advisor
-from panjue.prompts.example import Decoded, Example, call_key, first_reply
+from panjue.prompts.example import ENGINE_FAILED, Decoded, Example, call_key, first_reply
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
@@ -208,7 +208,7 @@ def row(question: Question, outputs: Sequence[Any]) -> CompletionRow:
             return {"refused": output.refused}
         replies += output.outputs
     if replies[0].finish_reason == "error" and not replies[0].text:
-        return {"refused": "the engine failed on this request"}
+        return {"refused": ENGINE_FAILED}
     whole_samples = [reply for reply in replies[1:] if reply.finish_reason != "error"]
     replies = [replies[0], *whole_samples]
     prompt_tokens = len(question.prompt)  # of the engine, which gets our own prompt

@@ -11,7 +11,14 @@ from typing import Any
 
 from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
 from panjue.finetune.classifier.opinions import EMPTY_REPLY, Advisor, Opinion, read_answer
-from panjue.prompts.example import Answer, Decoded, Example, first_reply, run_steps
+from panjue.prompts.example import (
+    ENGINE_FAILED,
+    Answer,
+    Decoded,
+    Example,
+    first_reply,
+    run_steps,
+)
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.endpoint import CONTENT_FILTER
 from panjue.prompts.plumbing.errors import UserError
@@ -50,7 +57,10 @@ MAX_SHOWN_REFUSALS = 5
 TOO_LONG = re.compile(r"token|context|length|too long")
 """What refusals for the length of a case have in common, our own and those of servers."""
 
-FINISH = {"content_filter": "a content filter", "error": "an error of the engine"}
+FINISH = {
+    "content_filter": "a content filter",
+    "error": "an error of the engine (the same `panjue generate` asks again)",
+}
 """Why a reply ended -> the same in words."""
 
 
@@ -62,15 +72,31 @@ def never_asked(refusals: Sequence[str]) -> str:
     line = f"never asked: {len(refusals)}, their answers are not the model's: id {shown}{rest}"
     if any(map(TOO_LONG.search, refusals)):
         line += "; a model with a longer context can be asked"
+    if failed := sum(refusal.endswith(ENGINE_FAILED) for refusal in refusals):
+        line += f"; {failed} on which the engine failed: the same `panjue generate` asks again"
     if filtered := sum(bool(CONTENT_FILTER.search(refusal)) for refusal in refusals):
         line += f"; {filtered} refused for their content: another model can be asked"
     return line
 
 
+DECODING = "decode.json"
+
+UNFINISHED = "unfinished"
+"""Key of `decode.json` from before the submission is replaced until all is written."""
+
+
 def decoding_of(submission: Path) -> dict[str, Any] | None:
-    """Return the run's decode.json if it describes exactly this submission (by SHA-256)."""
-    path = submission.parent / "decode.json"
+    """Return the run's decode.json if it describes exactly this submission (by SHA-256).
+
+    UserError: decoding was stopped between the two.
+    """
+    path = submission.parent / DECODING
     report = read_object(path) if path.exists() else {}
+    if UNFINISHED in report:
+        raise UserError(
+            f"{submission}: its decoding was stopped before the end; run `panjue decode "
+            f"{submission.parent}`, or wait if one runs"
+        )
     return report if report.get("submission_sha256") == sha256(submission) else None
 
 
@@ -195,8 +221,10 @@ def decode_answers(path: Path, answer: AnswerSetting | None = None) -> Tally:
         task = answered.task
         submission = folder / task.data.submission.name
         confidences = folder / "confidence.jsonl"
+        earlier = read_object(folder / DECODING) if (folder / DECODING).exists() else {}
         before = sha256(submission) if submission.exists() else None
-        earlier = read_object(folder / "decode.json") if (folder / "decode.json").exists() else {}
+        if UNFINISHED in earlier:  # what was made from the one before that may still be there
+            before = earlier.get("submission_sha256")
         answer = answer or earlier.get("answer", "auto")
         held_out = held_out_answers(folder, answered.record)
         choice = Choice.read(held_out) if held_out else None
@@ -219,7 +247,8 @@ def decode_answers(path: Path, answer: AnswerSetting | None = None) -> Tally:
         is_of_model = not by_field or "model" in by_field.values()
         rows = answered.rows() if is_of_model else None
         calibrating = texts_of(held_out) if held_out else frozenset()
-        _write(_Decoder(answered, rows, advisor, calibrating, tally), confidences)
+        unfinished = {**earlier, "answer": answer, UNFINISHED: True}
+        _write(_Decoder(answered, rows, advisor, calibrating, tally), confidences, unfinished)
         if tally.calls and not (tally.valid or tally.repaired):
             tally.answered_by = f"answered by: {tally.fallback}, since no reply could be read"
         if advisor is None:
@@ -233,7 +262,7 @@ def decode_answers(path: Path, answer: AnswerSetting | None = None) -> Tally:
             "submission_sha256": after,
             "confidence_sha256": sha256(confidences) if advisor else None,
         }
-        write_json(folder / "decode.json", tally.to_json() | digests)
+        write_json(folder / DECODING, tally.to_json() | digests)
     return tally
 
 
@@ -352,8 +381,11 @@ class _Decoder:
         return EMPTY_REPLY if self.rows is None else self.answered.row(self.rows, call)
 
 
-def _write(decoder: _Decoder, confidences: Path) -> None:
-    """Write the submission, the hashes of the cases' texts, and the confidences."""
+def _write(decoder: _Decoder, confidences: Path, unfinished: Mapping[str, Any]) -> None:
+    """Write the submission, the hashes of the cases' texts, and the confidences.
+
+    `decode.json` is `unfinished` before the first of them is replaced.
+    """
     answered = decoder.answered
     tally = decoder.tally
     task = answered.task
@@ -374,6 +406,7 @@ def _write(decoder: _Decoder, confidences: Path) -> None:
                     row = {"id": example.id, "confidence": confidence}
                     confidence_lines.write(dump(row) + "\n")
                 tally.examples += 1
+        write_json(answered.folder / DECODING, unfinished)
 
 
 def batches(examples: Iterable[Example]) -> Iterator[list[Example]]:

@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -25,12 +26,14 @@ from vllm import __version__ as VLLM_VERSION
 from vllm.config import ModelConfig, StructuredOutputsConfig
 from vllm.exceptions import VLLMError, VLLMValidationError
 from vllm.lora.request import LoRARequest
+from vllm.model_executor.models import ModelRegistry
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.kv_cache_interface import MambaSpec
 from zmq import ZMQError
 
 # Other modules import vLLM from here, so that the variables above are set first.
@@ -135,7 +138,7 @@ async def running_engine(
     settings = {"disable_log_stats": True, **settings}
     arguments = with_own(settings, engine_settings(served, seed, budget))
     with startup_errors(), starting_engine(), threads_for(served.model):
-        args = AsyncEngineArgs(**arguments)
+        args = AsyncEngineArgs(**with_room_for_states(arguments))
         usage = UsageContext.LLM_CLASS  # its defaults suit many requests at once
         config = args.create_engine_config(usage)
         config.model_config.max_model_len = longest_of(config.model_config, budget)
@@ -208,6 +211,42 @@ def with_own(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
     """Return the engine arguments of the user and `own`; refuse one that is in both."""
     check_managed("engine", settings, own)
     return {**DEFAULTS, **settings, **own}
+
+
+FOR_ACTIVATIONS = 2**31
+"""Bytes of a GPU that hold neither weights nor states, at least."""
+
+
+def with_room_for_states(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return engine arguments with at most as many sequences at once as a GPU has room for.
+
+    That matters where layers keep a state for each sequence, as linear attention does. There vLLM
+    refuses more sequences than it has cache blocks (vllm/config/compilation.py:1519), when it has
+    loaded the weights. A block has the states of some of the layers, in Qwen3.5 of a quarter. Here
+    a sequence takes those of all layers, so the estimate may be that much too high.
+    """
+    known = {field.name for field in fields(AsyncEngineArgs)}
+    args = AsyncEngineArgs(**{name: arguments[name] for name in known & arguments.keys()})
+    if args.max_num_seqs or on_cpu() or not args.create_model_config().is_hybrid:
+        return dict(arguments)
+    config = args.create_engine_config(UsageContext.LLM_CLASS)
+    cache = config.cache_config
+    parallel = config.parallel_config
+    model = config.model_config
+    available = args.kv_cache_memory_bytes
+    if available is None:
+        weights = sum(path.stat().st_size for path in Path(args.model).glob("*.safetensors"))
+        memory = current_platform.get_device_total_memory() * cache.gpu_memory_utilization
+        available = int(memory - weights / parallel.world_size - FOR_ACTIVATIONS)
+    kind, _ = ModelRegistry.resolve_model_cls(model.architecture, model_config=model)
+    state = MambaSpec(
+        shapes=kind.get_mamba_state_shape_from_config(config),
+        dtypes=kind.get_mamba_state_dtype_from_config(config),
+        block_size=-1,
+    )
+    fitting = available // (state.page_size_bytes * model.get_num_layers(parallel))
+    most = min(config.scheduler_config.max_num_seqs, max(1, fitting))
+    return {**arguments, "max_num_seqs": most}
 
 
 def longest_of(model: ModelConfig, budget: Budget) -> int:

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,14 @@ from typing import IO, Any, Self, TypeVar
 
 from rich.console import Console
 
-from panjue.prompts.example import Decoded, Example, call_key, first_reply, run_steps
+from panjue.prompts.example import (
+    Decoded,
+    Example,
+    call_key,
+    first_reply,
+    has_failed,
+    run_steps,
+)
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import Stopped
 from panjue.prompts.plumbing.files import dump, located, stream
@@ -30,22 +37,35 @@ LATE_SIGNAL_S = 1.0
 
 
 class EarlierRows:
-    """The rows of an earlier run; some calls of an example may have rows, others none."""
+    """The rows of an earlier run; some calls of an example may have rows, others none.
+
+    A call on which the engine failed has none, nor have those after it: they are asked again.
+    """
 
     def __init__(self, path: Path) -> None:
         with stream(path):
             pass  # opening it drops an incomplete last line
-        self._rows = Rows(path, key=call_key)
-        self._keys: dict[str, list[str]] = defaultdict(list)
-        """Id of an example that takes several calls -> the keys of its rows."""
-        for key in self._rows.ids():
-            if " " in key:
-                self._keys[key.rpartition(" ")[0]].append(key)
+        self._failed: set[str] = set()  # keys of calls
+        self._keys: dict[str, dict[int, str]] = defaultdict(dict)
+        """Id of an example that takes several calls -> number of a call -> the key of its row."""
+        self._rows = Rows(path, key=self._noted, last_counts=True)
+
+    def _noted(self, row: Mapping[str, Any]) -> str:
+        """Return the key of a row, and note whether the engine failed; the last row counts."""
+        key = call_key(row)
+        if "call" in row:
+            self._keys[str(row["id"])][row["call"]] = key
+        self._failed.discard(key)
+        if has_failed(row):
+            self._failed.add(key)
+        return key
 
     def of(self, example: Example) -> dict[str, CompletionRow]:
         """Return key of a call -> its row, of an example that takes several calls."""
         rows = {}
-        for key in self._keys.get(str(example.id), ()):
+        for _, key in sorted(self._keys.get(str(example.id), {}).items()):
+            if key in self._failed:
+                break
             row = self._rows.get(key)
             if row:
                 rows[key] = row
@@ -54,7 +74,7 @@ class EarlierRows:
     def answered(self, reader: Reader, file: Path, labels: Labels) -> set[str]:
         """Return the ids of the examples whose calls all have rows."""
         if reader.task.solve is None:
-            return self._rows.ids()
+            return self._rows.ids() - self._failed
         examples = reader.read(file)
         return {str(one.id) for one in examples if self._is_answered(reader.task, one, labels)}
 

@@ -20,7 +20,7 @@ from ray.exceptions import RayError, RayTaskError
 from rich.console import Console
 
 from panjue.prompts.example import Example, call_key
-from panjue.prompts.model import is_tiny, prompt_sha256
+from panjue.prompts.model import is_tiny, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import difference
@@ -64,7 +64,8 @@ async def start_fleet(job: Job, console: Console) -> "Fleet":
     limits = {"max_restarts": RESTARTS, "max_concurrency": slots + 1}
     actor = ray.remote(Replica).options(**limits, **needs)
     wanted = versions(job.task_name)
-    fleet = Fleet([actor.remote(job, wanted) for _ in range(count)], slots)
+    files = fingerprints(job)
+    fleet = Fleet([actor.remote(job, wanted, files) for _ in range(count)], slots)
     each = " and ".join(f"{n:.0f} {kind.removeprefix('num_')}" for kind, n in needs.items())
     with starting(console, f"the first of {count} replicas, each takes {each}"):
         await fleet.wait_for_first()
@@ -125,12 +126,20 @@ def versions(task: str) -> dict[str, str]:
     return {"prompt": prompt_sha256(task), "vllm": VLLM_VERSION, **packages}
 
 
+def fingerprints(job: Job) -> dict[str, str]:
+    """Return folder -> fingerprint, of the model to load and of labels and text classifier."""
+    assert job.served, "the model to load is chosen"
+    folders = [*job.served, job.run.trained]
+    return {str(folder): model_sha256(folder) for folder in folders if folder}
+
+
 class Replica:
     """An engine and its QuestionMaker in a process of their own: an actor, wherever Ray puts it."""
 
-    def __init__(self, job: Job, wanted: dict[str, str]) -> None:
+    def __init__(self, job: Job, wanted: dict[str, str], files: dict[str, str]) -> None:
         self._job = job
         self._wanted = wanted
+        self._files = files
         self._running = AsyncExitStack()
         self._answerer: Answerer | None = None
 
@@ -146,6 +155,11 @@ class Replica:
         needed = (*job.served, job.run.folder)
         if missing := [folder for folder in needed if folder and not folder.is_dir()]:
             raise UserError(f"ray: {HOST} has no {missing[0]}; copy it there, or share a disk")
+        if changed := difference(self._files, fingerprints(job)):
+            raise UserError(
+                f"ray: {HOST} has other files than the driver: {changed}; copy them there, or "
+                "share a disk"
+            )
         if on_cpu():  # Ray has set OMP_NUM_THREADS; vLLM would bind each replica to all cores
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         self._running.enter_context(debug_log(job.run.folder))

@@ -11,7 +11,13 @@ from typing import Any
 import uvloop
 
 # Imported before vLLM: serve.engine sets environment variables that vLLM reads on import.
-from panjue.serve.engine import check_engine, engine_settings, startup_errors, with_own
+from panjue.serve.engine import (
+    check_engine,
+    engine_settings,
+    startup_errors,
+    with_own,
+    with_room_for_states,
+)
 
 # isort: split
 from vllm.entrypoints.launchers.api_server.entry import run_server
@@ -19,7 +25,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from panjue.prompts.model import threads_for
+from panjue.prompts.model import threads_for, unused_device
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.render import TEMPLATE_ARGS
@@ -43,6 +49,8 @@ def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
     setup = Setup(config, served, key)
     with startup_errors():
         args = arguments(setup)
+    if device := unused_device():
+        print(f"answering on {device}", flush=True)
     print("starting the engine, which takes a minute or more", flush=True)
     loop = Loop()
     with (
@@ -118,7 +126,7 @@ def arguments(setup: Setup) -> Namespace:
     args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
     args.default_chat_template_kwargs = TEMPLATE_ARGS
     args.shutdown_timeout = 30  # seconds for running requests to finish
-    for name, value in with_own(config.engine, own).items():
+    for name, value in with_room_for_states(with_own(config.engine, own)).items():
         setattr(args, name, value)
     validate_parsed_serve_args(args)
     return args

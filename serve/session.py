@@ -15,7 +15,7 @@ from rich.console import Console
 
 from panjue.finetune.rules import shared_rules
 from panjue.prompts.example import Example
-from panjue.prompts.model import model_sha256, prompt_sha256
+from panjue.prompts.model import model_sha256, prompt_sha256, unused_device
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import difference, sha256, stream
 from panjue.prompts.plumbing.progress import meter
@@ -123,6 +123,8 @@ class Session:
         else:
             from panjue.serve.engine import engine  # imports vLLM, which takes ten seconds
 
+            if device := unused_device():
+                self.console.print(f"answering on {device}")
             assert job.served, "without an endpoint, `make_job` has found a training"
             with starting(self.console, "the engine"):
                 question_maker = job.question_maker()

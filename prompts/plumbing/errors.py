@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from unicodedata import category
 
 SIGNAL_DEBOUNCE_S = 2.0
 """A second signal within this time is a copy: `make` and launchers forward a signal to processes
@@ -52,6 +53,22 @@ def _nearest(word: str, known: tuple[str, ...]) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of a library's message, or the name of an error without one."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode categories of characters that a terminal does not show: it acts on some of them."""
+
+
+def printable(text: object) -> str:
+    """Return a line for the terminal that shows such characters, as Python's escapes.
+
+    Ids and names come from files. They could clear the screen, or colour what follows.
+    """
+    shown = []
+    for character in str(text):
+        is_seen = category(character) not in UNSEEN
+        shown.append(character if is_seen else character.encode("unicode_escape").decode())
+    return "".join(shown)
 
 
 LIBRARY_ERRORS = (
@@ -107,5 +124,5 @@ def in_one_line() -> Iterator[None]:
         problem = str(stopped)
         code = stopped.exit_code
     with suppress(OSError):  # a Ctrl-C may have ended the `| tee` that we print to
-        print(f"panjue: {problem}", file=sys.stderr)
+        print(printable(f"panjue: {problem}"), file=sys.stderr)
     sys.exit(code)

@@ -15,13 +15,14 @@ import tempfile
 import time
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
-from panjue.finetune.data import RowMaker, RowReport, pack
+from panjue.finetune.data import RowMaker, RowReport, cached, pack
 from panjue.finetune.model import has_bf16, load_base, with_lora
 from panjue.finetune.packed_attention import use_packed_attention
 from panjue.finetune.trainer import ReplyTrainer
@@ -105,6 +106,7 @@ def trainer_of(given: argparse.Namespace, data: Dataset, folder: str) -> SFTTrai
         assert use_packed_attention(model, MAX_TOKENS, torch.bfloat16)
     if given.way in (OURS, MASKS):
         trainer = ReplyTrainer
+        data, _ = cached(Path(folder), {}, lambda _: iter(data))
         data = pack(data, MAX_TOKENS)
         settings["train_sampling_strategy"] = "random"
         settings["dataset_kwargs"] = {"skip_prepare_dataset": True}

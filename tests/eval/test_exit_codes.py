@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
-from tests.records import write_answers
+from tests.records import Row, Write, write_answers
 
 Panjue = Callable[..., CompletedProcess[str]]
 
@@ -81,3 +82,43 @@ def test_every_command_on_answers_of_every_task(
         assert line.startswith(f"panjue: {tmp_path}/{kind}"), "the answers at fault"
     elif expected == 1:
         assert line.startswith(f"{tmp_path}/{kind}/submission")
+
+
+HOSTILE = "\x1b[2J\x9b31m\u202e"
+"""An id that clears the screen, colours what follows and turns it around."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "decode RUN",
+        "check RUN --cases GOLD",
+        "check RUN --cases OTHER",
+        "score GOLD RUN",
+        "fairness GOLD RUN --by court --groups GROUPS",
+        "check BAD --cases GOLD",
+        "compare RUN RIGHT",
+    ],
+)
+def test_an_id_that_a_terminal_would_act_on_is_shown(
+    words: str, case: Row, write: Write, tmp_path: Path, panjue: Panjue
+) -> None:
+    person = ("甲", ["盗窃罪"], ["264"], 8)
+    hostile = case(HOSTILE, person)
+    places = {
+        "GOLD": write("gold.jsonl", [hostile]),
+        "OTHER": write("other.jsonl", [hostile, {**hostile, "id": f"{HOSTILE}2"}]),
+        "GROUPS": write("groups.jsonl", [{"id": HOSTILE, "court": HOSTILE}]),
+        "BAD": write("bad.jsonl", [{"id": HOSTILE, "judgments": [{"name": HOSTILE}]}]),
+        "RUN": write("run/completions.jsonl", [{"id": HOSTILE, "refused": "too long"}]).parent,
+    }
+    right = {"id": HOSTILE, "judgments": [{"name": "甲", "charges": ["盗窃罪"], "penalty": 8}]}
+    places["RIGHT"] = write("right/submission.jsonl", [right]).parent
+    for run in (places["RUN"], places["RIGHT"]):
+        write_answers(run, places["GOLD"])
+        Labels().save(run)
+    assert panjue("decode", places["RUN"]).returncode == 0
+    done = panjue(*(places.get(word, word) for word in words.split()))
+    said = done.stdout + done.stderr
+    assert r"\x1b[2J" in said
+    assert not {"\x1b", "\x9b", "\u202e"} & set(said)

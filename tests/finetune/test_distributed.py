@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from panjue.finetune import distributed
-from panjue.finetune.data import cached
+from panjue.finetune.data import cached, pack
 from panjue.finetune.distributed import check_driver, check_environment, check_sharding
 from panjue.finetune.settings import LAUNCHED
 from panjue.prompts.plumbing.errors import UserError
@@ -60,6 +60,9 @@ def on_gpus(self, *args, **kwargs):
 
 def tell(run, trainer, *args):
     is_sharded = isinstance(trainer.model_wrapped, FSDPModule)
+    if is_sharded:
+        policy = trainer.model_wrapped._get_fsdp_state()._fsdp_param_group.mp_policy
+        say(f"computes in {policy.param_dtype}, sums in {policy.reduce_dtype}")
     weights = trainer.model.parameters() if is_sharded else ()
     say(f"share of each weight: { {len(w._local_tensor) / len(w) for w in weights} }")
     save(run, trainer, *args)
@@ -93,13 +96,21 @@ for name, words in json.loads(sys.argv[2]):
 """
 OFTEN = ("trainer.logging_steps=1", "trainer.eval_steps=1", "trainer.save_steps=1")
 EVALUATED = ("trainer.max_steps=2", "trainer.ddp_timeout=4321", *OFTEN, *EXACT)
+UNEVEN = (
+    *("batch=8", "trainer.per_device_train_batch_size=2", "trainer.num_train_epochs=2"),
+    *("trainer.eval_strategy='no'", "trainer.save_strategy='no'", "trainer.logging_steps=1"),
+    *("train=few.jsonl", "dev=one.jsonl", *EXACT),
+)
+"""Of thirteen cases: in the last two of an epoch's rounds one process has fewer, or none."""
 TRAININGS = {
     "stopped": EVALUATED,
     "stopped-again": EVALUATED,
     "ddp": EVALUATED,
+    "uneven": UNEVEN,
     "fsdp": EVALUATED,
     "ddp-full": (*EVALUATED, "method=full"),
     "fsdp-full": (*EVALUATED, "method=full"),
+    "fsdp-bf16": (*OFTEN, "trainer.max_steps=1", "trainer.bf16=true"),
     "fsdp-killed": EVALUATED,
     "fsdp-resumed": EVALUATED,
 }
@@ -121,11 +132,14 @@ def launch(config: Path, folder: Path, *names: str) -> str:
     for run in runs.values():
         lend_classifier(config.parent, run)
     trainings = [(name, [*TRAININGS[name], f"run={run}"]) for name, run in runs.items()]
+    cases = (config.parent / "demo/train.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (folder / "few.jsonl").write_text("".join(cases[:13]), "utf-8")
+    (folder / "one.jsonl").write_text(cases[13], "utf-8")
     words = [sys.executable, "-m", "accelerate.commands.launch", f"--config_file={FSDP2}"]
     words += ["--num_processes=2", "--main_process_port=0", str(folder / "train.py")]
     with (folder / "said.txt").open("w") as said:  # no pipe: processes that are left would hold it
         command = [*words, str(config), json.dumps(trainings)]
-        subprocess.run(command, stdout=said, stderr=subprocess.STDOUT, check=False)
+        subprocess.run(command, cwd=folder, stdout=said, stderr=subprocess.STDOUT, check=False)
     return (folder / "said.txt").read_text("utf-8")
 
 
@@ -162,11 +176,22 @@ def test_two_processes_give_the_losses_of_one_at_the_same_batch(
     words = [f"run={tmp_path}/one", *EVALUATED, "trainer.per_device_eval_batch_size=4"]
     main(workshop / "sft.yaml", words)
     assert "processes    2, DDP; each has 4 × 1 examples of each step" in launched.said
-    assert launched.said.count(" 2, each of 8 examples or packs") == len(TRAININGS)
+    assert launched.said.count(" 2, each of 8 examples or packs") == len(TRAININGS) - 2
     for one, two in zip(numbers(tmp_path / "one"), numbers(launched.folder / "ddp"), strict=True):
         assert one.get("loss", 0) == pytest.approx(two.get("loss", 0), rel=1e-3)
         assert one.get("eval_loss", 0) == pytest.approx(two.get("eval_loss", 0), abs=1e-4)
     assert launched.said.count("waits at most 4321.0 seconds") >= len(TRAININGS), "as is said"
+
+
+def test_no_case_is_trained_on_twice_at_the_end_of_an_epoch(
+    workshop: Path, tmp_path: Path, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(launched.folder)
+    main(workshop / "sft.yaml", [f"run={tmp_path}/one", *UNEVEN])
+    one, two = (numbers(run) for run in (tmp_path / "one", launched.folder / "uneven"))
+    assert len(one) == len(two) == 4, "two epochs of eight cases and five"
+    for alone, shared in zip(one, two, strict=True):
+        assert alone["loss"] == pytest.approx(shared["loss"], rel=1e-3)
 
 
 def test_a_signal_to_one_process_stops_both_and_the_weights_are_the_same(
@@ -182,7 +207,7 @@ def test_a_signal_to_one_process_stops_both_and_the_weights_are_the_same(
 
 def test_fsdp2_equals_ddp_in_losses_norms_and_weights(launched: Launched) -> None:
     assert "processes    2, sharded weights (FSDP); each has 4 × 1 examples" in launched.said
-    assert launched.said.count("share of each weight: {0.5}") == 6, "of three trainings"
+    assert launched.said.count("share of each weight: {0.5}") == 8, "of four trainings"
     ddp, fsdp = (launched.folder / name for name in ("ddp", "fsdp"))
     assert len(numbers(ddp)) == 4
     for one, other in zip(numbers(ddp), numbers(fsdp), strict=True):
@@ -197,6 +222,12 @@ def test_fsdp2_equals_ddp_where_all_weights_are_trained(launched: Launched) -> N
     assert len(runs[0]) == len(runs[1]) == 4
     for one, other in zip(*runs, strict=True):
         assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_fsdp2_sums_gradients_in_float32_where_it_computes_in_bfloat16(launched: Launched) -> None:
+    """As DDP does: in bfloat16 a sum over many processes loses its small parts."""
+    assert launched.said.count("computes in torch.bfloat16, sums in torch.float32") == 2
+    assert numbers(launched.folder / "fsdp-bf16")
 
 
 def test_processes_end_with_a_launcher_that_is_killed_and_the_training_resumes(
@@ -271,7 +302,7 @@ def test_a_gpu_that_torch_cannot_use_is_refused(monkeypatch: pytest.MonkeyPatch)
     check_driver()
 
 
-def test_the_rows_of_the_first_process_are_waited_for(
+def test_the_rows_and_packs_of_the_first_process_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = {"input_ids": [1], "labels": [1], "length": 1}
@@ -285,5 +316,10 @@ def test_the_rows_of_the_first_process_are_waited_for(
         waiting = pool.submit(cached, tmp_path, {}, lambda _: iter(()))
         with pytest.raises(TimeoutError):
             waiting.result(timeout=0.5)
-        cached(tmp_path, {}, lambda _: iter([row]))
+        rows, _ = cached(tmp_path, {}, lambda _: iter([row]))
         assert len(waiting.result(timeout=30)[0]) == 1
+        packing = pool.submit(pack, rows, 8)
+        with pytest.raises(TimeoutError):
+            packing.result(timeout=0.5)
+        pack(rows, 8)
+        assert len(packing.result(timeout=30)) == 1

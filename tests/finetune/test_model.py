@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from panjue.finetune import model as models
 from panjue.finetune.model import context_of, load_base, with_lora
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json
@@ -77,21 +76,6 @@ def test_variants_of_lora_are_merged(
     budget = Budget(64, 64)
     assert engine_settings(Served(tmp_path / "run/merged"), 0, budget)["enable_lora"] is False
     assert engine_settings(served_model(adapter, "lora"), 0, budget)["max_lora_rank"] == rank
-
-
-def test_a_gpu_that_the_installed_torch_cannot_use_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    device = tmp_path / "device"
-    monkeypatch.setattr(models, "DEVICES", {str(device): ("NVIDIA GPU", "make install")})
-    assert models.unused_device() == ""
-    device.touch()
-    said = "the CPU: the torch in this .venv cannot use the NVIDIA GPU (make install)"
-    assert models.unused_device() == said
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert models.unused_device() == ""
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
@@ -20,7 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from panjue.finetune.data import collate, collate_segments, pack
+from panjue.finetune.data import cached, collate, collate_segments, pack
 from panjue.finetune.packed_attention import (
     MAX_CHANGE,
     PACKED,
@@ -108,13 +107,14 @@ def test_every_example_sees_itself_alone(
 @pytest.mark.parametrize("more", [{}, WINDOW])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_loss_and_gradients_of_packs_are_those_with_masks(
-    more: dict[str, Any], checkpointing: bool
+    more: dict[str, Any], checkpointing: bool, tmp_path: Path
 ) -> None:
     rows = []
     for number, size in enumerate((30, 17, 45, 9, 26)):
         ids = [(number * 31 + place * 7) % 299 + 1 for place in range(size)]
         rows.append({"input_ids": ids, "labels": ids, "length": size})
-    packs = list(pack(Dataset.from_list(rows), 64))
+    data, _ = cached(tmp_path, {}, lambda _: iter(rows))
+    packs = list(pack(data, 64))
     assert len(packs) < len(rows)
     found = []
     for attention, batches in (("sdpa", collate), (PACKED, collate_segments)):

@@ -211,11 +211,15 @@ def test_a_tiny_model_is_trained_by_one_thread(
     assert torch.get_num_threads() == 3, "the next model of this process has them again"
 
 
-def test_qlora_takes_real_steps_on_four_bits(workshop: Path, tmp_path: Path) -> None:
+def test_qlora_takes_real_steps_on_four_bits(
+    workshop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     nf4 = "load_in_4bit: true, bnb_4bit_quant_type: nf4, bnb_4bit_compute_dtype: float32"
     bits = f"quantization={{{nf4}}}"
     steps = ["trainer.max_steps=2", "trainer.eval_steps=2", "trainer.save_steps=2"]
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", "method=qlora", bits, *steps])
+    said = "this loss is of the base in four bits; answers come from it as it is"
+    assert said in capsys.readouterr().out.splitlines()
     assert all(0 < entry["loss"] < 100 for entry in logged(tmp_path / "run", "loss"))
     assert logged(tmp_path / "run", "eval_loss")
     assert (tmp_path / "run/adapter/adapter_model.safetensors").is_file()

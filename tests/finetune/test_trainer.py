@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader
 from datasets import Dataset
+from torch.utils.data import DataLoader, RandomSampler
 from transformers import AutoModelForCausalLM, Trainer
 from trl import SFTConfig
 
 from panjue.finetune.data import IGNORED, RowMaker, RowReport, cached, collate, pack
-from panjue.finetune.trainer import LengthSampler, ReplyTrainer
+from panjue.finetune.trainer import EvenSampler, LengthSampler, ReplyTrainer, order_of
 from panjue.prompts.example import Example
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.render import prompt_ids
 from panjue.prompts.task import load_task
@@ -64,6 +67,26 @@ def test_rows_that_a_dry_run_is_making_are_waited_for(
         second = threads.submit(cached, tmp_path, {}, make)
         assert len(first.result()[0]) == len(second.result()[0]) == len(made)
     assert len(times) == 1
+
+
+@pytest.mark.parametrize("end", ["cut", "empty", "zeros"])
+def test_rows_and_packs_that_a_failing_disk_has_cut_are_made_again(
+    end: str, made: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    write_json(tmp_path / "manifest.json", {"task": "", "prompt_sha256": "", "seed": 0})
+
+    def rows_and_packs() -> list[list[dict[str, Any]]]:
+        rows, _ = cached(tmp_path / "rows", {}, lambda _: iter(made))
+        return [list(rows), list(pack(rows, SIZE))]
+
+    before = rows_and_packs()
+    files = sorted((tmp_path / "rows").rglob("*.arrow"))
+    assert [file.name for file in files] == ["rows.arrow", "packs.arrow"], "none of datasets"
+    for file in files:
+        whole = file.read_bytes()
+        ends = {"cut": whole[: -len(whole) // 3], "empty": b"", "zeros": bytes(len(whole))}
+        file.write_bytes(ends[end])
+    assert rows_and_packs() == before
 
 
 @pytest.fixture
@@ -136,10 +159,11 @@ def mean_loss(model: Any, rows: list[dict[str, Any]]) -> float:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_loss_of_a_batch_or_pack_is_that_of_its_examples_alone(
-    packed: bool, trainer: Any, made: list[dict[str, Any]]
+    packed: bool, trainer: Any, made: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     model = trainer.model.eval()
-    rows = list(pack(Dataset.from_list(made), SIZE)) if packed else made
+    data, _ = cached(tmp_path, {}, lambda _: iter(made))
+    rows = list(pack(data, SIZE) if packed else data)
     assert (len(rows) < len(made)) == packed
     with torch.no_grad():
         loss = trainer.compute_loss(model, collate(rows))
@@ -168,6 +192,23 @@ def test_an_order_by_length_is_that_of_its_seed_and_epoch() -> None:
     sizes = [lengths[place] for place in order]
     spreads = [max(sizes[n : n + 4]) - min(sizes[n : n + 4]) for n in range(4, 200, 4)]
     assert sum(spreads) / len(spreads) < 5, "of forty"
+
+
+def test_a_random_order_is_the_one_that_accelerate_gives_one_process(trainer: Any) -> None:
+    """So a training with several processes has the order of one, and old ones keep theirs."""
+    rows = Dataset.from_dict({"length": [*range(50)]})
+    trainer.args.seed = 7
+    order = EvenSampler(order_of(rows, trainer.args), 3)
+    loader = DataLoader(range(50), sampler=RandomSampler(rows), collate_fn=list)
+    prepared = prepare_data_loader(loader, use_seedable_sampler=True, data_seed=7)
+    orders = []
+    for epoch in (0, 1, 4):
+        order.epoch = epoch
+        prepared.set_epoch(epoch)
+        theirs = [place for [place] in prepared]
+        assert list(order) == [*theirs, 50, 51, 52]
+        orders.append(theirs)
+    assert orders[0] != orders[1] != orders[2]
 
 
 def test_a_training_whose_loss_is_no_number_ends(workshop: Path, tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def test_a_base_in_four_bits_is_one_for_qlora(
     assert done.stderr == f"panjue: method: {base} has weights in four bits; set method=qlora\n"
     done = panjue(*words, "method=qlora", "quantization.load_in_4bit=true", *UNEVALUATED)
     assert done.returncode == 0, done.stderr
+    assert "four bits" not in done.stdout, "it answers in the type that its four bits stand for"
     merged = load_language_model(served_model(tmp_path / "run/adapter", "merge").model)
     assert {weight.dtype for weight in merged.parameters()} == {torch.bfloat16}
     assert not getattr(merged, "is_quantized", False)

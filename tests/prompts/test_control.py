@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import write_json
+from panjue.prompts.plumbing.files import dump, read_json, write_json
 from panjue.prompts.render import control_ids, neutralize_tokens, prompt_ids, reply_ids
 
 STYLES: dict[str, tuple[list[str], list[str]]] = {
@@ -100,3 +100,37 @@ def test_a_mistral_model_gets_the_tokenizer_that_has_a_chat_template(tmp_path: P
     write_json(tmp_path / "config.json", {"model_type": "mistral"})
     write_json(tmp_path / "tekken.json", {})
     assert load_tokenizer(tmp_path).eos_token == "<unk>"
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "pieces"),
+    [
+        ("mistral", "4.57.0", ["hello", "World"]),
+        ("mistral3", None, ["hello", "World"]),
+        ("mistral", "5.1.0", ["helloWorld"]),  # made since transformers writes the right one
+        ("qwen3", None, ["helloWorld"]),
+    ],
+)
+def test_words_are_split_as_mistral_split_them_in_its_training(
+    kind: str,
+    version: str | None,
+    pieces: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tokenizer_of(["<s>", "</s>"], []).save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = read_json(path)
+    for number in range(300, 100_300):  # as many as Mistral's has
+        content["model"]["vocab"][f"token {number}"] = number
+    path.write_text(dump(content), "utf-8")
+    write_json(tmp_path / "config.json", {"model_type": kind, "transformers_version": version})
+    made = load_tokenizer(tmp_path)
+    made.save_pretrained(tmp_path / "merged")
+    write_json(
+        tmp_path / "merged/config.json", {"model_type": kind, "transformers_version": "5.19"}
+    )
+    for loaded in (made, load_tokenizer(tmp_path / "merged")):
+        split = loaded.backend_tokenizer.pre_tokenizer.pre_tokenize_str("helloWorld")
+        assert [piece for piece, _ in split] == pieces
+    assert "incorrect regex" not in caplog.text or kind == "qwen3"

@@ -1,4 +1,5 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -11,11 +12,13 @@ from panjue.eval.score import ScoreResult, score
 from panjue.eval.show_scores import remarks
 from panjue.prompts.labels import collect
 from panjue.prompts.model import CLASSIFIER
+from panjue.prompts.plumbing import files
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
+from panjue.serve import decoding
 from panjue.serve.answers import next_step, open_answers
 from panjue.serve.decoding import decode_answers
 from tests.records import Row, Write, believing, write_answers, write_training
@@ -97,6 +100,51 @@ def test_every_case_is_answered_in_the_order_of_the_test_file(run: Path) -> None
     decode_answers(run)
     commonest = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": 8}
     assert submission_of(run) == judged(commonest)
+
+
+class Killed(BaseException):
+    """Ends decoding as SIGKILL does."""
+
+
+@pytest.mark.parametrize("kept", range(5))
+def test_decoding_that_is_killed_is_neither_clean_nor_scored_as_if_all_were_asked(
+    kept: int,
+    run: Path,
+    gold: Path,
+    adapter: Path,
+    panjue: Callable[..., CompletedProcess[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So many of its files have replaced those of an earlier decoding."""
+    check = ("check", run, "--cases", run.parent / "test.jsonl")
+    decode_answers(run, "classifier")
+    (run / "scores.json").write_text("{}", "utf-8")
+    left = kept
+    plain = files.replace
+
+    def killed(temporary: Path, path: Path, *others: Any) -> None:
+        nonlocal left
+        if not left:
+            raise Killed
+        left -= 1
+        plain(temporary, path, *others)
+
+    monkeypatch.setattr(files, "replace", killed)
+    with pytest.raises(Killed):
+        decode_answers(run, "model")
+    monkeypatch.setattr(files, "replace", plain)
+    if kept:
+        way_out = f"stopped before the end; run `panjue decode {run}`, or wait if one runs"
+        for words in (check, ("score", gold, run), ("report", run, "--gold", gold)):
+            done = panjue(*words)
+            assert (done.returncode, way_out in done.stderr, done.stdout) == (2, True, "")
+    else:
+        assert scored(run, gold).answered_by.startswith("answered by the text classifier")
+    tally = decode_answers(run, None if kept else "model")
+    assert tally.replaced.startswith("was answered by the text classifier, as answer=classifier")
+    assert not (run / "scores.json").exists()
+    assert "never asked: 1, " in panjue(*check).stdout
+    assert scored(run, gold).never_asked
 
 
 def test_a_case_that_was_never_asked_is_named_everywhere(
@@ -223,6 +271,22 @@ def test_the_classifier_answers_what_no_reply_has(run: Path, adapter: Path, gold
     (adapter / "manifest.json").unlink()
     decode_answers(run)
     assert not (run / "confidence.jsonl").exists()
+
+
+def test_decoding_reads_the_record_that_is_there_once_it_has_the_lock(
+    run: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(run, trained=None)
+    plain = files.exclusive_lock
+
+    @contextmanager
+    def lock_after_another(folder: Path) -> Iterator[None]:
+        change(run, trained=str(adapter))  # the process that had it until now
+        with plain(folder):
+            yield
+
+    monkeypatch.setattr(decoding, "exclusive_lock", lock_after_another)
+    assert decode_answers(run).fallback == "text classifier"
 
 
 def test_where_the_classifier_answers_no_reply_is_needed(

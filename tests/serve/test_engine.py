@@ -3,11 +3,13 @@
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.v1.engine.async_llm import AsyncLLM
+import torch
+from transformers import Qwen3NextConfig
 
 from panjue.finetune.classifier.fit import training_advisor
 from panjue.finetune.data import RowMaker, RowReport
@@ -16,8 +18,24 @@ from panjue.prompts.labels import collect
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import closed_object, load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
+from panjue.serve import engine
 from panjue.serve.ask import QuestionMaker, Refusal, Request, row
-from panjue.serve.engine import CompletionOutput, Engine, EngineEnded, RequestOutput
+from panjue.serve.engine import (
+    AsyncEngineArgs,
+    CompletionOutput,
+    Engine,
+    EngineEnded,
+    RequestOutput,
+    with_room_for_states,
+)
+
+# isort: split
+from vllm.model_executor.models import ModelRegistry
+from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, get_kv_cache_groups
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
 TASK = load_task("judgment")
 
@@ -160,3 +178,62 @@ def test_a_number_in_an_answer_is_written_in_its_one_spelling(
         question = question_maker.question(example)._replace(schema=schema)
         told = llm.runner.run(llm.ask(Request(0, question, {}))).outputs[0].text
         assert json.loads(told)["number"] in numbers
+
+
+LIKE_QWEN: dict[str, Any] = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 8,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "architectures": ["Qwen3NextForCausalLM"],
+}
+"""The layers of Qwen3.5-9B, in a class that vLLM loads without the packages for pictures."""
+
+
+@pytest.fixture
+def hybrid(tmp_path: Path) -> dict[str, Any]:
+    """Return the arguments of an engine for a base with linear attention and 18 GB of weights."""
+    Qwen3NextConfig(**LIKE_QWEN, dtype="bfloat16").save_pretrained(tmp_path)
+    with (tmp_path / "model.safetensors").open("wb") as weights:
+        weights.truncate(18 * 10**9)  # a hole, which takes no room
+    return {"model": str(tmp_path), "tokenizer": str(tmp_path), "max_model_len": 4096}
+
+
+def blocks_of_vllm(arguments: dict[str, Any], available: int) -> int:
+    """Return how many cache blocks vLLM has in so many bytes, by its own rules."""
+    config = AsyncEngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)
+    config.cache_config.kv_cache_layout = "LBNHC"
+    kind, _ = ModelRegistry.resolve_model_cls(LIKE_QWEN["architectures"], config.model_config)
+    shapes = kind.get_mamba_state_shape_from_config(config)
+    dtypes = kind.get_mamba_state_dtype_from_config(config)
+    state = MambaSpec(shapes=shapes, dtypes=dtypes, block_size=1)
+    token = FullAttentionSpec(block_size=1, num_kv_heads=4, head_size=256, dtype=torch.bfloat16)
+    tokens = 16 * ceil(state.page_size_bytes / token.page_size_bytes / 16)  # whose page is as large
+    attention = replace(token, block_size=tokens)
+    padded = replace(state, block_size=tokens, page_size_padded=attention.page_size_bytes)
+    of_kind = {"linear_attention": padded, "full_attention": attention}
+    specs = {str(n): of_kind[layer] for n, layer in enumerate(LIKE_QWEN["layer_types"])}
+    groups = get_kv_cache_groups(config, specs)
+    found = get_kv_cache_config_from_groups(config, groups, available)
+    assert found.has_mamba_layers, "vLLM compares the sequences with the blocks of these"
+    return int(found.num_blocks)
+
+
+@pytest.mark.parametrize(("gib", "least"), [(22, 20), (24, 45), (32, 150), (80, 250)])
+def test_states_of_linear_attention_get_as_many_sequences_as_vllm_does_not_refuse(
+    gib: int, least: int, hybrid: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert with_room_for_states(hybrid) == hybrid, "without a GPU vLLM refuses none"
+    total = gib * 2**30
+    monkeypatch.setattr(engine, "on_cpu", lambda: False)
+    monkeypatch.setattr(current_platform, "get_device_total_memory", lambda: total)
+    sequences = with_room_for_states(hybrid)["max_num_seqs"]
+    rest = int(0.92 * total) - 18 * 10**9 - 3 * 2**30  # what its activations and graphs may take
+    assert least < sequences <= blocks_of_vllm(hybrid, rest)
+    mine = {**hybrid, "max_num_seqs": 1000}
+    assert with_room_for_states(mine) == mine

@@ -278,6 +278,26 @@ def test_answers_are_not_replaced_by_those_to_another_file(
     assert scores.exists(), "they are of the same answers"
 
 
+def test_cases_on_which_the_engine_failed_alone_are_asked_again(
+    run: Path, cases: Path, panjue: Panjue, lines_of: Lines, running_engine: list[Path]
+) -> None:
+    path = run / "answers/test/completions.jsonl"
+    before = {row["id"]: row for _, row in read_lines(path)}
+    first, second, *others = before.values()
+    of_0_4 = {"id": first["id"], "refused": "the engine failed on this request"}
+    torn = {**second, "texts": ["{"], "finish": ["error"]}
+    path.write_text("".join(dump(row) + "\n" for row in (of_0_4, torn, *others)), "utf-8")
+    decoded = panjue("decode", run).stdout
+    assert "1 on which the engine failed: the same `panjue generate` asks again" in decoded
+    assert "ended by an error of the engine (the same `panjue generate` asks again): 1" in decoded
+    lines = lines_of(run, "answer=model")
+    assert "continuing: 22 of 24 are answered already" in lines
+    assert "2/3 answering 2 cases" in lines
+    after = {row["id"]: row.get("texts") for _, row in read_lines(path)}
+    assert after == {key: row["texts"] for key, row in before.items()}
+    assert not any("never asked" in line or line.startswith("ended by") for line in lines)
+
+
 def test_a_run_resumes_with_other_versions_and_settings_of_memory_and_speed(
     run: Path, cases: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,9 @@
 """Replicas in a Ray cluster: who gets which cases, and what happens when one ends."""
 
+import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,9 @@ from typing import Any
 import pytest
 
 from panjue.prompts.example import Example
-from panjue.prompts.model import TINY_BYTES
+from panjue.prompts.model import CLASSIFIER, TINY_BYTES
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.run import Run
 from panjue.serve import ray as driver
 from panjue.serve.job import Job
@@ -28,6 +32,19 @@ def test_rows_of_an_earlier_run_are_found_by_example(tmp_path: Path) -> None:
     assert set(earlier.of(Example("a b", ""))) == {"a b 0", "a b 2"}
     assert set(earlier.of(Example(7, ""))) == {"7 0"}
     assert earlier.of(Example("a", "")) == {}
+
+
+def test_calls_after_one_on_which_the_engine_failed_are_asked_again_too(tmp_path: Path) -> None:
+    """Their questions may depend on its reply."""
+    failed = {"texts": ["{"], "finish": ["error"]}
+    rows = [{"id": 7, "call": call, "texts": ["{}"], "finish": ["stop"]} for call in range(11)]
+    rows[9] |= failed
+    path = tmp_path / "completions.jsonl"
+    path.write_text("".join(dump(row) + "\n" for row in reversed(rows)), "utf-8")
+    assert list(EarlierRows(path).of(Example(7, ""))) == [f"7 {call}" for call in range(9)]
+    with path.open("a", encoding="utf-8") as out:
+        out.write(dump({**rows[9], "finish": ["stop"]}) + "\n")
+    assert len(EarlierRows(path).of(Example(7, ""))) == 11, "the last row of a call counts"
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +95,29 @@ def test_a_missing_cluster_is_named_in_one_line(outcomes: dict[str, Any]) -> Non
     assert outcomes["no cluster"]["error"].startswith("ray: Could not find any running Ray")
     assert "serve/README.md" in outcomes["no cluster"]["error"]
     assert "\n" not in outcomes["no cluster"]["error"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "file"),
+    [
+        ("merged", "model.safetensors"),
+        ("adapter", "labels.json"),
+        ("adapter", CLASSIFIER),
+        ("adapter", "adapter_model.safetensors"),
+    ],
+)
+def test_a_replica_with_another_model_labels_or_classifier_is_refused(
+    folder: str, file: str, trained: Path, merged: Path, tmp_path: Path
+) -> None:
+    """Its machine has copies, which may be of another training."""
+    run = shutil.copytree(trained, tmp_path / "run")
+    job = Job(GenerateConfig(), Run(run), "judgment", served=Served(run / merged.name))
+    of_driver = driver.fingerprints(job)
+    with (run / folder / file).open("ab") as copy:
+        copy.write(b" ")
+    replica = driver.Replica(job, driver.versions("judgment"), of_driver)
+    with pytest.raises(UserError, match=f"has other files than the driver: {run}/{folder}: "):
+        asyncio.run(replica.start())
 
 
 def test_a_replica_takes_its_gpus_or_its_share_of_a_machines_cores(
