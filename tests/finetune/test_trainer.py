@@ -199,7 +199,8 @@ def test_a_random_order_is_the_one_that_accelerate_gives_one_process(trainer: An
     rows = Dataset.from_dict({"length": [*range(50)]})
     trainer.args.seed = 7
     order = EvenSampler(order_of(rows, trainer.args), 3)
-    loader = DataLoader(range(50), sampler=RandomSampler(rows), collate_fn=list)
+    numbers: Any = range(50)
+    loader: DataLoader[int] = DataLoader(numbers, sampler=RandomSampler(rows), collate_fn=list)
     prepared = prepare_data_loader(loader, use_seedable_sampler=True, data_seed=7)
     orders = []
     for epoch in (0, 1, 4):

@@ -111,7 +111,8 @@ def test_a_replica_with_another_model_labels_or_classifier_is_refused(
 ) -> None:
     """Its machine has copies, which may be of another training."""
     run = shutil.copytree(trained, tmp_path / "run")
-    job = Job(GenerateConfig(), Run(run), "judgment", served=Served(run / merged.name))
+    config = GenerateConfig.model_validate({})
+    job = Job(config, Run(run), "judgment", served=Served(run / merged.name))
     of_driver = driver.fingerprints(job)
     with (run / folder / file).open("ab") as copy:
         copy.write(b" ")
