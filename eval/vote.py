@@ -49,7 +49,7 @@ WHOLE = "answer"
 """What is voted on where a task has no fields: the whole answer to a case."""
 
 ALIKE = "alike"
-MOST = "by most votes"
+MAJORITY = "by most votes"
 TIED = "tied"
 """How an answer was found: in a tie several have most votes."""
 
@@ -76,7 +76,7 @@ class Votes:
 
     def count(self, name: str, how: str) -> None:
         if name not in self.counts:
-            self.counts[name] = Counter({ALIKE: 0, MOST: 0, TIED: 0})
+            self.counts[name] = Counter({ALIKE: 0, MAJORITY: 0, TIED: 0})
         self.counts[name][how] += 1
 
     def lines(self) -> Iterator[str]:
@@ -268,7 +268,7 @@ def elected(values: Sequence[T]) -> tuple[T, str]:
     value = values[ballots.index(best[0])]
     if len(counts) == 1:
         return value, ALIKE
-    return value, TIED if len(best) > 1 else MOST
+    return value, TIED if len(best) > 1 else MAJORITY
 
 
 def ballot(value: Any) -> str:
