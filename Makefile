@@ -26,7 +26,7 @@ base: demo; $(PANJUE) base finetune/configs/base.yaml  # train the demo's tiny b
 sft: base  # fine-tune: cases in, adapter out
 	$(PANJUE) sft CONFIG run=RUN task=TASK model=MODEL train=TRAIN dev=DEV SFT
 generate: sft; $(PANJUE) generate RUN TEST GENERATE  # answer every test case
-score: generate; $(PANJUE) score TEST ANSWERS --json SCORES SCORE  # the official metric with intervals
+score: generate; $(PANJUE) score TEST ANSWERS SCORE  # the official metric with intervals
 check-submission: install; $(PANJUE) check ANSWERS --cases TEST  # every fault of a submission, with its place
 serve: sft; $(PANJUE) serve RUN SERVE  # answer over HTTP, with a page to ask from
 

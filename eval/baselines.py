@@ -45,7 +45,7 @@ class Baselines:
             is_answered_file = answered.record.test_sha256 == sha256(gold)
             completions = answered.folder / "completions.jsonl"
             if self._advisor and is_answered_file and completions.exists():
-                self._completions = Rows(completions, key=call_key)
+                self._completions = Rows(completions, key=call_key, last_counts=True)
         except UserError as error:
             self._advisor = None
             self.classifier_fault = str(error)

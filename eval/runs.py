@@ -22,6 +22,7 @@ from panjue.prompts.plumbing.run import (
     StoredScores,
     TrainingSummary,
     held_out_losses,
+    is_held_out_folder,
     step_of_kept,
 )
 from panjue.prompts.task import load_task
@@ -105,7 +106,7 @@ def listed(folder: Path, name: str, problems: list[str]) -> ListedRun:
         place = manifest.parent
         try:
             answers = Answers(place)
-            if answers.record.held_out:
+            if is_held_out_folder(place):
                 continue
             if changed := changes_since(answers):
                 raise UserError(changed)

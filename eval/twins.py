@@ -121,10 +121,12 @@ class TwinFinder:
     def _rarest(self, of_text: Hashes) -> NDArray[np.int32]:
         """Return the columns of a text's n-grams that the fewest cases have, but some."""
         columns = np.searchsorted(self._known, of_text)
-        columns = columns[columns < len(self._known)]
-        columns = columns[np.isin(self._known[columns], of_text, assume_unique=True)]
+        inside = columns < len(self._known)
+        columns = columns[inside]
+        columns = columns[self._known[columns] == of_text[inside]]
         order = np.argsort(self._texts_with[columns], kind="stable")
-        return columns[order[:RAREST]].astype(np.int32)
+        rarest: NDArray[np.int32] = columns[order[:RAREST]].astype(np.int32)
+        return rarest
 
 
 def distinct_grams_of(examples: Sequence[Example]) -> list[Hashes]:

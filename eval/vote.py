@@ -39,7 +39,7 @@ from panjue.serve.answers import (
     held_out_answers,
     open_answers,
 )
-from panjue.serve.decoding import decoding_of, delete_derived, ranked
+from panjue.serve.decoding import DECODING, UNFINISHED, decoding_of, delete_derived, ranked
 
 T = TypeVar("T")
 
@@ -66,7 +66,7 @@ class Voter:
 
 @dataclass
 class Votes:
-    """What a vote has written, and how often the runs were of one mind."""
+    """What a vote has written, and how often the runs agreed."""
 
     submission: Path
     voters: Sequence[Voter]
@@ -112,11 +112,8 @@ def vote(test: Path, out: Path, runs: Sequence[Path]) -> Votes:
     check_out(out, voters[0].answered.task)
     labels = merged_labels([voter.answered.labels for voter in voters])
     with exclusive_lock(out, other="OUT"):
-        record = record_of_vote(voters)
-        record.write(out)  # first: it makes the folder ours
-        labels.save(out)
-        digest = sha256(out / "labels.json")
-        record.model_copy(update={"labels_sha256": digest}).write(out)
+        if not has_record(out):
+            record_of_vote(voters).write(out)  # it makes the folder ours
         return write_vote(voters, labels, out)
 
 
@@ -199,7 +196,8 @@ def write_vote(voters: Sequence[Voter], labels: Labels, out: Path) -> Votes:
     task = first.task
     submission = out / task.data.submission.name
     before = sha256(submission) if submission.exists() else None
-    earlier = read_object(out / "decode.json") if (out / "decode.json").exists() else {}
+    decoding = out / DECODING
+    earlier = read_object(decoding) if decoding.exists() else {}
     votes = Votes(submission, voters)
     replies = [voter.answered.rows() for voter in voters] if task.ranking else []
     with (
@@ -212,17 +210,22 @@ def write_vote(voters: Sequence[Voter], labels: Labels, out: Path) -> Votes:
                 write(ranked_by_all(task, voters, replies, example, labels))
             else:
                 write(voted_row(task, votes, example))
+        # Before the submission is replaced: `check` and `score` refuse it until all is written.
+        write_json(decoding, {**earlier, UNFINISHED: True})
     after = sha256(submission)
-    if before not in (None, after):
+    labels.save(out)
+    record = record_of_vote(voters)
+    record.model_copy(update={"labels_sha256": sha256(out / "labels.json")}).write(out)
+    if UNFINISHED in earlier or before not in (None, after):
         votes.replaced = delete_derived(out, earlier)
     names = ", ".join(voter.answered.name for voter in voters)
-    told = {
+    report = {
         "examples": len(voters[0].rows),
         "answered_by": f"vote of {len(voters)}: {names}",
         "votes": votes.counts,
         "submission_sha256": after,
     }
-    write_json(out / "decode.json", told)
+    write_json(decoding, report)
     return votes
 
 

@@ -4,6 +4,7 @@ It has nothing of the cases: names and hashes of files, settings, numbers, and l
 """
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from panjue.prompts.plumbing.run import (
     StoredScores,
     TrainingSummary,
     held_out_losses,
+    is_held_out_folder,
     run_around,
     step_of_kept,
 )
@@ -62,7 +64,7 @@ def update_card(trained: Path | None) -> None:
 
     That of an adapter without its run folder stays too: it has what the records there lack.
     """
-    if trained is None or not (trained / CARD).exists():
+    if trained is None or not (trained / CARD).exists() or not os.access(trained, os.W_OK):
         return
     run = run_around(trained)
     summary = TrainingSummary.read(run)
@@ -176,11 +178,11 @@ def held_out_lines(
 
 def held_out_choice(trained: Path, run: Path) -> Choice | None:
     """Return who answers each field, if this very training answered the held-out cases."""
-    folder = run / ANSWERS / HELD_OUT
-    with suppress(UserError):  # whoever uses a broken one names it
-        choice = Choice.read(folder)
-        if choice and is_by(trained, AnswersRecord.read(folder)):
-            return choice
+    for folder in sorted((run / ANSWERS).glob(f"{HELD_OUT}*")):
+        with suppress(UserError):  # whoever uses a broken one names it
+            choice = Choice.read(folder)
+            if choice and is_by(trained, AnswersRecord.read(folder)):
+                return choice
     return None
 
 
@@ -205,7 +207,7 @@ def test_lines(trained: Path, run: Path, record: RunRecord) -> Iterator[str]:
             scores = StoredScores.read(manifest.parent)
         except UserError:  # `panjue runs` names what is broken
             continue
-        if scores is None or answers.held_out or not is_by(trained, answers):
+        if scores is None or is_held_out_folder(manifest.parent) or not is_by(trained, answers):
             continue
         yield f"## Scores on {scrubbed(answers.test)}"
         yield ""

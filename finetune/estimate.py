@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from panjue.finetune.data import collate
 from panjue.finetune.trainer import ReplyTrainer, step_size, steps
 
 LONGEST_TRY_S = 5.0
@@ -53,7 +52,8 @@ def seconds_of(trainer: ReplyTrainer, places: Sequence[int]) -> float:
     model.train()
     if trainer.args.gradient_checkpointing:
         model.gradient_checkpointing_enable()  # which training does too
-    batch = trainer._prepare_inputs(collate([trainer.train_dataset[place] for place in places]))
+    rows = [trainer.train_dataset[place] for place in places]
+    batch = trainer._prepare_inputs(trainer.data_collator(rows))
     start = time.perf_counter()
     with trainer.accelerator.autocast():
         loss = trainer.reply_losses(model, batch).sum()

@@ -25,6 +25,10 @@ class KeepAdapters(TrainerCallback):  # type: ignore[misc]  # transformers is un
         if state.is_world_process_zero:
             keep_adapters(self._run, self._keep, state)
 
+    def on_train_begin(self, *words: Any, **others: Any) -> None:
+        """Keep what a kill right after a checkpoint has left out."""
+        self.on_save(*words, **others)
+
     def on_train_end(self, *words: Any, **others: Any) -> None:
         """Keep what a kill right after the last checkpoint has left out."""
         self.on_save(*words, **others)
@@ -43,5 +47,6 @@ def keep_adapters(run: Path, keep: int, state: TrainerState) -> None:
                 shutil.copy(checkpoint / name, folder)
     kept = kept_adapters(run)
     others = [step for step in kept if step != state.best_global_step]
-    for step in others[: len(others) - (keep - 1)]:
+    too_many = max(0, len(others) - (keep - 1))
+    for step in others[:too_many]:
         delete(kept[step])

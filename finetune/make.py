@@ -47,7 +47,7 @@ def command(line: list[str], goals: list[str], given: dict[str, str]) -> list[st
     if is_done(step, run, goals, given, meant):
         return []
     answers = answers_folder(run, test, given["GENERATE"])
-    of_answers = {"ANSWERS": str(answers), "SCORES": str(answers / "scores.json")}
+    of_answers = {"ANSWERS": str(answers)}
     if step == "score" and has_no_gold(answers, test):
         print(f"{test}: has no outcomes: nothing to score; the submission is in {answers}")
         return []

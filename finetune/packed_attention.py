@@ -116,6 +116,11 @@ MAX_CHANGE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 
 SHORT_TOKENS = 12
 
+AMPERE = (8, 0)
+"""FlashAttention's kernels need this capability, and heads of no more than `MAX_WIDTH`."""
+
+MAX_WIDTH = 256
+
 
 def use_packed_attention(model: Any, max_tokens: int, dtype: torch.dtype) -> bool:
     """Switch a model that computes in `dtype` to `packed_attention` if its results are the same.
@@ -127,6 +132,8 @@ def use_packed_attention(model: Any, max_tokens: int, dtype: torch.dtype) -> boo
     config = base.config.get_text_config()
     device = next(model.parameters()).device
     if not can_run(device, dtype) or getattr(config, "attention_dropout", None):
+        return False
+    if device.type == "cuda" and (getattr(config, "head_dim", None) or 0) > MAX_WIDTH:
         return False
     window = getattr(config, "sliding_window", None) or 0
     longest = SHORT_TOKENS + (window if window < max_tokens else 0)
@@ -149,8 +156,10 @@ def can_run(device: torch.device, dtype: torch.dtype) -> bool:
     """Say whether `packed_attention` runs: on a CPU, or on a GPU with the kernel in 16 bits."""
     if device.type == "cpu":
         return True
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return False
     has_groups = "enable_gqa" in signature(varlen_attn).parameters  # since torch 2.13
-    return device.type == "cuda" and has_groups and dtype in (torch.bfloat16, torch.float16)
+    return has_groups and torch.cuda.get_device_capability(device) >= AMPERE
 
 
 Probed = tuple[Tensor, Tensor]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field, field_validator
+from pydantic_core import to_jsonable_python
 
 from panjue.prompts.model import is_hub_name, model_folder
 from panjue.prompts.plumbing.config import DATA_FILES, Config, load_section, load_values
@@ -160,12 +161,15 @@ def changed_settings(config: SftConfig) -> dict[str, Any]:
     """
     if config.path is None:
         return {}
-    values = config.model_dump(mode="json", exclude=set(OF_RECORD))
+    defaults = {}
+    for name, field in type(config).model_fields.items():
+        if not field.is_required():
+            defaults[name] = field.get_default(call_default_factory=True)
+    # Not validated: what the command line replaces may be anything in the file.
     section = load_values(config.path).get("sft") or {}
-    needed = {name: getattr(config, name) for name in ("run", "model", "train")}
-    of_file = type(config).model_validate({**needed, **section})
-    now = dict(flat(values))
-    before = dict(flat(of_file.model_dump(mode="json", exclude=set(OF_RECORD))))
+    of_file = to_jsonable_python({**defaults, **section})
+    before = {name: value for name, value in flat(of_file) if name not in OF_RECORD}
+    now = dict(flat(config.model_dump(mode="json", exclude=set(OF_RECORD))))
     return {name: now.get(name) for name in before | now if now.get(name) != before.get(name)}
 
 

@@ -26,7 +26,7 @@ from panjue.finetune.trainer import ReplyTrainer
 from panjue.finetune.training_log import TrainingLog, print_plan
 from panjue.finetune.training_run import TrainingRun
 from panjue.prompts.model import load_tokenizer, model_folder, threads_for
-from panjue.prompts.plumbing.errors import UserError, of_library
+from panjue.prompts.plumbing.errors import of_library
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
@@ -69,8 +69,7 @@ def run_training(
     if not len(rows.held_out):
         args.eval_strategy = "no"
         args.load_best_model_at_end = False
-        if config.keep > 1:
-            raise UserError("keep: no case is held out that could choose; give dev=FILE")
+        run.check_nothing_to_choose()
     console.print("2/4 loading the base model")
     model = load_model(config, base, args)
     check_embeddings(base, model, maker.tokenizer, rows.train, rows.held_out)

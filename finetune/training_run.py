@@ -198,6 +198,11 @@ class TrainingRun:
         make_once(folder, folder.is_dir, make)
         return folder
 
+    def check_nothing_to_choose(self) -> None:
+        """Refuse to keep several adapters where no case is held out."""
+        if self.config.keep > 1:
+            raise UserError("keep: no case is held out that could choose; give dev=FILE")
+
     def row_key(self, classifier: Path | None) -> dict[str, Any]:
         """Return what the token rows depend on: settings, and the opinions that prompts show."""
         key = self.record.part(DATA, ROWS)
@@ -277,7 +282,8 @@ class TrainingRun:
             return
         attention = trainer.model.config.get_text_config()._attn_implementation
         results = {"examples": examples, "attention": attention}
-        summary = finished(self._begun(), trainer, seconds)
+        begun = TrainingSummary.read(self.config.run) or TrainingSummary()
+        summary = finished(begun, trainer, seconds)
         self._write(summary)
         for step, kept in kept_adapters(self.config.run).items():
             if step == trainer.state.best_global_step:  # the result itself

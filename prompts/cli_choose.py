@@ -23,7 +23,7 @@ from panjue.eval.metric_values import (
 from panjue.prompts.cli_generate import held_out_file, refuse_others
 from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import delete, exclusive_lock, read_lines, write_json
+from panjue.prompts.plumbing.files import delete, exclusive_lock, write_json
 from panjue.prompts.plumbing.run import (
     ANSWERS,
     CHOSEN,
@@ -34,6 +34,7 @@ from panjue.prompts.plumbing.run import (
     Chosen,
     Run,
     RunRecord,
+    held_out_losses,
     kept_adapters,
 )
 from panjue.serve.decoding import decode_answers
@@ -90,11 +91,7 @@ def adapters_of(run: Run) -> list[Adapter]:
     result = run.folder / RESULTS[0]
     if not (result / MANIFEST).is_file():
         raise UserError(f"{run.folder}: has no adapter; `panjue sft` with keep=3 keeps several")
-    losses = {}
-    log = run.folder / "log.jsonl"
-    for _, entry in read_lines(log) if log.exists() else ():
-        if "eval_loss" in entry:
-            losses[int(entry["step"])] = float(entry["eval_loss"])
+    losses = held_out_losses(run.folder)
     others = {step: place for step, place in kept_adapters(run.folder).items() if step in losses}
     if not others:
         way_out = "train into another folder with keep=3"

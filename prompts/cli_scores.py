@@ -78,6 +78,7 @@ def score(
     """Score SUBMISSION against GOLD by the task's official metric."""
     from panjue.eval.score import score as compute
     from panjue.eval.show_scores import show
+    from panjue.serve.decoding import decoding_of
 
     submission, reader, answered = submission_of(submission, gold, task)
     check_output(json)
@@ -92,7 +93,7 @@ def score(
     numbers = {**scores.to_json(), **skipped, "submission_sha256": sha256(scored)}
     if json:
         write_json(json, numbers, are_scores)
-    if answered and scored.parent == answered.folder and not labels:
+    if answered and not labels and decoding_of(scored) is not None:
         store_scores(answered, numbers)
 
 

@@ -168,13 +168,14 @@ def held_out_answers(folder: Path, record: AnswersRecord) -> Path | None:
 
 def choice_of(run: Run) -> Choice | None:
     """Return the choice that the held-out answers of this very training led to, if there is one."""
-    folder = run.folder / ANSWERS / HELD_OUT
-    choice = Choice.read(folder)
-    if choice is None:
-        return None
-    record = AnswersRecord.read(folder)
-    is_of_it = record.is_of_adapter and record.trained_sha256 == model_sha256(run.trained)
-    return choice if is_of_it else None
+    for folder in sorted((run.folder / ANSWERS).glob(f"{HELD_OUT}*")):
+        choice = Choice.read(folder)
+        if choice is None:
+            continue
+        record = AnswersRecord.read(folder)
+        if record.is_of_adapter and record.trained_sha256 == model_sha256(run.trained):
+            return choice
+    return None
 
 
 def texts_of(folder: Path) -> frozenset[str]:

@@ -44,8 +44,7 @@ def test_the_environment_does_not_steer_what_the_targets_run_in_order() -> None:
         "<base> <finetune/configs/base.yaml> ",
         "<sft> <demo> ",
         "<generate> <runs/demo> <data/demo/test.jsonl> ",
-        "<score> <data/demo/test.jsonl> <runs/demo/answers/test> <--json> "
-        "<runs/demo/answers/test/scores.json> ",
+        "<score> <data/demo/test.jsonl> <runs/demo/answers/test> ",
     ]
     assert '--model ""' in make("-n", "gpu", MODEL="m").stdout
 

@@ -4,7 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from transformers import TrainerState
 
+from panjue.finetune.checkpoints import mark_complete
+from panjue.finetune.kept import FILES, keep_adapters
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.plumbing.run import Run, kept_adapters
@@ -49,6 +52,22 @@ def test_three_adapters_are_kept_and_each_is_a_result_without_an_optimizer(
     assert after == before
     assert all(Run(place).result for place in kept.values())
     assert not (run / "chosen.json").exists(), "nothing was chosen of this result"
+
+
+@pytest.mark.parametrize("keep", range(2, 8))
+def test_as_many_are_kept_as_wanted_and_the_last_ones(keep: int, tmp_path: Path) -> None:
+    write_json(tmp_path / "manifest.json", {"task": "", "prompt_sha256": "", "seed": 0})
+    state = TrainerState(log_history=[], best_global_step=3)
+    for step in range(1, 7):
+        place = tmp_path / f"checkpoints/checkpoint-{step}"
+        place.mkdir(parents=True)
+        for name in FILES:
+            (place / name).write_text(str(step))
+        mark_complete(place)
+        state.log_history.append({"step": step, "eval_loss": 1.0})
+        keep_adapters(tmp_path, keep, state)
+    others = [step for step in range(1, 7) if step != 3]
+    assert [step for step in kept_adapters(tmp_path) if step != 3] == others[-(keep - 1) :]
 
 
 def test_one_adapter_is_kept_where_nothing_is_said(trained: Path) -> None:
