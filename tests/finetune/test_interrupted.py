@@ -55,7 +55,7 @@ DISTURBANCES = {
     "interrupted": Disturbance("log", 2, SIGINT, 3, BY_LENGTH),
     "stopped-in-evaluation": Disturbance("evaluation_loop", 6, SIGTERM, 7, [DROPOUT]),
     "killed-in-evaluation": Disturbance("evaluation_loop", 6, SIGKILL, 3, OFTEN),
-    "killed-in-the-last": Disturbance("evaluation_loop", 20, SIGKILL, 14, BY_EPOCH),
+    "killed-in-the-last": Disturbance("evaluation_loop", 20, SIGKILL, 13, BY_EPOCH),
 }
 
 
