@@ -43,6 +43,8 @@ from panjue.prompts.plumbing.run import (
     Choice,
     RunRecord,
     TrainingSummary,
+    run_around,
+    step_of_kept,
 )
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item, Row
@@ -84,6 +86,9 @@ class TrainingShown:
 
     record: RunRecord
     summary: TrainingSummary
+    step: int | None
+    """The one that has the weights."""
+    loss: float | None
     base: str
     picture: Picture | None
     took: str
@@ -220,12 +225,17 @@ def _training(answered: OpenedAnswers) -> TrainingShown | None:
     if trained is None or not is_there or not (trained / MANIFEST).exists():
         return None
     record = RunRecord.read(trained)
-    summary = TrainingSummary.read(trained.parent) or TrainingSummary()
+    run = run_around(trained)
+    summary = TrainingSummary.read(run) or TrainingSummary()
+    step = step_of_kept(trained) or summary.kept_step
+    losses = read_losses(run)
     return TrainingShown(
         record=record,
         summary=summary,
+        step=step,
+        loss=dict(losses.held_out).get(step) if step else None,
         base=scrubbed(record.base),
-        picture=picture(read_losses(trained.parent), summary.kept_step),
+        picture=picture(losses, step),
         took=duration(summary.seconds or 0),
         settings=dict(flat(scrubbed(record.part(WEIGHTS, ROWS, DATA)))),
         changed=scrubbed(summary.changed),

@@ -21,6 +21,8 @@ from panjue.prompts.plumbing.run import (
     RunRecord,
     StoredScores,
     TrainingSummary,
+    held_out_losses,
+    step_of_kept,
 )
 from panjue.prompts.task import load_task
 from panjue.serve.answers import changes_since
@@ -33,6 +35,8 @@ class ListedRun:
     name: str
     record: RunRecord
     summary: TrainingSummary
+    loss: float | None
+    """On held-out cases, of the adapter that answers."""
     scores: Sequence[tuple[str, str]]
     """Name of the answers to a test file, and the headline metric with its interval."""
     date: str
@@ -108,8 +112,11 @@ def listed(folder: Path, name: str, problems: list[str]) -> ListedRun:
             scores.append((place.name, headline_of(StoredScores.read(place), headline)))
         except UserError as error:
             problems.append(f"{name}/{ANSWERS}/{place.name}: {error}")
+    step = step_of_kept(run.trained) or summary.kept_step
+    loss = held_out_losses(folder).get(step) if step else None
     written = date.fromtimestamp((run.trained / MANIFEST).stat().st_mtime)  # until version 0.4
-    return ListedRun(name, record, summary, scores, summary.finished or written.isoformat())
+    day = summary.finished or written.isoformat()
+    return ListedRun(name, record, summary, loss, scores, day)
 
 
 def headline_of(scores: StoredScores | None, metric: str) -> str:
@@ -155,6 +162,6 @@ def cells(run: ListedRun) -> Iterator[str]:
     yield run.record.method
     yield str(run.record.examples or "")
     yield str(summary.steps or "")
-    yield "" if summary.held_out_loss is None else f"{summary.held_out_loss:.4f}"
+    yield "" if run.loss is None else f"{run.loss:.4f}"
     yield ""
     yield run.date

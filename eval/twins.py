@@ -26,7 +26,7 @@ NEAR = 0.8
 RAREST = 64
 """N-grams of a text, the rarest in the training, by which its twin is looked for."""
 
-MOST = 100_000
+MOST_CASES = 100_000
 """Training cases whose n-grams are kept: 3 kB each."""
 
 
@@ -82,8 +82,8 @@ class TwinFinder:
         for batch in batches(examples):
             self._texts.update(map(text_hash, batch))
             self._grams += distinct_grams_of(batch)
-            if len(self._grams) > MOST:
-                raise UserError(f"training has more than {MOST:,} cases")
+            if len(self._grams) > MOST_CASES:
+                raise UserError(f"training has more than {MOST_CASES:,} cases")
         everything = np.concatenate([*self._grams, np.zeros(0, np.uint32)])
         self._known, self._texts_with = np.unique(everything, return_counts=True)
         columns = np.searchsorted(self._known, everything).astype(np.int32)

@@ -19,13 +19,14 @@ from panjue.prompts.plumbing.run import (
     ANSWERS,
     HELD_OUT,
     MANIFEST,
-    RESULTS,
-    SUMMARY,
     AnswersRecord,
     Choice,
     RunRecord,
     StoredScores,
     TrainingSummary,
+    held_out_losses,
+    run_around,
+    step_of_kept,
 )
 from panjue.prompts.task import load_task
 
@@ -49,9 +50,9 @@ SEAL = "<!-- made by panjue, which leaves the card alone once its text is change
 """Begins the last line, which has the hash of the text above it."""
 
 
-def write_card(trained: Path, run: Path) -> None:
-    """Write the card of a training into the folder of its weights."""
-    text = "\n".join(card_lines(trained, run)) + "\n"
+def write_card(trained: Path, run: Path, step: int | None) -> None:
+    """Write the card of a training into the folder of its weights, which are those of a step."""
+    text = "\n".join(card_lines(trained, run, step)) + "\n"
     with atomic_write(trained / CARD, is_as_written) as out:
         out.write(f"{text}{SEAL}{text_sha256(text)} -->\n")
 
@@ -61,11 +62,12 @@ def update_card(trained: Path | None) -> None:
 
     That of an adapter without its run folder stays too: it has what the records there lack.
     """
-    if trained is None or trained.name not in RESULTS:
+    if trained is None or not (trained / CARD).exists():
         return
-    has_both = (trained.parent / SUMMARY).exists() and (trained / CARD).exists()
-    if has_both and is_as_written(trained / CARD):
-        write_card(trained, trained.parent)
+    run = run_around(trained)
+    summary = TrainingSummary.read(run)
+    if summary and is_as_written(trained / CARD):
+        write_card(trained, run, step_of_kept(trained) or summary.kept_step)
 
 
 def is_as_written(path: Path) -> bool:
@@ -79,7 +81,7 @@ def text_sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def card_lines(trained: Path, run: Path) -> Iterator[str]:
+def card_lines(trained: Path, run: Path, step: int | None) -> Iterator[str]:
     record = RunRecord.read(trained)
     summary = TrainingSummary.read(run) or TrainingSummary()
     yield from front_matter(record)
@@ -97,7 +99,7 @@ def card_lines(trained: Path, run: Path) -> Iterator[str]:
     yield "## Training"
     yield ""
     yield from training_lines(record, summary)
-    yield from held_out_lines(trained, run, summary)
+    yield from held_out_lines(trained, run, summary, step)
     yield from test_lines(trained, run, record)
     yield "## Use"
     yield ""
@@ -152,16 +154,18 @@ def training_lines(record: RunRecord, summary: TrainingSummary) -> Iterator[str]
         yield from table(("setting", "value"), rows)
 
 
-def held_out_lines(trained: Path, run: Path, summary: TrainingSummary) -> Iterator[str]:
+def held_out_lines(
+    trained: Path, run: Path, summary: TrainingSummary, step: int | None
+) -> Iterator[str]:
     """Yield the loss on held-out cases, and how the model and the classifier answered them."""
     choice = held_out_choice(trained, run)
-    if summary.held_out_loss is None and choice is None:
+    loss = held_out_losses(run).get(step) if step else None
+    if loss is None and choice is None:
         return
     yield "## Held-out cases"
     yield ""
-    if summary.held_out_loss is not None:
-        place = f"step {summary.kept_step}, which is kept"
-        yield f"Loss {summary.held_out_loss:.4f} on {summary.held_out} examples at {place}."
+    if loss is not None:
+        yield f"Loss {loss:.4f} on {summary.held_out} examples, with these weights of step {step}."
         yield ""
     if choice:
         yield f"{choice.cases} cases, answered by the model and by the text classifier beside it:"

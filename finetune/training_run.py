@@ -277,6 +277,8 @@ class TrainingRun:
             return
         attention = trainer.model.config.get_text_config()._attn_implementation
         results = {"examples": examples, "attention": attention}
+        summary = finished(self._begun(), trainer, seconds)
+        self._write(summary)
         for step, kept in kept_adapters(self.config.run).items():
             if step == trainer.state.best_global_step:  # the result itself
                 delete(kept)
@@ -284,12 +286,12 @@ class TrainingRun:
             with atomic_folder(kept) as folder:
                 shutil.copytree(kept, folder, dirs_exist_ok=True)
                 self._complete(folder, labels, classifier, results)
+                write_card(folder, self.config.run, step)
         with atomic_folder(self.config.result) as folder:
             with full_disk_named(folder):
                 trainer.save_model(str(folder))
             self._complete(folder, labels, classifier, results)
-            self._write(finished(self._begun(), trainer, seconds))
-            write_card(folder, self.config.run)
+            write_card(folder, self.config.run, summary.kept_step)
 
     def _complete(
         self, folder: Path, labels: Labels, classifier: Path | None, results: Mapping[str, Any]

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from panjue.prompts.plumbing.config import first_complaint
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import difference, read_object, sha256, write_json
+from panjue.prompts.plumbing.files import difference, read_lines, read_object, sha256, write_json
 
 MANIFEST = "manifest.json"
 CONFIG = "config.yaml"
@@ -350,6 +350,19 @@ def kept_adapters(run: Path) -> dict[int, Path]:
         if number.isdecimal():
             found[int(number)] = path
     return dict(sorted(found.items()))
+
+
+def step_of_kept(trained: Path) -> int | None:
+    """Return the step of an adapter in RUN/kept; None of the result of a training."""
+    number = trained.name.removeprefix("step-")
+    return int(number) if trained.parent.name == KEPT and number.isdecimal() else None
+
+
+def held_out_losses(run: Path) -> dict[int, float]:
+    """Return step -> held-out loss, as the log of a run folder has them."""
+    log = run / "log.jsonl"
+    entries = [entry for _, entry in read_lines(log)] if log.exists() else []
+    return {entry["step"]: entry["eval_loss"] for entry in entries if "eval_loss" in entry}
 
 
 def run_around(trained: Path) -> Path:

@@ -146,7 +146,7 @@ def of_training(hostile: Path, tmp_path: Path) -> Path:
 
 def test_the_training_and_the_choice_are_shown(of_training: Path) -> None:
     text = page(page_data(open_answers(of_training)))
-    for shown in ("123,456", "2 h 10 min", "3.0 GiB (NVIDIA H100)", "held-out loss"):
+    for shown in ("123,456", "2 h 10 min", "3.0 GiB (NVIDIA H100)", "held-out loss of"):
         assert shown in text
     assert "Model and text classifier on 40 held-out cases" in text
     assert text.count("<circle") == 2, "each evaluation"

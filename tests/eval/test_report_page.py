@@ -206,7 +206,10 @@ def test_the_curve_of_the_training_in_both_languages(
     assert len(places) == 2
     assert places[0] > places[1], "0.5 lies below 0.75"
     caption = opened.inner_text("#loss figcaption")
-    said = {"en": "Kept: step 10, held-out loss 0.5000", "zh": "保留第 10 步，验证集损失 0.5000"}
+    said = {
+        "en": "those of step 10, with a held-out loss of 0.5000",
+        "zh": "所用权重是第 10 步的，验证集损失 0.5000",
+    }
     assert said[language] in caption
     assert opened.locator("#choice td").first.inner_text() == "0.5000"
     other = {"en": "zh", "zh": "en"}[language]

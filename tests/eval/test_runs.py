@@ -13,7 +13,7 @@ from panjue.eval.runs import list_runs
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import sha256, write_json
+from panjue.prompts.plumbing.files import dump, sha256, write_json
 from panjue.prompts.plumbing.run import TrainingSummary
 from tests.records import ANSWERED, TRAINED
 
@@ -30,6 +30,9 @@ def make_run(folder: Path, **summary: Any) -> None:
     write_json(folder / "adapter/manifest.json", finished)
     (folder / "adapter/adapter_model.safetensors").touch()
     write_json(folder / "training.json", TrainingSummary(**summary).model_dump())
+    if "steps" in summary:
+        entry = {"step": summary["steps"], "eval_loss": summary["held_out_loss"]}
+        (folder / "log.jsonl").write_text(dump(entry), "utf-8")
 
 
 def add_answers(folder: Path, name: str, final: float | None, **more: Any) -> None:
@@ -52,6 +55,7 @@ def ten(tmp_path: Path) -> Path:
         make_run(
             runs / f"run{number}",
             steps=100 + number,
+            kept_step=100 + number,
             held_out_loss=0.5 + number / 100,
             finished=f"2026-11-0{number + 1}",
         )

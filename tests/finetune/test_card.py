@@ -40,7 +40,10 @@ def test_the_card_has_base_data_settings_and_loss(trained: Path, workshop: Path)
     assert summary.tokens == logged(trained, "num_tokens")[-1]["num_tokens"]
     assert summary.seconds
     assert summary.memory
-    assert f"Loss {kept['eval_loss']:.4f} on {summary.held_out} examples" in text
+    said = (
+        f"Loss {kept['eval_loss']:.4f} on {summary.held_out} examples, with these weights of step"
+    )
+    assert f"{said} {kept['step']}." in text
     assert "config `sft`, nothing changed." in text
     assert "More Information Needed" not in text
     assert str(workshop) not in text, "no paths"

@@ -29,7 +29,8 @@ def test_three_adapters_are_kept_and_each_is_a_result_without_an_optimizer(
     main(workshop / "sft.yaml", [f"run={run}", "keep=3", *OFTEN])
     kept = kept_adapters(run)
     assert list(kept) == steps_wanted(run)
-    for place in kept.values():
+    for step, place in kept.items():
+        assert f"these weights of step {step}." in (place / "README.md").read_text("utf-8")
         assert Run(place).record == Run(run).record
         names = {path.name for path in place.iterdir()}
         assert names <= {path.name for path in (run / "adapter").iterdir()}

@@ -44,11 +44,11 @@ def test_a_training_is_reported_offline(
 def test_what_is_not_installed_is_named_before_anything_is_made(
     workshop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if find_spec("neptune"):
-        pytest.skip("neptune is installed")
-    said = rf"^trainer.report_to: neptune is not installed; {sys.executable} -m pip install "
+    if find_spec("clearml"):
+        pytest.skip("clearml is installed")
+    said = rf"^trainer.report_to: clearml is not installed; {sys.executable} -m pip install "
     with pytest.raises(UserError, match=said):
-        main(workshop / "sft.yaml", [f"run={tmp_path}/run", "trainer.report_to=neptune"])
+        main(workshop / "sft.yaml", [f"run={tmp_path}/run", "trainer.report_to=clearml"])
     assert not list(tmp_path.glob("run/rows/*/rows.arrow"))
     assert capsys.readouterr().out == ""
 

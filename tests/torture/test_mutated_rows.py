@@ -271,7 +271,7 @@ def tries(name: str, tmp_path: Path, seeds: range) -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_mutated_row_is_scored_or_refused_in_a_line(name: str, tmp_path: Path) -> None:
-    tries(name, tmp_path, range(40))
+    tries(name, tmp_path, range(15))
 
 
 @pytest.mark.endurance
