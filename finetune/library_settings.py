@@ -127,6 +127,9 @@ UNUSABLE = ("lora_bias", "alora_invocation_tokens")
 """Settings of peft with which an adapter is trained that nothing can answer with: peft merges no
 bias into a layer without one, and vLLM 0.32 has neither biases nor activated adapters."""
 
+USERS_WANDB_DIR = os.environ.get("WANDB_DIR")
+"""Where the user wants the runs of wandb, if not in the run folder of the training."""
+
 KEEPS_BASE = (True, False, "gaussian", "orthogonal")
 """Initializations of LoRA that leave the base as it is. With others the adapter does not fit the
 original base, which vLLM and `merge` use."""
@@ -268,9 +271,9 @@ def trainer_config(config: SftConfig) -> TrainerConfig:
         settings.setdefault("load_best_model_at_end", True)
         settings.setdefault("metric_for_best_model", "eval_loss")
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(config.run / "tensorboard")
-    os.environ.setdefault("WANDB_DIR", str(config.run))
-    os.environ.setdefault("SWANLAB_LOG_DIR", str(config.run / "swanlog"))
     args = validated("trainer", TrainerConfig, settings)
+    if "wandb" in args.report_to:
+        os.environ["WANDB_DIR"] = USERS_WANDB_DIR or str(config.run)
     check_reports(args.report_to)
     # A single process would use all visible GPUs (transformers/training_args.py:1917), by
     # DataParallel, which trl refuses.

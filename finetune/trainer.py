@@ -149,8 +149,10 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         from swanlab.integration.transformers import SwanLabCallback as Own  # noqa: PLC0415
 
         self.remove_callback(SwanLabCallback)
+        folder = os.environ.get("SWANLAB_LOG_DIR", Path(self.args.output_dir).with_name("swanlog"))
         project = os.environ.get("SWANLAB_PROJECT")
-        self.add_callback(Own(project=project, experiment_name=self.args.run_name))
+        name = self.args.run_name
+        self.add_callback(Own(project=project, experiment_name=name, log_dir=str(folder)))
 
     def compute_loss(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from panjue.finetune.classifier.opinions import Opinion
 from panjue.prompts.example import Example
 
-MOST = 64
+AT_ONCE = 64
 """Cases that are looked at together; more would keep the first of them waiting."""
 
 Waiting = tuple[Example, asyncio.Future[list[Opinion]]]
@@ -31,8 +31,8 @@ class Together:
 
     async def _look(self) -> None:
         while self._waiting:
-            batch = self._waiting[:MOST]
-            del self._waiting[:MOST]
+            batch = self._waiting[:AT_ONCE]
+            del self._waiting[:AT_ONCE]
             try:
                 await self._look_at(batch)
             except Exception:  # a case that fails must not fail the others

@@ -1,6 +1,7 @@
 """What a training writes, says and refuses."""
 
 import json
+import math
 import os
 import re
 import resource
@@ -74,7 +75,10 @@ def test_max_steps_is_a_cap_on_the_epochs(workshop: Path, tmp_path: Path, capsys
         words = [f"trainer.{word}" for word in case.split()]
         main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true", *words])
         planned += re.findall(r"^steps +(\d+)", capsys.readouterr().out, re.MULTILINE)
-    assert planned == ["500", "14", "2"], "an epoch is 14 steps"
+    read = list(Reader(TASK).read(workshop / "demo/train.jsonl"))
+    trained_on = sum(not is_held_out(example) for example in read)
+    epoch = math.ceil(trained_on / 8)
+    assert planned == ["500", str(epoch), "2"], "a step has 8 cases"
 
 
 def test_the_last_lines_have_the_loss_of_what_was_kept_and_the_next_command(

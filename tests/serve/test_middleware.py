@@ -198,7 +198,7 @@ def test_a_request_counts_for_all_its_replies(around: Around, body: Any, is_refu
 
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_an_engine_that_fails_is_an_error_of_the_server(around: Around, is_streamed: bool) -> None:
-    def question(_: Any) -> Any:
+    async def question(_: Any) -> Any:
         return SimpleNamespace(names=("甲",)), None
 
     async def answer(*_: Any) -> Any:
@@ -313,7 +313,7 @@ def test_beside_an_adapter_no_client_reaches_the_base(path: str) -> None:
 def test_a_case_is_asked_with_the_adapter_of_its_model(around: Around) -> None:
     asked = []
 
-    def question(_: Any) -> Any:
+    async def question(_: Any) -> Any:
         return SimpleNamespace(names=("甲",)), None
 
     async def answer(engine: Engine, *_: Any) -> Any:

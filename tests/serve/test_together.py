@@ -7,9 +7,9 @@ import pytest
 
 from panjue.finetune.classifier.opinions import Opinion
 from panjue.prompts.example import Example
-from panjue.serve.together import MOST, Together
+from panjue.serve.together import AT_ONCE, Together
 
-CASES = 3 * MOST
+CASES = 3 * AT_ONCE
 
 
 def opinion(example: Example) -> Opinion:
@@ -40,7 +40,7 @@ def test_each_gets_its_own_opinions_and_few_calls_are_made() -> None:
     for _ in range(2):  # an event loop of its own each time
         look.sizes.clear()
         assert asyncio.run(ask_all()) == [[opinion(example)] for example in examples]
-        assert look.sizes == [MOST] * 3
+        assert look.sizes == [AT_ONCE] * 3
 
 
 def test_one_that_fails_or_has_gone_does_not_touch_the_others() -> None:
