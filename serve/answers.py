@@ -134,6 +134,11 @@ def changes_since(answers: Answers) -> str:
         changes.append(f"{label_file} is missing")
     elif record.labels_sha256 not in (None, sha256(label_file)):
         changes.append(f"{label_file} was changed since the answers were made")
+    format_of = load_task(record.task).data.submission
+    for folder, digest in record.voted.items():
+        submission = Path(folder) / format_of.name
+        if not (submission.exists() and sha256(submission) == digest):
+            changes.append(f"{submission}, which voted, is missing, or was changed since")
     return "; ".join(changes)
 
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from panjue.eval.score import score
 from panjue.eval.vote import elected, vote
 from panjue.prompts.labels import Labels, collect, load_labels, merged_labels
 from panjue.prompts.plumbing.errors import UserError
@@ -316,3 +317,33 @@ def test_every_task_votes(name: str, tmp_path: Path, panjue: Panjue) -> None:
     else:
         assert sha256(tmp_path / "out" / submission) == sha256(runs[1] / submission)
     assert panjue("score", sample, tmp_path / "out").returncode == 0
+
+
+def test_a_vote_says_when_what_voted_is_gone_or_another(
+    run: Callable[..., Path], test: Path, tmp_path: Path
+) -> None:
+    one, other = run("one", THEFT), run("other", FRAUD)
+    out = tmp_path / "out"
+    vote(test, out, [one, other])
+    assert not open_answers(out).changed
+    submission = other / "answers/test/submission.jsonl"
+    if not submission.exists():
+        submission = other / "submission.jsonl"
+    submission.write_bytes(submission.read_bytes() + b"\n")
+    assert f"{submission}, which voted, is missing, or was changed" in open_answers(out).changed
+
+
+def test_a_vote_that_is_killed_before_its_end_is_not_scored(
+    run: Callable[..., Path], test: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [run("one", THEFT), run("other", FRAUD)]
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(Labels, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            vote(test, out, runs)
+    assert read_json(out / "decode.json")["unfinished"]
+    with pytest.raises(UserError, match="stopped before the end"):
+        score(Reader(TASK), test, out, open_answers(out))
+    vote(test, out, runs)
+    assert "unfinished" not in read_json(out / "decode.json")
