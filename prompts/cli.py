@@ -20,12 +20,15 @@ from panjue.prompts.plumbing.config import load_values, setting_lines
 from panjue.prompts.plumbing.debug import debug_log, quiet_libraries
 from panjue.prompts.plumbing.errors import Stopped, UserError, in_one_line
 from panjue.prompts.plumbing.run import Answers, Run
+from panjue.prompts.plumbing.threads import spin_briefly
 from panjue.serve.engine_processes import watch_parent
 
 watch_parent()  # acts only in the processes of an engine
 
 # trl reports the start of each training, dry runs too. Read when the hub's library is imported.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+spin_briefly()
 
 for name in ("bitsandbytes", "torch._library.triton"):
     # Their imports warn of packages that panjue does not need on a CPU.

@@ -24,6 +24,7 @@ from panjue.prompts.model import (
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.plumbing.run import RunRecord
+from panjue.prompts.plumbing.threads import SPINS
 
 OF_A_HUB = ["config.json", "model-00001-of-00001.safetensors", "tokenizer.json", "a.jinja"]
 
@@ -170,21 +171,26 @@ THREADS = "OMP_NUM_THREADS"
 
 @pytest.mark.usefixtures("three_threads")
 @pytest.mark.parametrize(
-    ("size", "own", "here", "in_processes"),
+    ("size", "spins", "own", "here", "in_processes"),
     [
-        (TINY_BYTES, None, 1, "1"),
-        (TINY_BYTES + 1, None, 3, None),
-        (TINY_BYTES, "2", 3, "2"),  # torch has read that when it was imported
+        (TINY_BYTES, "1000", None, 2, "2"),
+        (TINY_BYTES, None, None, 1, "1"),
+        (TINY_BYTES + 1, "1000", None, 3, None),
+        (TINY_BYTES, "1000", "2", 3, "2"),  # torch has read that when it was imported
     ],
 )
-def test_a_tiny_model_takes_one_thread_unless_the_user_says_otherwise(
+def test_a_tiny_model_takes_few_threads_unless_the_user_says_otherwise(  # noqa: PLR0913, PLR0917
     size: int,
+    spins: str | None,
     own: str | None,
     here: int,
     in_processes: str | None,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv(SPINS, raising=False)
+    if spins:
+        monkeypatch.setenv(SPINS, spins)
     if own:
         monkeypatch.setenv(THREADS, own)
     os.truncate(folder / "model.safetensors", size - 1)

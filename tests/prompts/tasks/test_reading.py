@@ -295,7 +295,13 @@ def test_a_file_by_hand(tmp_path: Path) -> None:
     assert found["groups"]["domain"]["civil"]["f1"] == pytest.approx(1 / 3)
     # 甲乙 against 甲 and 丙: 2/3; 甲 against 甲乙 and 丙: 2/3; 丙 against the others: 0.
     assert found["baselines"]["human"]["f1"] == pytest.approx(4 / 9)
-    assert found["groups"]["type"]["unknown"] == {"examples": 1, "em": 0.0, "f1": 0.0}
+    assert found["groups"]["type"]["unknown"] == {
+        "examples": 1,
+        "counted": 1,
+        "unweighted": False,
+        "em": 0.0,
+        "f1": 0.0,
+    }
     assert found["baselines"]["always unknown"]["f1"] == pytest.approx(1 / 4)
     # 原告甲欠款 against 甲: 2/6; against the sets of 甲乙, 甲, 丙 原告甲 gives 2/4, 2/5, 2/4.
     expected = (2 / 6 + 0 + 0 + (2 / 4 + 2 / 5 + 2 / 4) / 3) / 4
