@@ -69,6 +69,7 @@ def generate(run: Run, test: Path, config: GenerateConfig) -> None:
                 asking.ask(cases)
             else:
                 claim(job, cases, console, asked=False)
+                console.print("2/3 the text classifier answers every field, the model is not asked")
         console.print("3/3 decoding")
         tally = decode_answers(cases.folder, config.answer)
     update_card(run.result)
