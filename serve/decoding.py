@@ -34,7 +34,7 @@ from panjue.prompts.plumbing.files import (
 )
 from panjue.prompts.plumbing.progress import counted
 from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.plumbing.run import AnsweredBy, Choice
+from panjue.prompts.plumbing.run import SCORES, AnsweredBy, Choice
 from panjue.prompts.reader import text_hash, text_hashes
 from panjue.prompts.task import Task
 from panjue.serve.answers import (
@@ -46,7 +46,7 @@ from panjue.serve.answers import (
 )
 from panjue.serve.settings import AnswerSetting
 
-DERIVED = ("scores.json", "report.html")
+DERIVED = (SCORES, "report.html")
 """Files that `score` and `report` make from a submission, beside it."""
 
 BATCH = 256

@@ -258,7 +258,7 @@ def test_what_cannot_vote_is_one_line(
     refused("has no submission.jsonl|must be", test, out, [a, b])
 
 
-def test_a_vote_that_was_killed_is_made_again(
+def test_a_vote_that_was_killed_is_not_scored_and_made_again(
     run: Callable[..., Path], test: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = [run("a", THEFT), run("b", THEFT)]
@@ -268,7 +268,11 @@ def test_a_vote_that_was_killed_is_made_again(
         with pytest.raises(TypeError):
             vote(test, out, runs)
     assert not (out / "labels.json").exists()
+    assert read_json(out / "decode.json")["unfinished"]
+    with pytest.raises(UserError, match="stopped before the end"):
+        score(Reader(TASK), test, out, open_answers(out))
     vote(test, out, runs)
+    assert "unfinished" not in read_json(out / "decode.json")
     assert answers_to(out) == [THEFT] * 3
 
 
@@ -327,23 +331,5 @@ def test_a_vote_says_when_what_voted_is_gone_or_another(
     vote(test, out, [one, other])
     assert not open_answers(out).changed
     submission = other / "answers/test/submission.jsonl"
-    if not submission.exists():
-        submission = other / "submission.jsonl"
     submission.write_bytes(submission.read_bytes() + b"\n")
     assert f"{submission}, which voted, is missing, or was changed" in open_answers(out).changed
-
-
-def test_a_vote_that_is_killed_before_its_end_is_not_scored(
-    run: Callable[..., Path], test: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = [run("one", THEFT), run("other", FRAUD)]
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        patch.setattr(Labels, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            vote(test, out, runs)
-    assert read_json(out / "decode.json")["unfinished"]
-    with pytest.raises(UserError, match="stopped before the end"):
-        score(Reader(TASK), test, out, open_answers(out))
-    vote(test, out, runs)
-    assert "unfinished" not in read_json(out / "decode.json")

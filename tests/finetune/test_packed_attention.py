@@ -65,6 +65,24 @@ def masked(sizes: list[int], window: int) -> torch.Tensor:
     return seen & (distance < window) if window else seen
 
 
+def attended(parts: list[torch.Tensor], sizes: list[int], window: int) -> torch.Tensor:
+    """Return the packed attention of query, key and value; a `window` of 0 is none."""
+    query, key, value = parts
+    starts, longest = segments(sizes)
+    module: Any = SimpleNamespace(is_causal=True)
+    out, _ = packed_attention(
+        module,
+        query,
+        key,
+        value,
+        None,
+        sliding_window=window or None,
+        cu_seq_lens_q=starts.to(query.device),
+        max_length_q=longest,
+    )
+    return out
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=6),
@@ -79,18 +97,7 @@ def test_every_example_sees_itself_alone(
     of_query, of_key = heads
     shapes = [(1, count, sum(sizes), 8) for count in (of_query, of_key, of_key)]
     query, key, value = (torch.randn(shape, requires_grad=True) for shape in shapes)
-    module: Any = SimpleNamespace(is_causal=True)
-    starts, longest = segments(sizes)
-    ours, _ = packed_attention(
-        module,
-        query,
-        key,
-        value,
-        None,
-        sliding_window=window or None,
-        cu_seq_lens_q=starts,
-        max_length_q=longest,
-    )
+    ours = attended([query, key, value], sizes, window)
     times = of_query // of_key
     keys, values = (part.repeat_interleave(times, 1) for part in (key, value))
     seen = masked(sizes, window)
@@ -171,24 +178,12 @@ def test_a_model_with_more_in_its_attention_keeps_it(make: Callable[[], Any]) ->
 @pytest.mark.parametrize("window", [0, 64])
 def test_the_kernel_of_a_gpu_is_the_twin_of_a_cpu(window: int) -> None:
     sizes = [200, 1, 90]
-    starts, longest = segments(sizes)
     torch.manual_seed(0)
     parts = [torch.randn(1, heads, sum(sizes), 64, dtype=torch.bfloat16) for heads in (4, 2, 2)]
-    module: Any = SimpleNamespace(is_causal=True)
     found = []
     for device in ("cpu", "cuda"):
         moved = [part.to(device).requires_grad_() for part in parts]
-        query, key, value = moved
-        out, _ = packed_attention(
-            module,
-            query,
-            key,
-            value,
-            None,
-            sliding_window=window or None,
-            cu_seq_lens_q=starts.to(device),
-            max_length_q=longest,
-        )
+        out = attended(moved, sizes, window)
         gradients = torch.autograd.grad(out.float().sum(), moved)
         found.append([out.cpu(), *(gradient.cpu() for gradient in gradients)])
     for twin, kernel in zip(*found, strict=True):
