@@ -227,8 +227,8 @@ def best_sets(
         best_value = np.where(is_better, value, best_value)
         best_size[is_better] = size
     result = []
-    for number, (labels, size) in enumerate(zip(ranked, best_size, strict=True)):
-        chosen = place[number, order[number, size - 1, :size]]
+    for labels, by_name, orders, size in zip(ranked, place, order, best_size, strict=True):
+        chosen = by_name[orders[size - 1, :size]] if size else ()
         result.append([labels[rank] for rank in sorted(chosen)])
     return result
 
