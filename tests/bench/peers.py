@@ -288,6 +288,7 @@ def answer_swift_vllm(bench: Bench) -> list[str]:
         bench,
         *("swift-vllm", "--infer_backend", "vllm", "--vllm_enforce_eager", "true"),
         *("--vllm_max_num_seqs", ANSWERED_TOGETHER),
+        *("--vllm_gpu_memory_utilization", 0.5),  # of the main memory; 0.9 of it is seldom free
         *("--vllm_max_model_len", MAX_TOKENS + MAX_REPLY),
     )
 
@@ -329,7 +330,7 @@ def main() -> None:
     options.add_argument("--train", type=int, default=16, help="cases")
     options.add_argument("--test", type=int, default=32, help="cases")
     options.add_argument("--stages", nargs="*", default=["training", "answering"])
-    options.add_argument("--ways", nargs="*", default=[*TRAINING, *ANSWERING])
+    options.add_argument("--ways", nargs="*", default=dict.fromkeys((*TRAINING, *ANSWERING)))
     given = options.parse_args()
     bench = prepare(given)
     for _ in range(given.rounds):
