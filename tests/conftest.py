@@ -120,6 +120,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def not_synced() -> Iterator[None]:
+    """Do not wait for the disk, some milliseconds a file: no test ends with a loss of power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _file: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of what the processes of this session share: one makes it, others wait."""
