@@ -1,5 +1,6 @@
 """Watch the processes of an engine: they end with the one that started it, and free the GPU."""
 
+import gc
 import logging
 import multiprocessing
 import multiprocessing.util
@@ -66,7 +67,8 @@ def watch_parent() -> None:
     # Python discards the SystemExit of vLLM's SIGTERM handler if it is raised in a weak reference's
     # callback. The worker then stays, and an engine that fails to start would wait for it forever.
     # multiprocessing forgets what the first call registers: it clears the list after the imports.
-    multiprocessing.util.Finalize(None, _kill_children, exitpriority=0)
+    multiprocessing.util.Finalize(None, _end, exitpriority=0)
+    gc.freeze()  # the engine collects garbage three times as it starts: not through its imports
     logging.getLogger("vllm").addHandler(FirstError(logging.ERROR))  # vLLM's import drops the first
     is_second_call = os.getpgid(0) == os.getpid()
     if is_second_call:
@@ -76,7 +78,8 @@ def watch_parent() -> None:
     kill_without_parent(os.getppid(), int(starter))
 
 
-def _kill_children() -> None:
+def _end() -> None:
     """Kill the processes that this one started and has not stopped by its end."""
     for child in multiprocessing.active_children():
         child.kill()
+    gc.freeze()  # the interpreter looks for garbage before it ends, for a second
