@@ -72,7 +72,9 @@ def watch_parent() -> None:
     logging.getLogger("vllm").addHandler(FirstError(logging.ERROR))  # vLLM's import drops the first
     is_second_call = os.getpgid(0) == os.getpid()
     if is_second_call:
+        gc.enable()
         return
+    gc.disable()  # until the second call: what vLLM's import makes stays, see `prompts.cli`
     # No new session: Linux shares the CPU among sessions (autogroup), not among processes.
     os.setpgid(0, 0)
     kill_without_parent(os.getppid(), int(starter))

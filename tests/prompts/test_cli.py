@@ -1,5 +1,6 @@
 """The light commands, as they are typed."""
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable
@@ -102,6 +103,12 @@ def test_a_guessed_task_is_in_doubt_if_a_row_is_not_of_it(folder: Path, panjue: 
     path.write_text('{"id": 1}', "utf-8")
     assert "name its --task" in panjue(*words).stderr
     assert "--task" not in panjue(*words, "--task", "judgment").stderr
+
+
+def test_garbage_is_collected_after_an_import_that_failed_too() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        cli._load("no_such_stage", "run")
+    assert gc.isenabled()
 
 
 def test_a_package_that_is_missing_is_named(

@@ -10,6 +10,7 @@ import pytest
 from panjue.serve.engine_processes import REASON_VARIABLE, FirstError
 
 PROGRAM = """
+import gc
 import multiprocessing
 import signal
 import time
@@ -29,6 +30,7 @@ def core():
     ready = spawn.Event()
     spawn.Process(target=worker, args=[ready], daemon=True).start()
     ready.wait()
+    print("collects garbage:", gc.isenabled(), flush=True)
     raise RuntimeError("the model cannot be compiled")
 
 
@@ -48,7 +50,7 @@ def test_a_failed_engine_does_not_wait_for_a_worker_that_ignores_sigterm(tmp_pat
     script = tmp_path / "program.py"
     script.write_text(PROGRAM, "utf-8")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert done.stdout == "exit code 1\n", done.stderr
+    assert done.stdout == "collects garbage: True\nexit code 1\n", done.stderr
     assert "the model cannot be compiled" in done.stderr
 
 
