@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import multiprocessing.util
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -74,7 +75,8 @@ def watch_parent() -> None:
     if is_second_call:
         gc.enable()
         return
-    gc.disable()  # until the second call: what vLLM's import makes stays, see `prompts.cli`
+    if "vllm" not in sys.modules:  # an engine of `load` has one call, after the import
+        gc.disable()  # until the second call: what vLLM's import makes stays, see `prompts.cli`
     # No new session: Linux shares the CPU among sessions (autogroup), not among processes.
     os.setpgid(0, 0)
     kill_without_parent(os.getppid(), int(starter))
