@@ -102,10 +102,10 @@ class RowMaker:
         if not short.fits or len(prompt) + len(completion) > self.max_tokens:
             reason = (
                 f"{len(prompt)} prompt tokens and {len(completion)} reply tokens "
-                f"({room} are reserved for a reply) exceed max_tokens={self.max_tokens}"
+                f"({room} are reserved for a reply) exceed max_tokens={self.max_tokens}; raise it"
             )
             if "opinions" in example.inputs:
-                reason += "; opinions=false makes prompts shorter"
+                reason += ", or set opinions=false, which makes prompts shorter"
             return reason
         if short.dropped:
             if task.ask.decode(reply, short.example, labels).repairs:
