@@ -48,7 +48,6 @@ SECURITY = {
 }
 """Headers of every response: the page loads nothing from other sites and fits in no frame."""
 
-DISCONNECT_POLL_S = 0.5  # how often a client that waits is looked for
 FAILED = "the engine failed on this case, or it is stopping; try again"
 EVENT_STREAM = Headers(
     {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-store"}
@@ -253,15 +252,22 @@ def event(name: str, data: Mapping[str, Any]) -> Message:
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Await `work`; cancel it, and so its requests in the engine, when the client disconnects."""
     working = asyncio.create_task(work)
+    leaving = asyncio.create_task(disconnect(request))
     try:
-        while not working.done():
-            if await request.is_disconnected():
-                raise ClientDisconnect
-            await asyncio.wait([working], timeout=DISCONNECT_POLL_S)
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
         return working.result()
     finally:
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def disconnect(request: Request) -> None:
+    """Return when the client disconnects."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def with_body(body: bytes, receive: Receive) -> Receive:

@@ -16,7 +16,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve": {"prompts", "finetune", "eval"},
     "eval": {"prompts", "finetune", "serve"},
 }
-HEAVY = {"torch", "transformers", "trl", "peft", "vllm"}
+HEAVY = {"torch", "transformers", "trl", "peft", "vllm", "lightgbm", "sklearn", "scipy.optimize"}
 LIGHT = (
     "panjue",
     "panjue.prompts.task",

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import minimize
 from scipy.special import expit, logit
 
 MIN_SCALED = 50
@@ -37,6 +36,8 @@ def platt(
         is_right: Of the same shape.
         weights: Of the same shape, if the logits do not count alike.
     """
+    from scipy.optimize import minimize  # takes half a second, and answering needs none
+
     if not logits.size:
         return UNSCALED
     if weights is None:
@@ -61,6 +62,8 @@ def temperature(scores: NDArray[Any], gold: NDArray[np.bool_]) -> float:
 
     As in `platt` no item is certain: every class has one item more than it has.
     """
+    from scipy.optimize import minimize  # see `platt`
+
     items, classes = scores.shape
     targets = (items * gold + 1) / (items + classes)
 

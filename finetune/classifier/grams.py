@@ -78,7 +78,6 @@ def grams(texts: Sequence[Text]) -> list[Hashes]:
     first_codes = np.minimum(codes[starts], 0xFFFF)  # those of words do not matter
     single = hashes_of_characters()[0][first_codes]
     after_space = hashes_of_characters()[1][first_codes]
-    pair_of = _four_zero_bytes(single[:-1]) ^ after_space[1:]
     words = _words(lowered, starts, is_letter)
     for token, word in words.items():
         single[token] = crc32(word)

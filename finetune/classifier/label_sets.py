@@ -210,24 +210,26 @@ def best_sets(
     of_sets = scale[:, None] * of_size * products  # [items, sets]
     # The probability of the sets of a size that have a label, [items, sizes, labels].
     with_label = np.einsum("is,zsl->izl", of_sets, BY_SIZE)
-    best_value = scale * weights[0] if weights[0] else np.full(count, -1.0)
-    best = np.zeros((count, LABELS_OF_SETS), bool)
+    # The terms of sets of each size, the labels by name, [items, sizes, labels].
+    sizes = np.arange(1, min(max_size, LABELS_OF_SETS) + 1)
     gold_sizes = np.arange(1, LABELS_OF_SETS + 1)
-    for size in range(1, min(max_size, LABELS_OF_SETS) + 1):
-        terms = np.einsum("izl,z->il", with_label, 2 / (size + gold_sizes))
-        terms = np.where(is_label, terms.round(ROUNDED_DIGITS), -1)
-        by_name = np.take_along_axis(terms, place, axis=1)
-        order = np.argsort(-by_name, axis=1, kind="stable")[:, :size]
-        chosen = np.take_along_axis(place, order, axis=1)
-        value = np.take_along_axis(terms, chosen, axis=1).sum(axis=1)
+    terms = np.einsum("izl,nz->inl", with_label, 2 / (sizes[:, None] + gold_sizes))
+    terms = np.where(is_label[:, None], terms.round(ROUNDED_DIGITS), -1)
+    terms = np.take_along_axis(terms, place[:, None], axis=2)
+    order = np.argsort(-terms, axis=2, kind="stable")
+    largest = np.take_along_axis(terms, order, axis=2)
+    is_in_set = np.arange(LABELS_OF_SETS) < sizes[:, None]
+    values = np.where(is_in_set, largest, 0).sum(axis=2)
+    best_value = scale * weights[0] if weights[0] else np.full(count, -1.0)
+    best_size = np.zeros(count, int)
+    for size, value in zip(sizes, values.T, strict=True):
         is_better = (value > best_value + ROUNDING) & (counts >= size)
-        best_value[is_better] = value[is_better]
-        in_set = np.zeros(best.shape, bool)
-        np.put_along_axis(in_set, chosen, values=True, axis=1)
-        best[is_better] = in_set[is_better]
+        best_value = np.where(is_better, value, best_value)
+        best_size[is_better] = size
     result = []
-    for labels, members in zip(ranked, best, strict=True):
-        result.append([labels[number] for number in np.flatnonzero(members)])
+    for labels, by_name, orders, size in zip(ranked, place, order, best_size, strict=True):
+        chosen = by_name[orders[size - 1, :size]] if size else ()
+        result.append([labels[rank] for rank in sorted(chosen)])
     return result
 
 

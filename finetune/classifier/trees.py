@@ -37,14 +37,20 @@ class Items:
     facts: Array  # what the text says of each item, [items, any]
 
     @property
+    def cases(self) -> Array:
+        """Return the number of each item's case, [items]."""
+        return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+    @property
     def counts(self) -> Array:
         """Return how many items the case of each item has, [items]."""
         return np.repeat(self.sizes, self.sizes)
 
-    def over_case(self, how: np.ufunc, values: Array) -> Array:
-        """Return the sum or maximum of values over the items of each item's case."""
+    def of_cases(self, how: np.ufunc, values: Array) -> Array:
+        """Return the sum or maximum of values over the items of each case, [cases, any]."""
         starts = np.cumsum(self.sizes) - self.sizes
-        return np.repeat(how.reduceat(values, starts), self.sizes, axis=0)
+        result: Array = how.reduceat(values, starts)
+        return result
 
 
 @dataclass(frozen=True)
@@ -74,35 +80,37 @@ def candidates(items: Items, name: str) -> Candidates:
     """
     whole, own = items.scores[name]
     score = whole + own
-    case_size = items.counts[:, None]
-    case_mean = items.over_case(np.add, score) / case_size
-    case_mean_of_own = items.over_case(np.add, own) / case_size
-    case_best = items.over_case(np.maximum, score)
+    case_size = items.sizes[:, None]
+    case_mean = items.of_cases(np.add, score) / case_size
+    case_mean_of_own = items.of_cases(np.add, own) / case_size
+    case_best = items.of_cases(np.maximum, score)
     # The position in a sorted order: the order of the order.
     case_rank = np.argsort(np.argsort(-case_mean, axis=1, kind="stable"), axis=1)
 
     order = np.argsort(-score, axis=1, kind="stable")[:, :CANDIDATES]
     best_three = np.take_along_axis(score, order, 1)[:, :3]
     item = np.repeat(np.arange(len(order)), order.shape[1])
+    case = items.cases[item]
     label = order.ravel()
+    score_of_row = score[item, label]
+    own_of_row = own[item, label]
     columns = {
         "label": label,
-        "score": score[item, label],
+        "score": score_of_row,
         "score by the text": whole[item, label],
-        "score by the own clauses": own[item, label],
-        "above the case's mean of own clauses": (own - case_mean_of_own)[item, label],
+        "score by the own clauses": own_of_row,
+        "above the case's mean of own clauses": own_of_row - case_mean_of_own[case, label],
         "rank in the item": np.tile(np.arange(order.shape[1]), len(order)),
-        "behind the item's best": best_three[item, 0] - score[item, label],
+        "behind the item's best": best_three[item, 0] - score_of_row,
     }
     for place, scores in enumerate(best_three.T, start=1):
         columns[f"score {place} of the item"] = scores[item]
-    columns["mean of the case"] = case_mean[item, label]
-    columns["best of the case"] = case_best[item, label]
-    columns["behind the case's best"] = case_best.max(1)[item] - case_best[item, label]
-    columns["rank in the case"] = case_rank[item, label]
+    columns["mean of the case"] = case_mean[case, label]
+    columns["best of the case"] = case_best[case, label]
+    columns["behind the case's best"] = case_best.max(1)[case] - case_best[case, label]
+    columns["rank in the case"] = case_rank[case, label]
     columns["labels to expect"] = expit(score).sum(1)[item]
-    for column, fact in enumerate(PLACES):
-        columns[fact] = items.facts[item, column]
+    columns |= zip(PLACES, items.facts[item, : len(PLACES)].T, strict=True)
     return Candidates(item, label, columns)
 
 
@@ -114,7 +122,7 @@ class FieldTrees:
     start: Sequence[float] = ()
     """Of a label set: scale and shift of its scores; the trees correct this logit."""
     finish: Sequence[float] = ()  # of a label set: scale and shift of the corrected logit
-    classes: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict)
+    classes: Mapping[str, Array] = field(default_factory=dict)
     """Of a class: label set -> the classes of items with each label, [labels, classes]."""
 
     @property
@@ -123,7 +131,8 @@ class FieldTrees:
 
     def dump(self) -> dict[str, Any]:
         """Return it for JSON, the trees in LightGBM's own text."""
-        return {**vars(self), "trees": self.trees.model_to_string()}
+        classes = {name: table.tolist() for name, table in self.classes.items()}
+        return {**vars(self), "trees": self.trees.model_to_string(), "classes": classes}
 
 
 def load_trees(known: Mapping[str, Any]) -> FieldTrees:
@@ -131,7 +140,8 @@ def load_trees(known: Mapping[str, Any]) -> FieldTrees:
     import lightgbm  # takes a second, which scoring without a classifier does not need
 
     trees = lightgbm.Booster(model_str=known["trees"])
-    return FieldTrees(**{**known, "trees": trees})
+    classes = {name: np.array(table) for name, table in known["classes"].items()}
+    return FieldTrees(**{**known, "trees": trees, "classes": classes})
 
 
 def corrected_probabilities(stage: Mapping[str, FieldTrees], items: Items) -> dict[str, Array]:
@@ -162,7 +172,7 @@ def class_rows(
     items: Items,
     name: str,
     believed: Mapping[str, Array],
-    tables: Mapping[str, Any],
+    tables: Mapping[str, Array],
 ) -> Array:
     """Return the features for the class in field `name`, [items, features].
 
@@ -326,8 +336,7 @@ def _fit_class(
     for number, part in enumerate(parts):
         aside = fold == number
         chances[aside] = np.maximum(part.predict(rows[aside], num_threads=1), TINY)
-    of_all = {other: table.tolist() for other, table in tables(fold >= 0).items()}
-    return FieldTrees(trees, classes=of_all), chances
+    return FieldTrees(trees, classes=tables(fold >= 0)), chances
 
 
 def _without_each_fold(train: Callable[[int], T], shown: Meter) -> list[T]:

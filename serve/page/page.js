@@ -193,7 +193,7 @@ async function ask(event) {
     $("raw").textContent = "";
     $("state").textContent = texts.asking;
     for await (const [kind, data] of events(response)) {
-      if (kind === "delta") $("raw").textContent += data.text;
+      if (kind === "delta") $("raw").append(data.text);
       if (kind === "error") throw new Error(data.error.message);
       if (kind === "result") show({ ...data, seconds: (performance.now() - start) / 1000 });
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from tokenizers import AddedToken
 
@@ -18,7 +19,15 @@ from panjue.prompts.plumbing.files import BOM
 from panjue.serve import checks, middleware
 from panjue.serve.checks import LARGEST_BODY
 from panjue.serve.engine import Engine
-from panjue.serve.middleware import GENERATE, JUDGMENTS, METHODS, SECURITY, Panjue, Setup
+from panjue.serve.middleware import (
+    GENERATE,
+    JUDGMENTS,
+    METHODS,
+    SECURITY,
+    Panjue,
+    Setup,
+    while_connected,
+)
 from panjue.serve.settings import ServeConfig
 from tests.serve.conftest import CASE
 from tests.served import KEY, PanjueServe
@@ -210,6 +219,23 @@ def test_an_engine_that_fails_is_an_error_of_the_server(around: Around, is_strea
     assert "the engine failed on this case" in told.text
     assert told.text.startswith('event: start\ndata: {"defendants": ["甲"]}') == is_streamed
     assert around.panjue._running == 0
+
+
+def test_a_client_that_waits_is_listened_to_once() -> None:
+    calls = 0
+
+    async def receive() -> Any:
+        nonlocal calls
+        calls += 1
+        await asyncio.Event().wait()  # the client says nothing more
+
+    async def work() -> str:
+        await asyncio.sleep(0.6)
+        return "answer"
+
+    request = Request({"type": "http"}, receive)
+    assert asyncio.run(while_connected(request, work())) == "answer"
+    assert calls == 1, "64 clients that were looked for took 1% of a core"
 
 
 def test_an_engine_that_has_ended_is_said_to_have(around: Around) -> None:
