@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import multiprocessing.util
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -67,19 +68,22 @@ def watch_parent() -> None:
     # Python discards the SystemExit of vLLM's SIGTERM handler if it is raised in a weak reference's
     # callback. The worker then stays, and an engine that fails to start would wait for it forever.
     # multiprocessing forgets what the first call registers: it clears the list after the imports.
-    multiprocessing.util.Finalize(None, _kill_children, exitpriority=0)
+    multiprocessing.util.Finalize(None, _end, exitpriority=0)
+    gc.freeze()  # the engine collects garbage three times as it starts: not through its imports
     logging.getLogger("vllm").addHandler(FirstError(logging.ERROR))  # vLLM's import drops the first
     is_second_call = os.getpgid(0) == os.getpid()
     if is_second_call:
         gc.enable()
         return
-    gc.disable()  # until the second call: what vLLM's import makes stays, see `prompts.cli`
+    if "vllm" not in sys.modules:  # an engine of `load` has one call, after the import
+        gc.disable()  # until the second call: what vLLM's import makes stays, see `prompts.cli`
     # No new session: Linux shares the CPU among sessions (autogroup), not among processes.
     os.setpgid(0, 0)
     kill_without_parent(os.getppid(), int(starter))
 
 
-def _kill_children() -> None:
+def _end() -> None:
     """Kill the processes that this one started and has not stopped by its end."""
     for child in multiprocessing.active_children():
         child.kill()
+    gc.freeze()  # the interpreter looks for garbage before it ends, for a second

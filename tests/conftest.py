@@ -1,10 +1,11 @@
 """A tiny base model, a run trained on it and its completions: each made once per session."""
 
 import asyncio
+import gc
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -112,6 +113,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
     items.sort(key=lambda item: not item.nodeid.startswith(ASKING))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while tests are imported, and leave out what they import later on.
+
+    Each training and engine collects several times, half a second each.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def not_synced() -> Iterator[None]:
+    """Do not wait for the disk, some milliseconds a file: no test ends with a loss of power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _file: None)
+        yield
 
 
 @pytest.fixture(scope="session")

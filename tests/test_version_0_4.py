@@ -6,8 +6,6 @@ answered, and `model`. Only a path in it was shortened.
 
 import os
 import shutil
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -73,20 +71,14 @@ def test_its_answers_are_bundled(old: Path, panjue: Panjue) -> None:
         assert "answer: classifier" in archive.read("config.yaml").decode()
 
 
-def test_it_answers_again(old: Path) -> None:
+def test_it_answers_again(old: Path, panjue: Panjue) -> None:
     """The same file again; then, with the model asked anew, another folder."""
     before = sha256(old / "run/answers/model/submission.jsonl")
-
-    def generate(*words: str) -> str:
-        command = [sys.executable, "-m", "panjue.prompts.cli", "generate", "run", *words]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
-        return ended.stdout
-
-    said = generate("demo/test.jsonl", "answers=model", "answer=model")
+    words = ("generate", "run", "demo/test.jsonl", "answer=model")
+    said = done(panjue, *words, "answers=model")
     assert "all 8 are answered already" in said
     assert sha256(old / "run/answers/model/submission.jsonl") == before
-    generate("demo/test.jsonl", "answers=again", "answer=model")
+    done(panjue, *words, "answers=again")
     assert (old / "run/answers/again/submission.jsonl").exists()
 
 

@@ -17,16 +17,16 @@ def main(path: Path, words: Sequence[str] = ()) -> None:
     from panjue.finetune.sft import train
 
     config = sft_settings(path, words)
-    lend_classifier(path.parent, config.run)
+    lend_rows(path.parent, config.run)
     train(config)
 
 
-def lend_classifier(workshop: Path, run: Path) -> None:
-    """Spare a training the fit of its text classifier, if that of `trained` is the same."""
-    for fitted in workshop.glob("run/rows/classifier-*"):
-        place = run / "rows" / fitted.name
+def lend_rows(workshop: Path, run: Path) -> None:
+    """Spare a training its text classifier and token rows, if those of `trained` are the same."""
+    for made in workshop.glob("run/rows/*/"):
+        place = run / "rows" / made.name
         if not place.exists():
-            shutil.copytree(fitted, place)
+            shutil.copytree(made, place)
 
 
 def a_config(**settings: object) -> SftConfig:

@@ -28,7 +28,7 @@ from panjue.finetune.settings import LAUNCHED
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines
 
-from .conftest import EXACT, a_config, adapter_bytes, lend_classifier, main
+from .conftest import EXACT, a_config, adapter_bytes, lend_rows, main
 
 ROOT = Path(__file__).parents[2]
 FSDP2 = ROOT / "finetune/configs/fsdp2.yaml"
@@ -132,7 +132,7 @@ def launch(config: Path, folder: Path, *names: str) -> str:
     (folder / "train.py").write_text(TRAIN, "utf-8")
     runs = {name: folder / name.removesuffix("-again") for name in names}
     for run in runs.values():
-        lend_classifier(config.parent, run)
+        lend_rows(config.parent, run)
     trainings = [(name, [*TRAININGS[name], f"run={run}"]) for name, run in runs.items()]
     cases = (config.parent / "demo/train.jsonl").read_text("utf-8").splitlines(keepends=True)
     (folder / "few.jsonl").write_text("".join(cases[:13]), "utf-8")

@@ -16,7 +16,7 @@ from .conftest import adapter_bytes, logged, main
 
 AT_THE_END = ["trainer.max_steps=8", "trainer.eval_strategy='no'", "trainer.save_steps=8"]
 BY_LENGTH = [*AT_THE_END, "trainer.train_sampling_strategy=group_by_length"]
-BY_EPOCH = ["trainer.max_steps=20", "trainer.eval_strategy=epoch", "trainer.save_strategy=epoch"]
+BY_EPOCH = ["trainer.max_steps=14", "trainer.eval_strategy=epoch", "trainer.save_strategy=epoch"]
 DROPOUT = "lora.lora_dropout=0.2"
 """Without the random state of the checkpoint, the steps after it would differ."""
 OFTEN = [DROPOUT, "trainer.eval_steps=3", "trainer.save_steps=3"]
@@ -55,7 +55,7 @@ DISTURBANCES = {
     "interrupted": Disturbance("log", 2, SIGINT, 3, BY_LENGTH),
     "stopped-in-evaluation": Disturbance("evaluation_loop", 6, SIGTERM, 7, [DROPOUT]),
     "killed-in-evaluation": Disturbance("evaluation_loop", 6, SIGKILL, 3, OFTEN),
-    "killed-in-the-last": Disturbance("evaluation_loop", 20, SIGKILL, 13, BY_EPOCH),
+    "killed-in-the-last": Disturbance("evaluation_loop", 14, SIGKILL, 13, BY_EPOCH),
 }
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from panjue.finetune.settings import sft_settings
+from panjue.finetune.sft import train
 from panjue.prompts.plumbing.errors import UserError
 
-from .conftest import lend_classifier, main
+from .conftest import lend_rows, main
 
 LOGGED = (b"train/loss", b"train/learning_rate", b"train/num_tokens", b"eval/loss")
 
@@ -25,7 +27,7 @@ def test_a_training_is_reported_offline(
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     run = tmp_path / "run"
-    lend_classifier(workshop, run)
+    lend_rows(workshop, run)
     words = ["trainer.max_steps=2", "trainer.eval_steps=1", "trainer.save_steps=1"]
     command = [sys.executable, "-m", "panjue.prompts.cli", "sft", workshop / "sft.yaml"]
     offline = {"WANDB_MODE": "offline", "SWANLAB_MODE": "offline"}
@@ -46,9 +48,10 @@ def test_what_is_not_installed_is_named_before_anything_is_made(
 ) -> None:
     if find_spec("clearml"):
         pytest.skip("clearml is installed")
+    words = ["trainer.report_to=clearml"]
     said = rf"^trainer.report_to: clearml is not installed; {sys.executable} -m pip install "
     with pytest.raises(UserError, match=said):
-        main(workshop / "sft.yaml", [f"run={tmp_path}/run", "trainer.report_to=clearml"])
+        train(sft_settings(workshop / "sft.yaml", [f"run={tmp_path}/run", *words]))
     assert not list(tmp_path.glob("run/rows/*/rows.arrow"))
     assert capsys.readouterr().out == ""
 

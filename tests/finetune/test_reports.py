@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import lend_classifier
+from .conftest import lend_rows
 
 COMMAND = """
 import panjue.prompts.cli
@@ -58,7 +58,7 @@ def hub() -> Iterator[HTTPServer]:
 def test_a_training_is_reported_only_to_users_who_say_so(
     own: dict[str, str], topics: list[str], hub: HTTPServer, workshop: Path, tmp_path: Path
 ) -> None:
-    lend_classifier(workshop, tmp_path / "run")
+    lend_rows(workshop, tmp_path / "run")
     words = ["sft", workshop / "sft.yaml", f"run={tmp_path}/run", "dry_run=true"]
     here = {name: value for name, value in os.environ.items() if name not in HIDES}
     environment = {**here, "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", **own}

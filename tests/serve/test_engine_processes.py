@@ -13,6 +13,7 @@ PROGRAM = """
 import gc
 import multiprocessing
 import signal
+import sys
 import time
 
 from panjue.serve.engine_processes import starting_engine, watch_parent
@@ -25,6 +26,7 @@ def worker(ready):
 
 
 def core():
+    sys.modules["vllm"] = None  # imported
     watch_parent()
     spawn = multiprocessing.get_context("spawn")
     ready = spawn.Event()
@@ -34,7 +36,8 @@ def core():
     raise RuntimeError("the model cannot be compiled")
 
 
-watch_parent()  # in every process that is spawned, as by `prompts.cli`
+if len(sys.argv) == 1:
+    watch_parent()  # in every process that is spawned, as by `prompts.cli`
 
 if __name__ == "__main__":
     with starting_engine():
@@ -46,10 +49,14 @@ if __name__ == "__main__":
 """
 
 
-def test_a_failed_engine_does_not_wait_for_a_worker_that_ignores_sigterm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [[], ["of a user's own"]])
+def test_a_failed_engine_does_not_wait_for_a_worker_that_ignores_sigterm(
+    words: list[str], tmp_path: Path
+) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM, "utf-8")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    command = [sys.executable, script, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "collects garbage: True\nexit code 1\n", done.stderr
     assert "the model cannot be compiled" in done.stderr
 

@@ -4,7 +4,6 @@ The suite mutates a few rows of each task; `make torture` 20,000.
 """
 
 import json
-import os
 import random
 import shutil
 from collections.abc import Callable
@@ -237,12 +236,6 @@ def try_commands(run: Answered) -> list[str]:
         in_one_line(cli_scores.score, run.gold, run.answers, json=scores),
         in_one_line(cli_scores.report, run.answers, gold=None),
     ]
-
-
-@pytest.fixture(autouse=True)
-def not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the time is waiting for the disk, which these files do not need."""
-    monkeypatch.setattr(os, "fsync", lambda _file: None)
 
 
 def try_mutated(run: Answered, seed: int) -> list[str]:
