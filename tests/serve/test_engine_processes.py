@@ -55,7 +55,7 @@ def test_a_failed_engine_does_not_wait_for_a_worker_that_ignores_sigterm(
 ) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM, "utf-8")
-    command = [sys.executable, script, *words]
+    command = [sys.executable, str(script), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "collects garbage: True\nexit code 1\n", done.stderr
     assert "the model cannot be compiled" in done.stderr
