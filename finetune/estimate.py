@@ -10,13 +10,17 @@ import torch
 from panjue.finetune.trainer import ReplyTrainer, step_size, steps
 
 LONGEST_TRY_S = 5.0
-"""The rows that are timed take about so long, but are never less than one."""
+"""The rows that are timed take about so long; one row that takes longer is enough."""
+
+EVALUATING = 0.5
+"""Time of losses without gradients, of that with them, where it is not measured."""
 
 
 def training_seconds(trainer: ReplyTrainer) -> float | None:
     """Return the time of all steps and evaluations; weights and random numbers stay as they are.
 
     A row of median length warms up; then as many as a process takes at once are timed, or fewer.
+    Where the row alone takes long, as on a CPU, no more is done.
     None where weights are sharded: they are whole in no process.
     """
     if trainer.is_fsdp_enabled:
@@ -27,13 +31,16 @@ def training_seconds(trainer: ReplyTrainer) -> float | None:
     middle = len(order) // 2
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices):
-        warm_up = seconds_of(trainer, order[middle : middle + 1].tolist())
-        count = min(args.train_batch_size, max(1, int(LONGEST_TRY_S / warm_up)))
-        start = max(0, middle - count // 2)
-        places = order[start : start + count].tolist()
+        places = order[middle : middle + 1].tolist()
         learning = seconds_of(trainer, places)
-        with torch.no_grad():
-            evaluating = seconds_of(trainer, places)
+        evaluating = EVALUATING * learning
+        if learning < LONGEST_TRY_S:
+            count = min(args.train_batch_size, int(LONGEST_TRY_S / learning))
+            start = max(0, middle - count // 2)
+            places = order[start : start + count].tolist()
+            learning = seconds_of(trainer, places)
+            with torch.no_grad():
+                evaluating = seconds_of(trainer, places)
     of_step = lengths.mean() * step_size(args)
     tokens = steps(trainer) * of_step
     evaluated = 0.0

@@ -50,14 +50,15 @@ def configs() -> Path:
 
 def config_file(word: str) -> Path:
     """Return the config that a word means; UserError: there is none of that name."""
-    if Path(word).suffix or Path(word).name != word:
-        return Path(word)
-    file = configs() / f"{word}.yaml"
-    if not file.is_file():
-        names = sorted(other.stem for other in configs().glob("*.yaml"))
-        hint = did_you_mean(word, names)
-        raise UserError(f"no config {word!r}{hint} (there are {', '.join(names)}, or give a file)")
-    return file
+    names = sorted(other.stem for other in configs().glob("*.yaml"))
+    if word in names:
+        return configs() / f"{word}.yaml"
+    file = Path(word)
+    # A name may have dots: qwen2.5-0.5b-cpu.
+    if file.name != word or file.suffix in (".yaml", ".yml") or file.is_file():
+        return file
+    hint = did_you_mean(word, names)
+    raise UserError(f"no config {word!r}{hint} (there are {', '.join(names)}, or give a file)")
 
 
 def refuse_missing(given: Mapping[str, str]) -> None:

@@ -40,20 +40,27 @@ def test_evaluations_are_counted(
     assert evaluations(trainer) == times
 
 
+@pytest.mark.parametrize(("of_token", "evaluating"), [(0.001, 0.25), (1.0, 0.5)])
 def test_the_time_is_that_of_all_tokens(
+    of_token: float,
+    evaluating: float,
     trainer: Any,  # noqa: F811
     made: list[dict[str, Any]],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A second for each token that is learnt from, a quarter for each that is evaluated."""
+    """A quarter of the time to evaluate, as is measured; half where a row alone takes long."""
+    tries = []
 
     def seconds(_: Any, places: list[int]) -> float:
-        tokens = sum(made[place]["length"] for place in places)
-        return float(tokens) * (1.0 if torch.is_grad_enabled() else 0.25)
+        tries.append(len(places))
+        tokens: int = sum(made[place]["length"] for place in places)
+        return tokens * of_token * (1.0 if torch.is_grad_enabled() else 0.25)
 
     monkeypatch.setattr(estimate, "seconds_of", seconds)
     trainer.args.eval_strategy = "epoch"
     trainer.args.per_device_train_batch_size = 2
     tokens = sum(row["length"] for row in made)
     steps = 9  # two a step, three epochs
-    assert training_seconds(trainer) == pytest.approx(steps * 2 / 6 * tokens + 3 * tokens / 4)
+    expected = (steps * 2 / 6 * tokens + 3 * tokens * evaluating) * of_token
+    assert training_seconds(trainer) == pytest.approx(expected)
+    assert tries == ([1, 2, 2] if of_token < 1 else [1])

@@ -19,7 +19,7 @@ BY_LENGTH = [*AT_THE_END, "trainer.train_sampling_strategy=group_by_length"]
 BY_EPOCH = ["trainer.max_steps=14", "trainer.eval_strategy=epoch", "trainer.save_strategy=epoch"]
 DROPOUT = "lora.lora_dropout=0.2"
 """Without the random state of the checkpoint, the steps after it would differ."""
-OFTEN = [DROPOUT, "trainer.eval_steps=3", "trainer.save_steps=3"]
+OFTEN = [DROPOUT, "trainer.max_steps=9", "trainer.eval_steps=3", "trainer.save_steps=3"]
 
 
 class Killed(BaseException):
@@ -53,7 +53,7 @@ class Disturbance(NamedTuple):
 DISTURBANCES = {
     "stopped": Disturbance("log", 2, SIGTERM, 3, AT_THE_END),
     "interrupted": Disturbance("log", 2, SIGINT, 3, BY_LENGTH),
-    "stopped-in-evaluation": Disturbance("evaluation_loop", 6, SIGTERM, 7, [DROPOUT]),
+    "stopped-in-evaluation": Disturbance("evaluation_loop", 3, SIGTERM, 4, OFTEN),
     "killed-in-evaluation": Disturbance("evaluation_loop", 6, SIGKILL, 3, OFTEN),
     "killed-in-the-last": Disturbance("evaluation_loop", 14, SIGKILL, 13, BY_EPOCH),
 }

@@ -19,8 +19,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configs = tmp_path / "finetune/configs"
     configs.mkdir(parents=True)
     (configs / "gpu.yaml").write_text("sft: {batch: 7}", "utf-8")
+    (configs / "m2.5-0.5b.yaml").write_text("sft: {}", "utf-8")
     (configs / "bare.yaml").write_text("generate: {}", "utf-8")
     (tmp_path / "own.yaml").write_text("sft: {run: /data/own}", "utf-8")
+    (tmp_path / "own.conf").write_text("sft: {}", "utf-8")
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun/config.yaml").write_text("sft: {run: begun}", "utf-8")
 
@@ -41,6 +43,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "C/gpu.yaml run=runs/gpu-reading-t task=reading train=t.json",
         ),
         ("bare", "C/bare.yaml run=runs/bare"),
+        ("m2.5-0.5b", "C/m2.5-0.5b.yaml run=runs/m2.5-0.5b"),
+        ("own.conf", "own.conf run=runs/own"),
         ("own.yaml train=t", "own.yaml train=t"),
         ("own.yaml run=x train=t", "own.yaml run=x train=t"),
         ("run=begun", "begun/config.yaml run=begun"),
@@ -60,7 +64,8 @@ def test_what_words_mean(words: str, meant: str) -> None:
         ([], "say model=NAME and train=FILE, or run=FOLDER of a training; with make in capitals"),
         (["model=m"], "say train=FILE, or run=FOLDER"),
         (["run=new", "train=t"], "say model=NAME, or run=FOLDER of a training: new has none"),
-        (["gpv"], "no config 'gpv'; did you mean 'gpu'? (there are bare, gpu, or give a file)"),
+        (["gpv"], "no config 'gpv'; did you mean 'gpu'? (there are bare, gpu, m2.5-0.5b, or "),
+        (["m2.5-0.6b"], "no config 'm2.5-0.6b'; did you mean 'm2.5-0.5b'? (there are bare, gpu, "),
         (["model=m", "own.yaml"], "'own.yaml': settings are written key=value; a config comes bef"),
     ],
 )

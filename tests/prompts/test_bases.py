@@ -19,6 +19,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import atomic_folder, read_json, write_json
 from panjue.prompts.render import prompt_ids
 from panjue.serve.merge import served_model
+from tests.finetune.conftest import lend_rows
 
 UNEVALUATED = ("trainer.max_steps=1", "trainer.eval_strategy='no'", "trainer.save_strategy='no'")
 Panjue = Callable[..., CompletedProcess[str]]
@@ -105,6 +106,7 @@ def test_a_base_in_four_bits_is_one_for_qlora(
 ) -> None:
     load_base(base, torch.bfloat16, {"load_in_4bit": True}).save_pretrained(base)
     words = ["sft", workshop / "sft.yaml", f"model={base}", f"run={tmp_path}/run"]
+    lend_rows(workshop, tmp_path / "run")
     done = panjue(*words)
     assert done.stderr == f"panjue: method: {base} has weights in four bits; set method=qlora\n"
     done = panjue(*words, "method=qlora", "quantization.load_in_4bit=true", *UNEVALUATED)
