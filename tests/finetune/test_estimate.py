@@ -53,7 +53,7 @@ def test_the_time_is_that_of_all_tokens(
 
     def seconds(_: Any, places: list[int]) -> float:
         tries.append(len(places))
-        tokens = sum(made[place]["length"] for place in places)
+        tokens: int = sum(made[place]["length"] for place in places)
         return tokens * of_token * (1.0 if torch.is_grad_enabled() else 0.25)
 
     monkeypatch.setattr(estimate, "seconds_of", seconds)
