@@ -83,7 +83,7 @@ def watch_parent() -> None:
 
 
 def _end() -> None:
-    """Kill the processes that this one started and has not stopped by its end."""
+    """Kill the processes that this one started and has not stopped; end it without delay."""
     for child in multiprocessing.active_children():
         child.kill()
     gc.freeze()  # the interpreter looks for garbage before it ends, for a second

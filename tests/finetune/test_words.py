@@ -58,14 +58,17 @@ def test_what_words_mean(words: str, meant: str) -> None:
     assert found.replace("finetune/configs/", "C/") == meant
 
 
+THERE_ARE = "(there are bare, gpu, m2.5-0.5b, or give a file)"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ([], "say model=NAME and train=FILE, or run=FOLDER of a training; with make in capitals"),
         (["model=m"], "say train=FILE, or run=FOLDER"),
         (["run=new", "train=t"], "say model=NAME, or run=FOLDER of a training: new has none"),
-        (["gpv"], "no config 'gpv'; did you mean 'gpu'? (there are bare, gpu, m2.5-0.5b, or "),
-        (["m2.5-0.6b"], "no config 'm2.5-0.6b'; did you mean 'm2.5-0.5b'? (there are bare, gpu, "),
+        (["gpv"], f"no config 'gpv'; did you mean 'gpu'? {THERE_ARE}"),
+        (["m2.5-0.6b"], f"no config 'm2.5-0.6b'; did you mean 'm2.5-0.5b'? {THERE_ARE}"),
         (["model=m", "own.yaml"], "'own.yaml': settings are written key=value; a config comes bef"),
     ],
 )
