@@ -125,7 +125,7 @@ def _outcome(draw: random.Random, name: str, deeds: list[Deed], severity: int) -
     }
 
 
-DEMO_SIZES = {"train": 1000, "test": 200, "base": 12000}
+DEMO_SIZES = {"train": 1000, "test": 200, "base": 9500}
 """Name of a file -> its cases; `base` is for `make base`."""
 
 
