@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from accelerate.data_loader import SeedableRandomSampler
 from datasets import Dataset, concatenate_datasets
+from peft.tuners.lora import LoraLayer
 from rich.console import Console
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torch.nn.functional import cross_entropy
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerControl, TrainingArguments
 from transformers.integrations import SwanLabCallback
@@ -32,6 +32,7 @@ from panjue.finetune.checkpoints import (
 )
 from panjue.finetune.data import IGNORED, collate, collate_segments
 from panjue.finetune.packed_attention import PACKED
+from panjue.finetune.reply_loss import token_losses
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 
@@ -129,6 +130,13 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             for weight in self.model.parameters():
                 if weight.requires_grad:
                     weight.data = weight.data.float()
+        if self.accelerator.mixed_precision != "no":
+            # Autocast chooses the type of each product. PEFT would first write the inputs of LoRA
+            # in float32, and autocast then in 16 bits again: a tenth of a step without a GPU.
+            # DoRA and other variants look at the type of their inputs.
+            for module in self.model.modules():
+                if isinstance(module, LoraLayer) and not module.lora_variant:
+                    module.cast_input_dtype_enabled = False
         if self.is_fsdp_enabled and self.accelerator.mixed_precision != "no":
             # accelerate sums gradients in the type of the computation (accelerate 1.15,
             # utils/dataclasses.py:2137): in bfloat16 those of a long step lose their small parts.
@@ -180,7 +188,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         head = self.accelerator.unwrap_model(model).get_output_embeddings()
         with logits_only_at(reply_mask, head):
             logits = model(**fields, use_cache=False).logits.float()
-        return cross_entropy(logits, labels[reply_mask], reduction="none")
+        return token_losses(logits, labels[reply_mask])
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return self._sampler

@@ -12,11 +12,13 @@ import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
 from datasets import Dataset
+from peft.tuners.lora import LoraLayer
 from torch.utils.data import DataLoader, RandomSampler
 from transformers import AutoModelForCausalLM, Trainer
 from trl import SFTConfig
 
 from panjue.finetune.data import IGNORED, RowMaker, RowReport, cached, collate, pack
+from panjue.finetune.model import load_base, with_lora
 from panjue.finetune.trainer import EvenSampler, LengthSampler, ReplyTrainer, order_of
 from panjue.prompts.example import Example
 from panjue.prompts.model import load_tokenizer
@@ -89,17 +91,21 @@ def test_rows_and_packs_that_a_failing_disk_has_cut_are_made_again(
     assert rows_and_packs() == before
 
 
-@pytest.fixture
-def trainer(workshop: Path, maker: RowMaker, made: list[dict[str, Any]], tmp_path: Path) -> Any:
-    args = SFTConfig(
-        output_dir=str(tmp_path),
+def arguments(folder: Path, *, bf16: bool) -> SFTConfig:
+    return SFTConfig(
+        output_dir=str(folder),
         use_cpu=True,
-        bf16=False,
+        bf16=bf16,
         gradient_checkpointing=False,
         max_length=None,
         report_to=[],
         dataset_kwargs={"skip_prepare_dataset": True},
     )
+
+
+@pytest.fixture
+def trainer(workshop: Path, maker: RowMaker, made: list[dict[str, Any]], tmp_path: Path) -> Any:
+    args = arguments(tmp_path, bf16=False)
     model = AutoModelForCausalLM.from_pretrained(workshop / "base/model", dtype=torch.float32)
     model.config.use_cache = True  # transformers tells packed examples apart without a cache only
     data = Dataset.from_list(made)
@@ -168,6 +174,36 @@ def test_the_loss_of_a_batch_or_pack_is_that_of_its_examples_alone(
     with torch.no_grad():
         loss = trainer.compute_loss(model, collate(rows))
     assert float(loss) == pytest.approx(mean_loss(model, made), rel=1e-4)
+
+
+@pytest.mark.parametrize("variant", [{}, {"use_rslora": True}, {"use_dora": True}])
+def test_inputs_of_lora_that_autocast_casts_are_not_cast_before_and_nothing_changes(
+    variant: dict[str, Any],
+    workshop: Path,
+    maker: RowMaker,
+    made: list[dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    args = arguments(tmp_path, bf16=True)
+    model = load_base(workshop / "base/model", torch.bfloat16)
+    lora = {"r": 4, "target_modules": "all-linear", "init_lora_weights": False, **variant}
+    model = with_lora(model, lora)
+    trainer = ReplyTrainer(model, args, Dataset.from_list(made), processing_class=maker.tokenizer)
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    is_cast_by_default = "use_dora" in variant  # DoRA computes with the type of its inputs
+    assert layers
+    assert {layer.cast_input_dtype_enabled for layer in layers} == {is_cast_by_default}
+    found = []
+    for is_cast in (is_cast_by_default, True):
+        for layer in layers:
+            layer.cast_input_dtype_enabled = is_cast
+        batch = collate([made[0], made[1]])
+        with trainer.accelerator.autocast():
+            losses = trainer.reply_losses(model, batch)
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        found.append((losses, *torch.autograd.grad(losses.sum(), trained)))
+    for without, with_casts in zip(*found, strict=True):
+        assert torch.equal(without, with_casts)
 
 
 def test_the_held_out_loss_is_that_of_all_reply_tokens_and_draws_no_random_numbers(

@@ -1,0 +1,52 @@
+"""The loss of reply tokens, without a second and a third copy of their logits.
+
+Of a vocabulary of 152,000, the logits of a thousand tokens have 600 MB. torch's `cross_entropy`
+keeps their logarithms of probabilities beside them, and makes two matrices of that size again for
+the gradient. Here the gradient is written into the logits, as kernels for GPUs do it (Liger,
+Unsloth).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LOGITS_AT_ONCE = 2**22
+"""16 MB: a part stays in the cache of a processor, and in memory that malloc uses again."""
+
+
+def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of each token, [tokens]; `labels` has its class.
+
+    `logits`, float32, [tokens, vocabulary], hold the gradient after a backward pass: there can be
+    one only, and nothing else may need them.
+    """
+    losses: Tensor = _TokenLosses.apply(logits, labels)  # type: ignore[no-untyped-call]
+    return losses
+
+
+class _TokenLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        parts = torch.split(logits, rows_at_once(logits))
+        sums = torch.cat([part.logsumexp(-1) for part in parts])
+        context.save_for_backward(logits, labels, sums)
+        return sums - logits.gather(1, labels[:, None])[:, 0]
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        logits, labels, sums = context.saved_tensors
+        [gradient] = gradients
+        rows = rows_at_once(logits)
+        of_parts = (torch.split(values, rows) for values in (logits, labels, sums, gradient))
+        for part, label, log_sum, weight in zip(*of_parts, strict=True):
+            # Of a loss it is the probabilities, less one for the label.
+            part.sub_(log_sum[:, None]).exp_()
+            part.scatter_add_(1, label[:, None], part.new_full((len(part), 1), -1))
+            part.mul_(weight[:, None])
+        return logits, None
+
+
+def rows_at_once(logits: Tensor) -> int:
+    """Return of how many tokens there are `LOGITS_AT_ONCE`."""
+    return max(1, LOGITS_AT_ONCE // logits.shape[1])
