@@ -1,9 +1,8 @@
-"""The loss of reply tokens, without a second and a third copy of their logits.
+"""The loss of reply tokens, in little more memory than that of their logits.
 
 Of a vocabulary of 152,000, the logits of a thousand tokens have 600 MB. torch's `cross_entropy`
-keeps their logarithms of probabilities beside them, and makes two matrices of that size again for
-the gradient. Here the gradient is written into the logits, as kernels for GPUs do it (Liger,
-Unsloth).
+makes a second matrix of that size, of logarithms of probabilities, and two more for the gradient.
+Here the gradient is written into the logits, as kernels for GPUs do it (Liger, Unsloth).
 """
 
 from typing import Any
@@ -19,7 +18,8 @@ def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the cross-entropy of each token, [tokens]; `labels` has its class.
 
     `logits`, float32, [tokens, vocabulary], hold the gradient after a backward pass: there can be
-    one only, and nothing else may need them.
+    one only, and the operation that made them may not need them. torch raises an error if it does,
+    but not with `activation_offloading`.
     """
     losses: Tensor = _TokenLosses.apply(logits, labels)  # type: ignore[no-untyped-call]
     return losses
@@ -28,20 +28,24 @@ def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
 class _TokenLosses(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        parts = torch.split(logits, rows_at_once(logits))
-        sums = torch.cat([part.logsumexp(-1) for part in parts])
-        context.save_for_backward(logits, labels, sums)
-        return sums - logits.gather(1, labels[:, None])[:, 0]
+        peaks = logits.amax(1, keepdim=True)
+        parts = zip(
+            *(torch.split(one, rows_at_once(logits)) for one in (logits, peaks)), strict=True
+        )
+        log_sums = torch.cat([(part - peak).logsumexp(1, keepdim=True) for part, peak in parts])
+        context.save_for_backward(logits, labels, peaks, log_sums)
+        # Above the peak, where float32 is fine enough for losses near 0.
+        return (log_sums - (logits.gather(1, labels[:, None]) - peaks))[:, 0]
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        logits, labels, sums = context.saved_tensors
+        logits, labels, peaks, log_sums = context.saved_tensors
         [gradient] = gradients
         rows = rows_at_once(logits)
-        of_parts = (torch.split(values, rows) for values in (logits, labels, sums, gradient))
-        for part, label, log_sum, weight in zip(*of_parts, strict=True):
+        of_parts = (torch.split(one, rows) for one in (logits, labels, peaks, log_sums, gradient))
+        for part, label, peak, log_sum, weight in zip(*of_parts, strict=True):
             # Of a loss it is the probabilities, less one for the label.
-            part.sub_(log_sum[:, None]).exp_()
+            part.sub_(peak).sub_(log_sum).exp_()
             part.scatter_add_(1, label[:, None], part.new_full((len(part), 1), -1))
             part.mul_(weight[:, None])
         return logits, None

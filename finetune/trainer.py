@@ -15,6 +15,7 @@ from peft.tuners.lora import LoraLayer
 from rich.console import Console
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torch.nn import Dropout
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerControl, TrainingArguments
 from transformers.integrations import SwanLabCallback
@@ -130,13 +131,16 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             for weight in self.model.parameters():
                 if weight.requires_grad:
                     weight.data = weight.data.float()
-        if self.accelerator.mixed_precision != "no":
+        if self.accelerator.mixed_precision != "no" and not self.is_fsdp_enabled:
             # Autocast chooses the type of each product. PEFT would first write the inputs of LoRA
             # in float32, and autocast then in 16 bits again: a tenth of a step without a GPU.
-            # DoRA and other variants look at the type of their inputs.
+            # Dropout, and DoRA and other variants, compute in the type of their inputs.
             for module in self.model.modules():
                 if isinstance(module, LoraLayer) and not module.lora_variant:
-                    module.cast_input_dtype_enabled = False
+                    parts = module.lora_dropout.values()
+                    module.cast_input_dtype_enabled = any(
+                        isinstance(part, Dropout) for part in parts
+                    )
         if self.is_fsdp_enabled and self.accelerator.mixed_precision != "no":
             # accelerate sums gradients in the type of the computation (accelerate 1.15,
             # utils/dataclasses.py:2137): in bfloat16 those of a long step lose their small parts.

@@ -176,9 +176,18 @@ def test_the_loss_of_a_batch_or_pack_is_that_of_its_examples_alone(
     assert float(loss) == pytest.approx(mean_loss(model, made), rel=1e-4)
 
 
-@pytest.mark.parametrize("variant", [{}, {"use_rslora": True}, {"use_dora": True}])
+@pytest.mark.parametrize(
+    ("variant", "is_cast_before"),
+    [
+        ({}, False),
+        ({"use_rslora": True}, False),
+        ({"use_dora": True}, True),  # it computes in the type of its inputs, as dropout does
+        ({"lora_dropout": 0.1}, True),
+    ],
+)
 def test_inputs_of_lora_that_autocast_casts_are_not_cast_before_and_nothing_changes(
     variant: dict[str, Any],
+    is_cast_before: bool,
     workshop: Path,
     maker: RowMaker,
     made: list[dict[str, Any]],
@@ -190,11 +199,12 @@ def test_inputs_of_lora_that_autocast_casts_are_not_cast_before_and_nothing_chan
     model = with_lora(model, lora)
     trainer = ReplyTrainer(model, args, Dataset.from_list(made), processing_class=maker.tokenizer)
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    is_cast_by_default = "use_dora" in variant  # DoRA computes with the type of its inputs
     assert layers
-    assert {layer.cast_input_dtype_enabled for layer in layers} == {is_cast_by_default}
+    assert {layer.cast_input_dtype_enabled for layer in layers} == {is_cast_before}
+    if is_cast_before:
+        return
     found = []
-    for is_cast in (is_cast_by_default, True):
+    for is_cast in (False, True):
         for layer in layers:
             layer.cast_input_dtype_enabled = is_cast
         batch = collate([made[0], made[1]])
