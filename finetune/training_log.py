@@ -15,8 +15,8 @@ from panjue.finetune.estimate import training_seconds
 from panjue.finetune.examples import Examples
 from panjue.finetune.model import gpu_memory, lacks_kernels
 from panjue.finetune.trainer import ReplyTrainer, step_size, steps
+from panjue.prompts.gpu import unused_device
 from panjue.prompts.labels import Labels
-from panjue.prompts.model import unused_device
 from panjue.prompts.plumbing.errors import printable
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import Meter, duration, meter

@@ -19,6 +19,7 @@ from xdist.scheduler import LoadFileScheduling
 from panjue.prompts.cli import main as command_line
 from panjue.prompts.plumbing.endpoint import CERTIFICATES, PROXIES
 from tests.cases import case, row, write  # noqa: F401  # fixtures of all folders
+from tests.machine import machine  # noqa: F401
 from tests.served import PanjueServe
 
 # Tests use the machine's processor also where there is a GPU, unless they are marked `gpu`.
