@@ -88,7 +88,10 @@ def refuse_unusable() -> None:
         has = f" (this is {driver})" if driver else ""
         way_out = f"install driver {DRIVER} or newer{has}, and reboot"
     else:
-        way_out = f"the driver is {driver}; reboot after an update of it"
+        way_out = (
+            f"the driver is {driver}: reboot if it was updated, and start a container with "
+            "--gpus all"
+        )
     raise UserError(
         f"GPU: torch cannot use the {name} ({reason}); {way_out}; or to compute on the CPU: "
         f"{FOR_CPU}"

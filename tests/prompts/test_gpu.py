@@ -80,13 +80,13 @@ def test_without_a_gpu_nothing_is_refused(
             "580.65.06",
             UNKNOWN,
             None,
-            f"NVIDIA T4 ({UNKNOWN}); the driver is 580.65.06; reboot after an update of it; ",
+            f"NVIDIA T4 ({UNKNOWN}); the driver is 580.65.06: reboot if it was updated, and ",
         ),
         (
             "580.65.06",
             NO_DRIVER,
             "0",
-            "NVIDIA T4 (Found no NVIDIA driver on your system); the driver is 580.65.06; reboot",
+            "NVIDIA T4 (Found no NVIDIA driver on your system); the driver is 580.65.06: reboot",
         ),
         (
             "580.65.06",
