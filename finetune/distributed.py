@@ -11,13 +11,10 @@ from accelerate import PartialState
 from trl import SFTConfig as TrainerConfig
 
 from panjue.finetune.settings import LAUNCHED, SftConfig, is_launched
-from panjue.prompts.plumbing.errors import UserError, first_line, of_library
+from panjue.prompts.gpu import check_gpu
+from panjue.prompts.plumbing.errors import UserError, of_library
 from panjue.prompts.plumbing.files import exclusive_lock
 from panjue.prompts.plumbing.parent import end_with_parent
-
-NO_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver")
-"""What torch says where there is no GPU, or where CUDA_VISIBLE_DEVICES hides it."""
-
 
 OF_ACCELERATE = ("ACCELERATE_", "FSDP_")
 """Beginnings of the variables with which accelerate's launcher hands on its settings."""
@@ -29,11 +26,11 @@ CHANGES_TRAINING = ("mixed_precision", "dynamo_backend")
 def join_processes(config: SftConfig) -> PartialState:
     """Join the processes of this training, with the config's timeout for all communication."""
     check_environment()
-    check_driver()
-    check_sharding(config)
     # Rows differ tenfold in length: fixed segments would leave gaps in a GPU's memory. Read at the
     # first use of a GPU (c10/cuda/CUDAAllocatorConfig.h:136).
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    check_gpu(int(os.environ.get("LOCAL_RANK", "0")))
+    check_sharding(config)
     if is_launched():
         end_with_parent()  # after `kill -9` of the launcher its processes would train on
     on_cpu = not torch.accelerator.is_available()
@@ -61,23 +58,6 @@ def check_environment() -> None:
         value = os.environ.get(f"ACCELERATE_{name.upper()}", "no")
         if value.lower() != "no":
             raise UserError(f"accelerate: {name} is {value}; set it to no: `trainer` has all that")
-
-
-def check_driver() -> None:
-    """Refuse a GPU that torch cannot use; the training would run on the CPU without a word."""
-    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
-    if is_hidden or torch.version.cuda is None or torch.accelerator.is_available():
-        return
-    try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-    except RuntimeError as error:
-        reason = first_line(error)
-        if reason.startswith(NO_GPU):
-            return
-        raise UserError(
-            f"GPU: torch cannot use it ({reason}); install a driver for CUDA "
-            f"{torch.version.cuda}, or set CUDA_VISIBLE_DEVICES= to train on the CPU"
-        ) from None
 
 
 def is_sharded() -> bool:

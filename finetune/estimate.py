@@ -3,6 +3,9 @@
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +19,29 @@ EVALUATING = 0.5
 """Time of losses without gradients, of that with them, where it is not measured."""
 
 
-def training_seconds(trainer: ReplyTrainer) -> float | None:
+BUSY = 0.6
+"""On a busy machine threads get less than this part of the time that they could have had."""
+
+WAITED = 0.1
+"""And they wait for a core for more than this part; on many idle cores they sleep instead."""
+
+
+class Timed(NamedTuple):
+    """How long the losses of some rows took."""
+
+    seconds: float
+    processor_s: float = 0.0  # that all threads of this process got
+    waited_s: float = 0.0  # that its threads could have run, and others ran
+
+
+class Estimate(NamedTuple):
+    """What some rows say of a training on this machine."""
+
+    seconds: float  # of all steps and evaluations
+    busy: str  # that other programs take the processor; empty if not
+
+
+def estimate(trainer: ReplyTrainer) -> Estimate | None:
     """Return the time of all steps and evaluations; weights and random numbers stay as they are.
 
     A row of median length warms up; then as many as a process takes at once are timed, or fewer.
@@ -32,25 +57,42 @@ def training_seconds(trainer: ReplyTrainer) -> float | None:
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices):
         places = order[middle : middle + 1].tolist()
-        learning = seconds_of(trainer, places)
-        evaluating = EVALUATING * learning
-        if learning < LONGEST_TRY_S:
-            count = min(args.train_batch_size, int(LONGEST_TRY_S / learning))
+        learning = timed(trainer, places)
+        evaluating = EVALUATING * learning.seconds
+        if learning.seconds < LONGEST_TRY_S:
+            count = min(args.train_batch_size, int(LONGEST_TRY_S / learning.seconds))
             start = max(0, middle - count // 2)
             places = order[start : start + count].tolist()
-            learning = seconds_of(trainer, places)
+            learning = timed(trainer, places)
             with torch.no_grad():
-                evaluating = seconds_of(trainer, places)
+                evaluating = timed(trainer, places).seconds
     of_step = lengths.mean() * step_size(args)
     tokens = steps(trainer) * of_step
     evaluated = 0.0
     if trainer.eval_dataset is not None:
         evaluated = evaluations(trainer) * sum(trainer.eval_dataset["length"])
-    timed = lengths[places].sum() * args.world_size
-    return float(tokens * learning + evaluated * evaluating) / float(timed)
+    timed_tokens = lengths[places].sum() * args.world_size
+    seconds = float(tokens * learning.seconds + evaluated * evaluating) / float(timed_tokens)
+    on_cpu = not torch.accelerator.is_available()
+    return Estimate(seconds, busy(learning, torch.get_num_threads()) if on_cpu else "")
 
 
-def seconds_of(trainer: ReplyTrainer, places: Sequence[int]) -> float:
+def busy(step: Timed, threads: int) -> str:
+    """Return that other programs take the processor, and what helps; empty if they do not.
+
+    Threads wait for the slowest one after every product of matrices. One thread waits for none.
+    """
+    possible_s = step.seconds * threads
+    is_busy = step.processor_s < BUSY * possible_s and step.waited_s > WAITED * possible_s
+    if threads == 1 or not is_busy:
+        return ""
+    return (
+        f"busy: {threads} threads got {step.processor_s / possible_s:.0%} of their time, other "
+        "programs have the rest; OMP_NUM_THREADS=1 may be faster"
+    )
+
+
+def timed(trainer: ReplyTrainer, places: Sequence[int]) -> Timed:
     """Return the time of the losses of some training rows and, where there are any, of gradients.
 
     The gradients are dropped.
@@ -61,7 +103,7 @@ def seconds_of(trainer: ReplyTrainer, places: Sequence[int]) -> float:
         model.gradient_checkpointing_enable()  # which training does too
     rows = [trainer.train_dataset[place] for place in places]
     batch = trainer._prepare_inputs(trainer.data_collator(rows))
-    start = time.perf_counter()
+    start, processor, waited = time.perf_counter(), time.process_time(), waited_s()
     with trainer.accelerator.autocast():
         loss = trainer.reply_losses(model, batch).sum()
     if loss.requires_grad:
@@ -69,8 +111,19 @@ def seconds_of(trainer: ReplyTrainer, places: Sequence[int]) -> float:
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     seconds = time.perf_counter() - start
+    step = Timed(seconds, time.process_time() - processor, waited_s() - waited)
     model.zero_grad(set_to_none=True)
-    return seconds
+    return step
+
+
+def waited_s() -> float:
+    """Return for how long the threads of this process have waited for a core; 0 if unknown."""
+    waited_ns = 0
+    for task in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError):  # a thread that has ended, or a kernel without these
+            _, waiting, _ = task.read_text("ascii").split()
+            waited_ns += int(waiting)
+    return waited_ns / 1e9
 
 
 def evaluations(trainer: ReplyTrainer) -> int:

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, field_validator
 from pydantic_core import to_jsonable_python
 
+from panjue.prompts.gpu import check_gpu
 from panjue.prompts.model import is_hub_name, model_folder
 from panjue.prompts.plumbing.config import DATA_FILES, Config, load_section, load_values
 from panjue.prompts.plumbing.errors import UserError
@@ -201,6 +202,7 @@ def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
         return
     from torch.cuda import device_count
 
+    check_gpu()  # once, not in every process
     gpus = device_count()
     if 0 < gpus < config.gpus:  # without any, accelerate says so
         raise UserError(f"gpus: this machine has {gpus} for training; set gpus={gpus}")

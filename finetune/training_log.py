@@ -11,12 +11,12 @@ from rich.console import Console
 from transformers import TrainerCallback, TrainerState
 
 from panjue.finetune.data import IGNORED, TrainingRows
-from panjue.finetune.estimate import training_seconds
+from panjue.finetune.estimate import estimate
 from panjue.finetune.examples import Examples
 from panjue.finetune.model import gpu_memory, lacks_kernels
 from panjue.finetune.trainer import ReplyTrainer, step_size, steps
+from panjue.prompts.gpu import unused_device
 from panjue.prompts.labels import Labels
-from panjue.prompts.model import unused_device
 from panjue.prompts.plumbing.errors import printable
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import Meter, duration, meter
@@ -170,8 +170,10 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
     memory = gpu_memory()
     has = f"; the GPU has {in_gib(memory)}" if memory else ""
     yield "memory", f"{in_gib(needed)} a device for {what}, without activations{has}"
-    if trainer.is_world_process_zero() and (seconds := training_seconds(trainer)) is not None:
-        yield "time", f"about {duration(seconds)}, by a step that was timed now"
+    if trainer.is_world_process_zero() and (timed := estimate(trainer)):
+        yield "time", f"about {duration(timed.seconds)}, by a step that was timed now"
+        if timed.busy:
+            yield "processor", timed.busy
     if lacks_kernels(trainer.model):
         packages = "flash-linear-attention and causal-conv1d"
         yield "kernels", f"training is slow without {packages}: .ci/install python3 fast"

@@ -6,6 +6,7 @@ The Makefile's targets ask here too, so that both are the same.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from panjue.prompts.gpu import check_gpu
 from panjue.prompts.plumbing.config import load_values
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.run import Run
@@ -74,9 +75,13 @@ def refuse_missing(given: Mapping[str, str]) -> None:
 
 
 def config_for_gpu() -> str:
-    """Return the name of the config for the largest GPU that CUDA may use, or for none."""
+    """Return the name of the config for the largest GPU that CUDA may use, or for none.
+
+    A GPU that cannot be used is refused: the config for a CPU is for models of another size.
+    """
     from torch import cuda  # noqa: PLC0415
 
+    check_gpu()
     if not cuda.is_available():
         return "qwen2.5-0.5b-cpu"
     sizes = [cuda.get_device_properties(n).total_memory for n in range(cuda.device_count())]

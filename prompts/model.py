@@ -237,26 +237,5 @@ def threads_for(model: Path) -> Iterator[None]:
         del os.environ["OMP_NUM_THREADS"]
 
 
-DEVICES = {
-    "/dev/nvidia0": ("NVIDIA GPU", "rm -r .venv, then make install"),
-    "/dev/kfd": ("AMD GPU", "panjue installs what NVIDIA GPUs and CPUs need"),
-    "/dev/davinci0": ("Ascend NPU", "panjue installs what NVIDIA GPUs and CPUs need"),
-}
-"""Device file -> what it belongs to, and what to do where torch cannot use it."""
-
-
-def unused_device() -> str:
-    """Return that the CPU computes though there is more; empty if not, or if that is hidden."""
-    import torch
-
-    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
-    if is_hidden or torch.accelerator.is_available():
-        return ""
-    for path, (name, way_out) in DEVICES.items():
-        if Path(path).exists():
-            return f"the CPU: the torch in this .venv cannot use the {name} ({way_out})"
-    return ""
-
-
 def prompt_sha256(task: str) -> str:
     return sha256(prompt_file(task))

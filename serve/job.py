@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from panjue.prompts.gpu import check_gpu
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run
@@ -65,6 +66,8 @@ class Job:
 def make_job(run: Run, config: GenerateConfig) -> Job:
     """Return the job of a run; the model is not chosen yet."""
     if config.answer != "classifier" and not config.endpoint:  # these need no vLLM
+        if not config.ray:  # its replicas see GPUs of their own
+            check_gpu(answering=True)
         from panjue.serve.engine import check_engine, check_sampling
 
         check_engine(config.engine)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from panjue.finetune.classifier.opinions import by_choice, read_answer
 from panjue.prompts.example import Example
+from panjue.prompts.gpu import check_gpu
 from panjue.prompts.model import is_demo
 from panjue.prompts.names import name_places
 from panjue.prompts.plumbing.errors import UserError
@@ -224,6 +225,7 @@ def load(run: Path | str, settings: Mapping[str, Any] | None = None) -> Iterator
     """
     words = [f"{key}={dump(value)}" for key, value in (settings or {}).items()]
     config, runs = serve_settings(Path(run), words)
+    check_gpu(answering=True)
     check_engine(config.engine)
     served = ServedRun(runs[NAME], config)
     running = running_engine(

@@ -20,6 +20,7 @@ from ray.exceptions import RayError, RayTaskError
 from rich.console import Console
 
 from panjue.prompts.example import Example, call_key
+from panjue.prompts.gpu import check_gpu
 from panjue.prompts.model import is_tiny, model_sha256, prompt_sha256
 from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError, first_line
@@ -160,6 +161,7 @@ class Replica:
                 f"ray: {HOST} has other files than the driver: {changed}; copy them there, or "
                 "share a disk"
             )
+        check_gpu(answering=True)
         if on_cpu():  # Ray has set OMP_NUM_THREADS; vLLM would bind each replica to all cores
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         self._running.enter_context(debug_log(job.run.folder))

@@ -25,7 +25,8 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from panjue.prompts.model import threads_for, unused_device
+from panjue.prompts.gpu import check_gpu, unused_device
+from panjue.prompts.model import threads_for
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import Run
 from panjue.prompts.render import TEMPLATE_ARGS
@@ -40,6 +41,7 @@ def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
     key = server_key(config.host)
     for name in ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION"):  # other checks of requests
         os.environ.pop(name, None)
+    check_gpu(answering=True)
     check_engine(config.engine, SERVER_ARGUMENTS)
     config = config.model_copy(update={"port": free_port(config.host, config.port)})
     print("preparing the model", flush=True)

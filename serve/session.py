@@ -15,7 +15,8 @@ from rich.console import Console
 
 from panjue.finetune.rules import shared_rules
 from panjue.prompts.example import Example
-from panjue.prompts.model import model_sha256, prompt_sha256, unused_device
+from panjue.prompts.gpu import unused_device
+from panjue.prompts.model import model_sha256, prompt_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import difference, sha256, stream
 from panjue.prompts.plumbing.progress import meter

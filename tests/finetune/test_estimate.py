@@ -1,12 +1,13 @@
 """The estimate of a training's time changes nothing, and counts what is trained."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 
-from panjue.finetune import estimate
-from panjue.finetune.estimate import evaluations, training_seconds
+from panjue.finetune.estimate import Timed, busy, estimate, evaluations, timed, waited_s
 
 from .test_trainer import examples, made, maker, trainer  # noqa: F401  # fixtures
 
@@ -14,9 +15,9 @@ from .test_trainer import examples, made, maker, trainer  # noqa: F401  # fixtur
 def test_weights_and_random_numbers_stay_as_they_are(trainer: Any) -> None:  # noqa: F811
     weights = {name: weight.clone() for name, weight in trainer.model.named_parameters()}
     state = torch.get_rng_state()
-    seconds = training_seconds(trainer)
-    assert seconds is not None
-    assert seconds > 0
+    result = estimate(trainer)
+    assert result is not None
+    assert result.seconds > 0
     assert torch.equal(torch.get_rng_state(), state)
     for name, weight in trainer.model.named_parameters():
         assert torch.equal(weight, weights[name])
@@ -51,16 +52,55 @@ def test_the_time_is_that_of_all_tokens(
     """A quarter of the time to evaluate, as is measured; half where a row alone takes long."""
     tries = []
 
-    def seconds(_: Any, places: list[int]) -> float:
+    def step(_: Any, places: list[int]) -> Timed:
         tries.append(len(places))
         tokens: int = sum(made[place]["length"] for place in places)
-        return tokens * of_token * (1.0 if torch.is_grad_enabled() else 0.25)
+        return Timed(tokens * of_token * (1.0 if torch.is_grad_enabled() else 0.25))
 
-    monkeypatch.setattr(estimate, "seconds_of", seconds)
+    monkeypatch.setattr("panjue.finetune.estimate.timed", step)
     trainer.args.eval_strategy = "epoch"
     trainer.args.per_device_train_batch_size = 2
     tokens = sum(row["length"] for row in made)
     steps = 9  # two a step, three epochs
     expected = (steps * 2 / 6 * tokens + 3 * tokens * evaluating) * of_token
-    assert training_seconds(trainer) == pytest.approx(expected)
+    result = estimate(trainer)
+    assert result is not None
+    assert result.seconds == pytest.approx(expected)
     assert tries == ([1, 2, 2] if of_token < 1 else [1])
+
+
+SAID = "busy: 2 threads got 20% of their time, other programs have the rest; OMP_NUM_THREADS=1"
+
+
+@pytest.mark.parametrize(
+    ("step", "threads", "said"),
+    [
+        (Timed(seconds=10.0, processor_s=4.0, waited_s=12.0), 2, SAID),
+        (Timed(seconds=10.0, processor_s=11.9, waited_s=3.0), 2, "busy: 2 threads got 60%"),
+        (Timed(seconds=10.0, processor_s=12.0, waited_s=7.0), 2, ""),
+        (Timed(seconds=10.0, processor_s=2.0, waited_s=8.0), 1, ""),  # it has one thread already
+        (Timed(seconds=10.0, processor_s=90.0, waited_s=1.0), 64, ""),  # idle cores, small products
+    ],
+)
+def test_a_busy_machine_is_named(step: Timed, threads: int, said: str) -> None:
+    line = busy(step, threads)
+    assert line.startswith(said)
+    assert bool(line) == bool(said)
+
+
+def test_the_processor_time_of_a_step_is_that_of_this_process(
+    trainer: Any,  # noqa: F811
+) -> None:
+    """Beside busy processes; nothing is asserted of how long anything takes."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        before = waited_s()
+        step = timed(trainer, [0, 1])
+        after = waited_s()
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert step.processor_s > 0
+    assert 0 <= step.waited_s <= after - before
+    assert isinstance(busy(step, torch.get_num_threads()), str)

@@ -9,7 +9,6 @@ import torch
 from huggingface_hub import close_session, constants
 from huggingface_hub.utils._paths import filter_repo_objects
 
-from panjue.prompts import model
 from panjue.prompts.model import (
     MIB,
     MODEL_FILES,
@@ -198,18 +197,3 @@ def test_a_tiny_model_takes_few_threads_unless_the_user_says_otherwise(  # noqa:
     with threads_for(folder):
         assert (torch.get_num_threads(), os.environ.get(THREADS)) == (here, in_processes)
     assert (torch.get_num_threads(), os.environ.get(THREADS)) == (3, own)
-
-
-def test_a_gpu_that_the_installed_torch_cannot_use_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.accelerator.is_available", lambda: False)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    device = tmp_path / "device"
-    monkeypatch.setattr(model, "DEVICES", {str(device): ("NVIDIA GPU", "make install")})
-    assert model.unused_device() == ""
-    device.touch()
-    said = "the CPU: the torch in this .venv cannot use the NVIDIA GPU (make install)"
-    assert model.unused_device() == said
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert model.unused_device() == ""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from ray._common.usage.usage_lib import usage_stats_enabled
 from transformers import Qwen3Config
 from vllm.config import ModelConfig
@@ -34,14 +35,18 @@ from panjue.serve.engine import (
     startup_errors,
 )
 from panjue.serve.job import Job, make_job
+from panjue.serve.judge import load
 from panjue.serve.merge import Served, served_model
+from panjue.serve.server import serve
 from panjue.serve.settings import (
     RESOURCES,
     GenerateConfig,
     check_classes,
     environment,
     generate_settings,
+    serve_settings,
 )
+from tests.machine import GOOD, Machine, nvidia_smi
 
 
 def test_what_a_gpu_would_compile_at_the_start_is_off_unless_it_is_wanted() -> None:
@@ -233,3 +238,14 @@ CONFIGS = sorted((Path(__file__).parents[2] / "finetune/configs").glob("*.yaml")
 @pytest.mark.parametrize("path", [path for path in CONFIGS if path.name != "fsdp2.yaml"])
 def test_every_shipped_config_has_settings_that_the_engine_knows(path: Path) -> None:
     check_engine(load_section(GenerateConfig, path, "generate").engine)
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="the torch here is for GPUs")
+def test_a_server_does_not_start_beside_a_gpu_that_torch_cannot_use(
+    trained: Path, machine: Machine
+) -> None:
+    machine({**GOOD, "nvidia-smi": nvidia_smi()})
+    with pytest.raises(UserError, match=r"^GPU: torch cannot use the NVIDIA T4 "):
+        serve(*serve_settings(trained, []))
+    with pytest.raises(UserError, match=r"^GPU: torch cannot use the NVIDIA T4 "), load(trained):
+        pass

@@ -1,0 +1,110 @@
+"""Refuse an NVIDIA GPU that could not be used, before anything is fetched, fitted or trained."""
+
+import os
+import warnings
+from pathlib import Path
+
+from panjue.prompts.plumbing.errors import UserError, first_line
+from panjue.prompts.plumbing.machine import (
+    DRIVER,
+    FOR_CPU,
+    card_problem,
+    compiler_problem,
+    is_old,
+    nvidia_cards,
+)
+
+HIDING = ("", "-1", "NoDevFiles")
+"""Values of CUDA_VISIBLE_DEVICES that ask for the CPU; the last one is Slurm's."""
+
+NO_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver")
+"""What torch says where there is no GPU, or where CUDA_VISIBLE_DEVICES hides it."""
+
+NVIDIA_DEVICE = Path("/dev/nvidia0")
+
+OTHER_DEVICES = {"/dev/kfd": "AMD GPU", "/dev/davinci0": "Ascend NPU"}
+"""Device file -> what it belongs to; the packages that `make install` installs cannot use it."""
+
+
+def check_gpu(number: int = 0, *, answering: bool = False) -> None:
+    """Refuse a GPU that torch cannot use, that is too old, or for which Triton cannot compile.
+
+    Training asks too: else it would use the CPU without a word, or hours later the engine would not
+    start. `number` is that of the GPU among the visible ones. Where the GPU is hidden, the CPU was
+    asked for; a vLLM for GPUs cannot answer there.
+    """
+    import torch
+
+    with warnings.catch_warnings(action="ignore"):  # the error has what torch warns of
+        has_cuda = torch.cuda.is_available() and torch.version.cuda is not None
+        if has_cuda:
+            number %= torch.cuda.device_count()  # as accelerate does
+            name = torch.cuda.get_device_name(number)
+            problem = card_problem(name, torch.cuda.get_device_capability(number))
+            if problem := problem or compiler_problem():
+                raise UserError(f"GPU: {problem}")
+    if has_cuda or torch.accelerator.is_available():
+        return
+    if not is_hidden():
+        refuse_unusable()
+    if answering and torch.version.cuda:
+        raise UserError(
+            "GPU: torch sees none, and the vLLM of this .venv answers on GPUs alone; to compute on "
+            f"the CPU: {FOR_CPU}"
+        )
+
+
+def is_hidden() -> bool:
+    """Say whether the user asked for the CPU."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in HIDING
+
+
+def refuse_unusable() -> None:
+    """Raise a UserError if there is a GPU, which torch cannot use; it has torch's reason."""
+    import torch
+
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        reason = first_line(error).partition(" Please ")[0].rstrip(".")
+    cards = nvidia_cards()
+    name = cards[0].name if cards else "NVIDIA GPU"
+    is_there = bool(cards) or NVIDIA_DEVICE.exists()
+    if torch.version.cuda is None:
+        if is_there:
+            raise UserError(
+                f"GPU: torch cannot use the {name} ({reason}): this .venv is for the CPU; "
+                "rm -r .venv, then KIND=gpu make install; or set CUDA_VISIBLE_DEVICES= (empty) "
+                "to compute on the CPU"
+            )
+        return
+    if not is_there and reason.startswith(NO_GPU):
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    driver = cards[0].driver if cards else ""
+    if visible and reason.startswith(NO_GPU[0]):
+        way_out = f"CUDA_VISIBLE_DEVICES={visible} names no GPU of this machine; unset it"
+    elif not driver or is_old(driver):
+        has = f" (this is {driver})" if driver else ""
+        way_out = f"install driver {DRIVER} or newer{has}, and reboot"
+    else:
+        way_out = (
+            f"the driver is {driver}: reboot if it was updated, and start a container with "
+            "--gpus all"
+        )
+    raise UserError(
+        f"GPU: torch cannot use the {name} ({reason}); {way_out}; or to compute on the CPU: "
+        f"{FOR_CPU}"
+    )
+
+
+def unused_device() -> str:
+    """Return that the CPU computes though there is more; empty if not, or if that is hidden."""
+    import torch
+
+    if is_hidden() or torch.accelerator.is_available():
+        return ""
+    for path, name in OTHER_DEVICES.items():
+        if Path(path).exists():
+            return f"the CPU: panjue installs what NVIDIA GPUs and CPUs need, not the {name}"
+    return ""
