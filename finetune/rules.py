@@ -56,8 +56,8 @@ def asking_files(folder: Path) -> list[Path]:
     What is named in `ONLY_SCORES` counts if other files than `task.py`, which assembles the scoring
     too, import it.
     """
-    found = []
-    scoring = []
+    found: list[Path] = []
+    scoring: list[Path] = []
     for path in sorted(folder.rglob("*")):
         names = path.relative_to(folder).parts
         if not path.is_file() or any(name.startswith((".", "__pycache__")) for name in names):

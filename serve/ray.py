@@ -137,7 +137,9 @@ def fingerprints(job: Job) -> dict[str, str]:
     """Return file -> hash, of the model to load and of labels and text classifier."""
     assert job.served, "the model to load is chosen"
     files = {}
-    for folder in {*job.served, job.run.trained} - {None}:
+    for folder in {*job.served, job.run.trained}:
+        if folder is None:
+            continue
         for name, digest in trained_files(folder).items():
             files[f"{folder}/{name}"] = digest
     return files
