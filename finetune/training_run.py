@@ -172,7 +172,9 @@ class TrainingRun:
             return "a version before 0.5 began it, and hashed the task's code in another way"
         same: dict[str, Any] = {}
         same["trainer"] = {name: v for name, v in kept.trainer.items() if name not in OF_SPEED}
-        change = base_change(kept, self.base)
+        change = ""
+        if kept.base_sha256 != self.record.base_sha256:
+            change = base_change(kept, self.base)
         if not change:
             same["base_sha256"] = self.record.base_sha256
         if kept.is_before_0_5:  # see `doubt`
