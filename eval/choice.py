@@ -14,6 +14,7 @@ from panjue.prompts.example import Decoded, Example, first_reply, is_same
 from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.plumbing.progress import counted
 from panjue.prompts.plumbing.run import CHOICE, Choice, FieldChoice
+from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
 from panjue.serve.answers import open_answers
@@ -64,6 +65,7 @@ def choose(folder: Path) -> Choice:
     choice = Choice(
         cases=len(of_model),
         counted=int(np.count_nonzero(or_ones(of_model.weights))),
+        panjue=panjue_version(),
         fields=fields,
         calibration=calibration_of(field_answers),
     )

@@ -46,6 +46,7 @@ from panjue.prompts.plumbing.run import (
     run_around,
     step_of_kept,
 )
+from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item, Row
 from panjue.serve.answers import OpenedAnswers, check_complete, held_out_answers, open_answers
@@ -403,6 +404,7 @@ def page(result: PageData) -> str:
         style=(FOLDER / "report.css").read_text("utf-8"),
         script=(FOLDER / "report.js").read_text("utf-8"),
         data=data,
+        version=panjue_version(),
     )
 
 

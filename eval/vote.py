@@ -29,6 +29,7 @@ from panjue.prompts.plumbing.run import (
     Choice,
     find_answers,
 )
+from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
@@ -187,7 +188,9 @@ def record_of_vote(voters: Sequence[Voter]) -> AnswersRecord:
         "test": str(voters[0].answered.test),
         "voted": {str(voter.answered.folder): sha256(voter.rows.path) for voter in voters},
     }
-    return voters[0].answered.record.model_copy(update=changes)
+    record = voters[0].answered.record
+    changes["versions"] = {**record.versions, "panjue": panjue_version()}
+    return record.model_copy(update=changes)
 
 
 def write_vote(voters: Sequence[Voter], labels: Labels, out: Path) -> Votes:
@@ -220,6 +223,7 @@ def write_vote(voters: Sequence[Voter], labels: Labels, out: Path) -> Votes:
         votes.replaced = delete_derived(out, earlier)
     names = ", ".join(voter.answered.name for voter in voters)
     report = {
+        "panjue": panjue_version(),
         "examples": len(voters[0].rows),
         "answered_by": f"vote of {len(voters)}: {names}",
         "votes": votes.counts,

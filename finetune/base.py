@@ -22,6 +22,7 @@ from panjue.prompts.plumbing.files import (
     write_json,
 )
 from panjue.prompts.plumbing.ours import is_base, refuse_foreign
+from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
@@ -71,10 +72,11 @@ def make_base(config: BaseConfig) -> None:
     folder = Path(config.model)
     refuse_foreign(folder, is_base, "model=FOLDER")
     with exclusive_lock(config.run, other=OTHER_RUN):
-        if not is_base(folder) or read_json(folder / "start.json") != start:
+        is_same = is_base(folder) and start.items() <= read_json(folder / "start.json").items()
+        if not is_same:
             with atomic_folder(folder, is_base) as temporary:
                 make_untrained(config, temporary)
-                write_json(temporary / "start.json", start)
+                write_json(temporary / "start.json", {**start, "panjue": panjue_version()})
     train(config)
 
 

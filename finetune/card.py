@@ -10,8 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.labels import load_labels
-from panjue.prompts.model import is_demo, is_hub_name, model_sha256
+from panjue.prompts.model import is_demo, is_hub_name
 from panjue.prompts.plumbing.config import DATA_FILES, scrubbed
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import atomic_write, dump

@@ -45,7 +45,7 @@ def train(config: SftConfig) -> None:
     base = model_folder(config.model)
     run = TrainingRun.of(config, base, task)
     if not config.dry_run and run.is_finished():
-        console.print(f"{config.result}: already trained with these settings")
+        console.print(f"{config.result}: already trained with these settings{run.doubt()}")
         return
     with run.lock(), threads_for(base), out_of_memory_named():
         run_training(run, args, Reader(task, on_bad_row=config.on_bad_row), base, console)

@@ -34,8 +34,9 @@ from panjue.finetune.summary import finished, kept_loss
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.architecture import quantization_of
 from panjue.prompts.example import Example
+from panjue.prompts.fingerprint import base_change, base_files, base_sha256
 from panjue.prompts.labels import Labels
-from panjue.prompts.model import CLASSIFIER, config_folder, model_sha256, prompt_sha256
+from panjue.prompts.model import CLASSIFIER, config_folder, prompt_sha256
 from panjue.prompts.plumbing.config import DATA_FILES, load_values
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
@@ -64,6 +65,7 @@ from panjue.prompts.plumbing.run import (
     TrainingSummary,
     kept_adapters,
 )
+from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.render import names_opinions
 from panjue.prompts.task import Task
 
@@ -102,6 +104,7 @@ class TrainingRun:
 
     config: SftConfig
     record: RunRecord
+    base: Path
 
     @classmethod
     def of(cls, config: SftConfig, base: Path, task: Task) -> "TrainingRun":
@@ -110,9 +113,11 @@ class TrainingRun:
         for name in DATA_FILES:
             file = getattr(config, name)
             known[f"{name}_sha256"] = sha256(file) if file else None
+        files = base_files(base)
         known |= {
             "base": config.model,
-            "base_sha256": model_sha256(base),
+            "base_sha256": base_sha256(files),
+            "base_files": files,
             "mix_ratio": config.mix_ratio if config.mix else None,
             "split_by": "normal text",
             "solve": task.solve.settings.model_dump() if task.solve else {},
@@ -123,9 +128,12 @@ class TrainingRun:
             "task_sha256": task_sha256(config.task),
             "processes": PartialState().num_processes,
             "trainer": {name: v for name, v in config.trainer.items() if name not in OF_SPEED},
-            "versions": {name: version(name) for name in ("torch", "transformers", "trl", "peft")},
+            "versions": {
+                "panjue": panjue_version(),
+                **{name: version(name) for name in ("torch", "transformers", "trl", "peft")},
+            },
         }
-        return cls(config, RunRecord(**known))
+        return cls(config, RunRecord(**known), base)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -146,7 +154,7 @@ class TrainingRun:
         if not has_result and not self._has_checkpoints():
             refuse_claim(run.folder, REPLACED, OTHER_RUN)
             return False  # no work can be lost
-        reason = self._difference()
+        reason = self._difference(has_result=has_result)
         if reason:
             raise UserError(
                 f"{run.folder}: holds another run ({reason}); it is kept: choose another "
@@ -154,19 +162,38 @@ class TrainingRun:
             )
         return has_result
 
-    def _difference(self) -> str:
+    def _difference(self, *, has_result: bool) -> str:
         """Return how the folder's own record differs from this one; empty if it does not."""
         folder = self.config.run
         if not has_record(folder):
             return "there is no record of how it was made"
         kept = RunRecord.read(folder)
-        trainer = {name: v for name, v in kept.trainer.items() if name not in OF_SPEED}
-        old = kept.model_copy(update={"trainer": trainer})
+        if kept.is_before_0_5 and not has_result:
+            return "a version before 0.5 began it, and hashed the task's code in another way"
+        same: dict[str, Any] = {}
+        same["trainer"] = {name: v for name, v in kept.trainer.items() if name not in OF_SPEED}
+        change = ""
+        if kept.base_sha256 != self.record.base_sha256:
+            change = base_change(kept, self.base)
+        if not change:
+            same["base_sha256"] = self.record.base_sha256
+        if kept.is_before_0_5:  # see `doubt`
+            same["task_sha256"] = self.record.task_sha256
+        old = kept.model_copy(update=same)
         parts = old.difference(self.record, DATA, ROWS, WEIGHTS).split("; ")
+        if change:  # the files say more than their hash
+            of_files = f"base {self.record.base}: {change}"
+            parts = [of_files if part.startswith("base_sha256: ") else part for part in parts]
         shown = parts[:MAX_DIFFERENCES]
         if len(parts) > MAX_DIFFERENCES:
             shown.append(f"{len(parts) - MAX_DIFFERENCES} more")
         return "; ".join(shown)
+
+    def doubt(self) -> str:
+        """Return what cannot be compared with the record of a finished training, if anything."""
+        if not RunRecord.read(self.config.run).is_before_0_5:
+            return ""
+        return "; a version before 0.5 made it: changes of the task's code since are not known"
 
     def classifier(self, examples: Examples, labels: Labels, console: Console) -> Path | None:
         """Return the folder with the text classifier; one process fits it, once.

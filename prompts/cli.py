@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from importlib import import_module
-from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +22,7 @@ from panjue.prompts.plumbing.debug import debug_log, quiet_libraries
 from panjue.prompts.plumbing.errors import Stopped, UserError, in_one_line
 from panjue.prompts.plumbing.run import Answers, Run
 from panjue.prompts.plumbing.threads import spin_briefly
+from panjue.prompts.plumbing.version import panjue_version
 from panjue.serve.engine_processes import watch_parent
 
 watch_parent()  # acts only in the processes of an engine
@@ -48,7 +48,7 @@ ListSettings = Annotated[bool, typer.Option("--settings", help="list all setting
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"panjue {version('panjue')}")
+        print(f"panjue {panjue_version()}")
         raise typer.Exit
 
 

@@ -21,7 +21,7 @@ from panjue.eval.metric_values import (
     without_nan,
 )
 from panjue.prompts.cli_generate import held_out_file, refuse_others
-from panjue.prompts.model import model_sha256
+from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import delete, exclusive_lock, write_json
 from panjue.prompts.plumbing.run import (
@@ -37,6 +37,7 @@ from panjue.prompts.plumbing.run import (
     held_out_losses,
     kept_adapters,
 )
+from panjue.prompts.plumbing.version import panjue_version
 from panjue.serve.decoding import decode_answers
 from panjue.serve.job import Job, make_job
 from panjue.serve.merge import place_of, served_model
@@ -164,6 +165,7 @@ def best_of(run: Run, adapters: Sequence[Adapter], values: Sequence[MetricValues
     return Chosen(
         adapter=list(candidates)[best],
         adapter_sha256=model_sha256(adapters[best].folder),
+        panjue=panjue_version(),
         metric=metric,
         cases=len(values[0]),
         counted=int(np.count_nonzero(or_ones(values[0].weights))),

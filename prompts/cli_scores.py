@@ -13,6 +13,7 @@ from panjue.prompts.plumbing.errors import UserError, printable
 from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.plumbing.ours import are_scores, check_output
 from panjue.prompts.plumbing.run import ANSWERS, MANIFEST, SCORES, find_answers
+from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.task import load_task
 
@@ -90,7 +91,8 @@ def score(
     reader.skipped.show()
     scored = reader.task.data.submission.find(submission)
     skipped = {"skipped_rows": len(reader.skipped.rows)}
-    numbers = {**scores.to_json(), **skipped, "submission_sha256": sha256(scored)}
+    made = {"submission_sha256": sha256(scored), "panjue": panjue_version()}
+    numbers = {**scores.to_json(), **skipped, **made}
     if json:
         write_json(json, numbers, are_scores)
     if answered and not labels and decoding_of(scored) is not None:
@@ -193,7 +195,7 @@ def fairness(
     say_changes(answered)
     reader.skipped.show()
     if json:
-        write_json(json, result.to_json(), are_scores)
+        write_json(json, {**result.to_json(), "panjue": panjue_version()}, are_scores)
 
 
 @app.command()

@@ -1,6 +1,5 @@
 """The folder and the tokenizer of a base model, for training and serving."""
 
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ CLASSIFIER = "classifier.npz"
 """The text classifier in the folder of an adapter; its hash is in the adapter's manifest."""
 
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", CLASSIFIER)
-"""Files of a model that are downloaded, hashed and read: no pickles, no code."""
+"""Files of a model that are downloaded and copied: no pickles, no code."""
 
 NOT_READ_FILES = ("*/*", "consolidated*")
 """Files of the hub that are not downloaded: the same weights again, in another format."""
@@ -178,32 +177,8 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the files of a model that panjue reads, sorted by name."""
+    """Return the files of a model that are downloaded and copied, sorted by name."""
     return sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
-
-
-def model_sha256(folder: Path) -> str:
-    """Return a fingerprint of a model: one hash over the names and contents of its files.
-
-    Of a file above 2 MiB only its size, its first and last MiB and 64 KiB of every 16 MiB between
-    count: a training changes whole matrices. All of 16 GB take 19 s to read, these parts 1 s.
-    """
-    files = model_files(folder)
-    parts = (f"{path.name} {path.stat().st_size} {_sampled_sha256(path)}" for path in files)
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _sampled_sha256(path: Path) -> str:
-    """Return the hash of all of a file up to 2 MiB; of a longer one, of its ends and samples."""
-    size = path.stat().st_size
-    with path.open("rb") as data:
-        digest = hashlib.sha256(data.read(MIB))
-        for place in range(16 * MIB, size - MIB, 16 * MIB):
-            data.seek(place)
-            digest.update(data.read(MIB // 16))
-        data.seek(max(MIB, size - MIB))
-        digest.update(data.read(MIB))
-    return digest.hexdigest()
 
 
 def is_tiny(model: Path) -> bool:

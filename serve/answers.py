@@ -8,8 +8,8 @@ from typing import Any
 
 from panjue.finetune.classifier.opinions import Advisor, load_advisor
 from panjue.prompts.example import Example, call_key
+from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import Unreadable, UserError
 from panjue.prompts.plumbing.files import read_lines, sha256
 from panjue.prompts.plumbing.rows import Rows

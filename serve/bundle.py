@@ -19,7 +19,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ValidationError
 
-from panjue.prompts.model import model_files, model_sha256, prompt_sha256
+from panjue.prompts.fingerprint import base_files, base_sha256, model_sha256
+from panjue.prompts.model import model_files, prompt_sha256
 from panjue.prompts.plumbing.config import first_complaint, load_values, scrubbed
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, replace, sha256, write_json
@@ -37,6 +38,7 @@ from panjue.prompts.plumbing.run import (
     find_answers,
     run_around,
 )
+from panjue.prompts.plumbing.version import IN_BUNDLE, panjue_version
 from panjue.prompts.task import load_task
 from panjue.serve.answers import changes_since, held_out_answers
 from panjue.serve.decoding import decoding_of
@@ -57,6 +59,8 @@ class Expected(BaseModel):
     submission: str  # the name of its file
     test_sha256: str
     sha256: str  # of the submission
+    panjue: str = ""
+    """Version and commit that packed it; `code/panjue/version.txt` too, for records made there."""
 
 
 def bundle(run: Path, out: Path, base: str | None = None) -> None:
@@ -85,6 +89,7 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
         submission=submission.name,
         test_sha256=answers.record.test_sha256,
         sha256=sha256(submission),
+        panjue=panjue_version(),
     )
     parent = followed(out).parent
     parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +152,8 @@ def _pack_model(packed: Path, trained: Path, base: str | None) -> None:
         files = model_files(check_base(trained, record, base))
         weights = (path for path in files if path.name not in {MANIFEST, "labels.json"})
         _copy(weights, folder / "base")
-        values["base_sha256"] = model_sha256(folder / "base")
+        values["base_files"] = base_files(folder / "base")
+        values["base_sha256"] = base_sha256(values["base_files"])
         write_json(config, {**scrubbed(read_json(config)), "base_model_name_or_path": "../base"})
     RunRecord.model_validate(values).write(packed)
 
@@ -166,6 +172,7 @@ def _pack_code(folder: Path, submission: str, record: AnswersRecord) -> None:
     ignore = shutil.ignore_patterns("__pycache__", "configs", "sample*")
     for name in FOLDERS:
         shutil.copytree(HERE.parents[1] / name, folder / "code/panjue" / name, ignore=ignore)
+    (folder / "code/panjue" / IN_BUNDLE).write_text(panjue_version() + "\n", "utf-8")
     shutil.copy(HERE / "answer.py", folder)
     manual = (HERE / "MANUAL.md").read_text("utf-8")
     python = f"{sys.version_info.major}.{sys.version_info.minor}"

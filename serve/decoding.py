@@ -35,6 +35,7 @@ from panjue.prompts.plumbing.files import (
 from panjue.prompts.plumbing.progress import counted
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.plumbing.run import SCORES, AnsweredBy, Choice
+from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.reader import text_hash, text_hashes
 from panjue.prompts.task import Task
 from panjue.serve.answers import (
@@ -265,6 +266,7 @@ def decode_answers(path: Path, answer: AnswerSetting | None = None) -> Tally:
             tally.replaced = delete_derived(folder, earlier)
         tally.skipped_rows = len(answered.reader.skipped.rows)
         digests = {
+            "panjue": panjue_version(),
             "answer": answer,
             "submission_sha256": after,
             "confidence_sha256": sha256(confidences) if advisor else None,

@@ -13,12 +13,12 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from panjue.prompts.architecture import is_part, load_language_model, quantization_of
+from panjue.prompts.fingerprint import base_change, model_sha256
 from panjue.prompts.model import (
     CLASSIFIER,
     load_tokenizer,
     model_files,
     model_folder,
-    model_sha256,
     threads_for,
 )
 from panjue.prompts.plumbing.errors import UserError, first_line
@@ -137,9 +137,11 @@ def check_base(adapter: Path, record: RunRecord, base: str | None = None) -> Pat
         folder = model_folder(name)
     except UserError as error:
         raise UserError(f"{error} (the base of {adapter}; say base=FOLDER)") from None
-    if model_sha256(folder) != record.base_sha256:
+    if change := base_change(record, folder):
         way_out = "set base=FOLDER to that base, or train again"
-        raise UserError(f"{adapter}: was trained on another base than {name} is now; {way_out}")
+        raise UserError(
+            f"{adapter}: was trained on another base than {name} is now ({change}); {way_out}"
+        )
     return folder
 
 

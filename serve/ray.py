@@ -20,12 +20,14 @@ from ray.exceptions import RayError, RayTaskError
 from rich.console import Console
 
 from panjue.prompts.example import Example, call_key
+from panjue.prompts.fingerprint import trained_files
 from panjue.prompts.gpu import check_gpu
-from panjue.prompts.model import is_tiny, model_sha256, prompt_sha256
+from panjue.prompts.model import is_tiny, prompt_sha256
 from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import difference
 from panjue.prompts.plumbing.run import Run
+from panjue.prompts.plumbing.version import panjue_version
 from panjue.serve.ask import Answerer, CompletionRow, Write
 from panjue.serve.engine import VLLM_VERSION, EngineEnded, on_cpu, running_engine
 from panjue.serve.job import Job
@@ -39,8 +41,9 @@ ONE_MACHINE = ("VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY")  # variables for one
 PARALLEL = ("tensor", "pipeline", "prefill_context", "data")
 """An engine needs as many GPUs as these of its settings, `…_parallel_size`, give multiplied."""
 
-SAME_VERSIONS = ("panjue", "transformers", "llguidance", "torch")
-"""Packages that must have one version in the whole cluster, as vLLM: replies depend on them."""
+SAME_VERSIONS = ("transformers", "llguidance", "torch")
+"""Packages that must have one version in the whole cluster, as panjue and vLLM: replies depend on
+them."""
 
 
 @contextmanager
@@ -122,16 +125,25 @@ def resources(job: Job) -> dict[str, float]:
 
 
 def versions(task: str) -> dict[str, str]:
-    """Return what must be equal on all machines: name -> version, or hash of the prompt."""
+    """Return what must be equal on all machines: name -> version, or hash of the prompt.
+
+    Of panjue the commit counts too: unreleased changes have the version of the next release.
+    """
     packages = {name: version(name) for name in SAME_VERSIONS}
-    return {"prompt": prompt_sha256(task), "vllm": VLLM_VERSION, **packages}
+    own = {"panjue": panjue_version(), "prompt": prompt_sha256(task)}
+    return {**own, "vllm": VLLM_VERSION, **packages}
 
 
 def fingerprints(job: Job) -> dict[str, str]:
-    """Return folder -> fingerprint, of the model to load and of labels and text classifier."""
+    """Return file -> hash, of the model to load and of labels and text classifier."""
     assert job.served, "the model to load is chosen"
-    folders = [*job.served, job.run.trained]
-    return {str(folder): model_sha256(folder) for folder in folders if folder}
+    files = {}
+    for folder in {*job.served, job.run.trained}:
+        if folder is None:
+            continue
+        for name, digest in trained_files(folder).items():
+            files[f"{folder}/{name}"] = digest
+    return files
 
 
 class Replica:

@@ -15,12 +15,14 @@ from rich.console import Console
 
 from panjue.finetune.rules import shared_rules
 from panjue.prompts.example import Example
+from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.gpu import unused_device
-from panjue.prompts.model import model_sha256, prompt_sha256
+from panjue.prompts.model import prompt_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import difference, sha256, stream
 from panjue.prompts.plumbing.progress import meter
 from panjue.prompts.plumbing.run import CASES, MANIFEST, REPLIES, AnswersRecord
+from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.reader import Reader
 from panjue.serve.answers import without_resources
 from panjue.serve.ask import Answerer, answer_all
@@ -199,7 +201,10 @@ def record_of(job: Job, cases: Cases, *, asked: bool) -> AnswersRecord:
         "half": cases.reader.half,
         "on_bad_row": cases.reader.on_bad_row,
         "solve": job.task.solve.settings.model_dump() if job.task.solve else {},
-        "versions": {name: version(name) for name in ("llguidance", "transformers")},
+        "versions": {
+            "panjue": panjue_version(),
+            **{name: version(name) for name in ("llguidance", "transformers")},
+        },
     }
     known["versions"]["prompt rules"] = shared_rules()[:8]
     if trained:

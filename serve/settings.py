@@ -9,8 +9,9 @@ from typing import Any, Literal, cast, get_args
 
 from pydantic import Field
 
+from panjue.prompts.fingerprint import base_change, model_sha256
 from panjue.prompts.labels import Labels, load_labels
-from panjue.prompts.model import model_sha256, prompt_sha256
+from panjue.prompts.model import model_folder, prompt_sha256
 from panjue.prompts.plumbing.config import Config, check_known, check_managed, load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
@@ -296,10 +297,16 @@ def serve_settings(folder: Path, words: Sequence[str] = ()) -> tuple[ServeConfig
             raise UserError(f"{word!r}: no run folder {value!r}, and no setting {key!r}")
     config = load_section(ServeConfig, runs[NAME].config, "serve", settings)
     server_key(config.host)
+    first = runs[NAME].record
     for run in runs.values():
         check_trained(run)
-        if run.record.base_sha256 != runs[NAME].record.base_sha256:
-            raise UserError(f"{run.folder}: has another base than {folder}; start another server")
+        if run.record.base_sha256 == first.base_sha256:
+            continue
+        base = model_folder(config.base or first.base)
+        if change := base_change(run.record, base):
+            raise UserError(
+                f"{run.folder}: has another base than {folder} ({change}); start another server"
+            )
     if len(runs) > 1:
         config = config.model_copy(update={"adapter": "lora"})
     return config, runs

@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 import pytest
 from safetensors.torch import load_file, save_file
 
-from panjue.prompts.model import model_sha256
+from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.plumbing.run import REPLACED, REPLACED_ANSWERS
 from panjue.serve.merge import WEIGHTS_FILE, served_model
 

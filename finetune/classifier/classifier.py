@@ -26,6 +26,7 @@ from panjue.prompts.example import Example, LabelFields
 from panjue.prompts.model import CLASSIFIER, has_classifier
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, sha256
+from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.task import Task
 
 CLASSIFIER_NAME = "text classifier"
@@ -105,6 +106,7 @@ class Classifier:
         """Write the classifier to one file of arrays, one of them JSON, without pickles."""
         about = {
             "version": FILE_VERSION,
+            "panjue": panjue_version(),
             "fields": {name: asdict(of_field) for name, of_field in self.fields.items()},
             "second": {name: trees.dump() for name, trees in self.second.items()},
             "usual_share": self.usual_share,

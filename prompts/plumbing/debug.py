@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from panjue.prompts.plumbing.ours import has_record, refuse_foreign
+from panjue.prompts.plumbing.version import panjue_version
 
 FORMAT = "%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s"
 
@@ -18,11 +19,21 @@ SHOWN = "vllm"
 
 
 class DebugLog(logging.FileHandler):
-    """Appends warnings to a file, which the first one creates; on a full disk they are lost."""
+    """Appends warnings to a file, which the first one creates; on a full disk they are lost.
+
+    Before the first warning of each process stands which panjue it is.
+    """
+
+    _has_version = False
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):
             Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
+            if not self._has_version:
+                self._has_version = True
+                time = {"created": record.created, "msecs": record.msecs}
+                said = {"levelname": "INFO", "msg": f"version {panjue_version()}"}
+                super().emit(logging.makeLogRecord({"name": "panjue", **said, **time}))
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:

@@ -77,7 +77,7 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     versions: Annotated[Mapping[str, str], RESULT] = Field(default_factory=dict)
-    """Library -> version. A run may resume with others."""
+    """Library -> version, of panjue with the commit. A run may resume with others."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -113,6 +113,8 @@ class RunRecord(Record):
     task: Annotated[str, DATA]
     base: Annotated[str, NAMES]
     base_sha256: Annotated[str, ROWS]
+    base_files: Annotated[dict[str, str], NAMES] = Field(default_factory=dict)
+    """File of the base -> its hash; `base_sha256` is of them all. Versions before 0.5 had none."""
     train: Annotated[str, NAMES]
     train_sha256: Annotated[str, DATA]
     dev: Annotated[str | None, NAMES] = None
@@ -149,6 +151,11 @@ class RunRecord(Record):
     classifier_sha256: Annotated[str | None, RESULT] = None
     adapter_sha256: Annotated[str | None, RESULT] = None
     """In the folder of a merged model: the adapter that was merged into the base."""
+
+    @property
+    def is_before_0_5(self) -> bool:
+        """Say whether a version before 0.5 made it, which hashed base and code in another way."""
+        return not self.base_files
 
 
 class AnswersRecord(Record):
@@ -274,6 +281,8 @@ class Choice(BaseModel):
     cases: int
     counted: int
     """The cases with a weight in the metric."""
+    panjue: str = ""
+    """Version and commit that compared them."""
     fields: dict[str, FieldChoice]
     calibration: dict[str, dict[str, tuple[float, float]]]
     """Of the confidences in the model's answers; see `classifier.calibration.Calibration`."""
@@ -315,6 +324,8 @@ class Chosen(BaseModel):
     adapter: str
     """Its folder in the run folder."""
     adapter_sha256: str
+    panjue: str = ""
+    """Version and commit that chose."""
     metric: str
     cases: int
     counted: int

@@ -9,8 +9,8 @@ import pytest
 from panjue.eval.choice import choice_lines, choose, row_of_reply
 from panjue.eval.report import page_data
 from panjue.finetune.classifier.classifier import Classifier
+from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.labels import collect
-from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
 from panjue.prompts.plumbing.run import AnsweredBy, Choice

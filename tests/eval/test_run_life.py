@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from panjue.eval.report import write_page
 from panjue.eval.score import score
 from panjue.prompts.cli_scores import submission_of
+from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.labels import collect
-from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, sha256
 from panjue.prompts.task import load_task

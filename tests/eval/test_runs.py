@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from panjue.eval.runs import list_runs
+from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.labels import Labels
-from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, sha256, write_json
 from panjue.prompts.plumbing.run import TrainingSummary

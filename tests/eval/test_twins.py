@@ -16,8 +16,8 @@ from panjue.eval.score import ScoreResult, in_sample, score
 from panjue.eval.show_scores import show
 from panjue.eval.twins import NEAR, TwinFinder, distinct_grams_of, share_of_both
 from panjue.prompts.example import Example
+from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.labels import collect
-from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.plumbing.run import Answers
 from panjue.prompts.reader import is_held_out

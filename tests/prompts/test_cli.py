@@ -4,7 +4,6 @@ import gc
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from panjue.prompts import cli
 from panjue.prompts.plumbing.config import Config
 from panjue.prompts.plumbing.files import read_json, sha256
 from panjue.prompts.plumbing.run import AnswersRecord
+from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.demo import write_demo
@@ -52,7 +52,7 @@ def test_the_module_is_the_command() -> None:
     """A bundle's manual trains with it: no command is installed there."""
     words = [sys.executable, "-m", "panjue.prompts.cli", "--version"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout == f"panjue {version('panjue')}\n"
+    assert done.stdout == f"panjue {panjue_version()}\n"
 
 
 def test_numbers_are_written_over_those_of_an_earlier_score_alone(

@@ -1,4 +1,4 @@
-"""Models: where a base comes from, the fingerprint of its files, and the threads it takes."""
+"""Models: where a base comes from, and the threads it takes."""
 
 import os
 from pathlib import Path
@@ -10,14 +10,12 @@ from huggingface_hub import close_session, constants
 from huggingface_hub.utils._paths import filter_repo_objects
 
 from panjue.prompts.model import (
-    MIB,
     MODEL_FILES,
     TINY_BYTES,
     _from_hub,
     has_classifier,
     is_demo,
     model_folder,
-    model_sha256,
     threads_for,
 )
 from panjue.prompts.plumbing.errors import UserError
@@ -35,45 +33,6 @@ def folder(tmp_path: Path) -> Path:
     for name in ("model.safetensors", "config.json"):
         (place / name).write_text(name, "utf-8")
     return place
-
-
-@pytest.mark.parametrize("size", [1, MIB, MIB + 1, 3 * MIB])
-def test_the_first_and_last_mebibyte_and_the_size_of_a_file_count(folder: Path, size: int) -> None:
-    weights = folder / "model.safetensors"
-    content = bytearray(size)
-    weights.write_bytes(content)
-    first = model_sha256(folder)
-    for place in {0, min(size - 1, MIB - 1), max(0, size - MIB), size - 1}:
-        content[place] = 1
-        weights.write_bytes(content)
-        assert model_sha256(folder) != first
-        content[place] = 0
-    weights.write_bytes(content + b"0")
-    assert model_sha256(folder) != first
-    weights.write_bytes(content)
-    assert model_sha256(folder) == first
-
-
-@pytest.mark.parametrize("place", [16 * MIB, 32 * MIB + 2**16 - 1])
-def test_a_large_file_counts_between_its_ends_too(folder: Path, place: int) -> None:
-    """A merged adapter of the MLPs alone leaves its first and last MiB as they are."""
-    with (folder / "model.safetensors").open("wb") as weights:
-        weights.truncate(48 * MIB)
-        first = model_sha256(folder)
-        weights.seek(place)
-        weights.write(b"1")
-    assert model_sha256(folder) != first
-
-
-def test_files_that_are_not_of_the_model_do_not_count(folder: Path) -> None:
-    first = model_sha256(folder)
-    for name in ("opinions.jsonl", "README.md", "model.py"):
-        (folder / name).write_text("{}", "utf-8")
-    assert model_sha256(folder) == first
-    (folder / "labels.json").write_text("{}", "utf-8")
-    second = model_sha256(folder)
-    (folder / "labels.json").rename(folder / "names.json")
-    assert len({first, second, model_sha256(folder)}) == 3
 
 
 def test_what_descends_from_the_tiny_base_is_of_the_demo(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from panjue.prompts.model import model_sha256
+from panjue.prompts.fingerprint import base_files, base_sha256, model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.prompts.plumbing.run import RunRecord
@@ -185,7 +185,8 @@ def test_a_merge_is_made_once_and_keeps_sampling_settings_that_transformers_drop
     base = shutil.copytree(workshop / "base/model", tmp_path / "base")
     file = base / "generation_config.json"
     write_json(file, {**read_json(file), "do_sample": False, "temperature": 0.9, "top_p": 0.6})
-    digest = {"base": str(base), "base_sha256": model_sha256(base)}
+    files = base_files(base)
+    digest = {"base": str(base), "base_sha256": base_sha256(files), "base_files": files}
     RunRecord.read(adapter).model_copy(update=digest).write(adapter)
     before = model_sha256(adapter)
     out = merge(adapter)

@@ -117,7 +117,7 @@ def test_a_replica_with_another_model_labels_or_classifier_is_refused(
     with (run / folder / file).open("ab") as copy:
         copy.write(b" ")
     replica = driver.Replica(job, driver.versions("judgment"), of_driver)
-    with pytest.raises(UserError, match=f"has other files than the driver: {run}/{folder}: "):
+    with pytest.raises(UserError, match=f"other files than the driver: {run}/{folder}/{file}: "):
         asyncio.run(replica.start())
 
 

@@ -65,7 +65,7 @@ def test_wrong_settings_end_in_one_line(
         gc.collect()
 
 
-def copied(trained: Path, folder: Path, **changed: str) -> Path:
+def copied(trained: Path, folder: Path, **changed: Any) -> Path:
     """Return a copy of a run with another record."""
     shutil.copytree(trained / "adapter", folder / "adapter")
     place = folder / "adapter/manifest.json"
@@ -74,8 +74,9 @@ def copied(trained: Path, folder: Path, **changed: str) -> Path:
 
 
 def test_an_adapter_of_another_base_is_refused(trained: Path, tmp_path: Path) -> None:
-    other = copied(trained, tmp_path / "other", base_sha256="another")
-    with pytest.raises(UserError, match="was trained on another base"):
+    files = {"config.json": "another"}
+    other = copied(trained, tmp_path / "other", base_sha256="another", base_files=files)
+    with pytest.raises(UserError, match=r"another base than .* config.json differs, "):
         start(other, "port=0")
     with pytest.raises(UserError, match=f"^{other}: has another base than"):
         start(trained, f"other={other}")

@@ -18,8 +18,8 @@ import typer
 
 from panjue.prompts import cli_scores
 from panjue.prompts.example import Example
+from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.labels import Labels
-from panjue.prompts.model import model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, sha256, write_json
 from panjue.prompts.reader import Reader

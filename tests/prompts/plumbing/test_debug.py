@@ -40,7 +40,7 @@ def test_warnings_are_logged_with_their_time_and_errors_printed(
     shown = capfd.readouterr().err
     assert shown == "an error\nas VLLM_LOGGING_LEVEL wants\n"
     log = (run / "debug.log").read_text("utf-8")
-    assert re.search(r"^\d{4}-\d\d-\d\d [\d:,]+ \d+ py.warnings WARNING: .*判决 of Python", log)
+    assert re.search(r"(?m)^\d{4}-\d\d-\d\d [\d:,]+ \d+ py.warnings WARNING: .*判决 of Python", log)
     assert log.endswith(" library.part WARNING: aligned 1\n")
     with debug_log(run):
         library.addHandler(logging.StreamHandler(sys.__stderr__))  # as on an import in the block

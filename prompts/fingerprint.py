@@ -1,0 +1,168 @@
+"""The fingerprint of a model: hashes of the files that are read, and of nothing else in its folder.
+
+The same base comes with a note, with `configuration.json` from ModelScope, or with CRLF.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from io import BytesIO
+from itertools import chain, combinations, islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from panjue.prompts.model import CLASSIFIER, MIB, model_files
+from panjue.prompts.plumbing.files import dump, read_json, read_object
+from panjue.prompts.plumbing.run import MANIFEST, RunRecord
+
+CONFIGS = ("config.json", "generation_config.json")
+"""Files that are compared by their values, but for `NOT_READ_KEYS`."""
+
+NOT_READ_KEYS = ("transformers_version", "_name_or_path")
+"""Keys of configs, at any depth, that say who saved the model."""
+
+BASE_FILES = (
+    *("*.safetensors", "*.safetensors.index.json", *CONFIGS),
+    *("quantize_config.json", "quant_config.json", "hf_quant_config.json"),
+    *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "vocab.txt", "tekken.json", "*.model"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+"""What transformers and vLLM read of a base: weights, configs, tokenizer, template."""
+
+NOT_READ_WEIGHTS = "consolidated"
+"""How files begin that have the same weights again, in Mistral's format."""
+
+TRAINED_FILES = (*BASE_FILES, "adapter_config.json", "labels.json", CLASSIFIER, MANIFEST)
+"""What is read of the result of a training."""
+
+TEXTS = (".json", ".jinja", ".txt")
+"""Endings of files in which it does not matter whether lines end with LF or CRLF."""
+
+MAX_SELECTIONS = 4096
+"""So many selections of files are tried at the most, to find out which ones an old hash had."""
+
+
+def base_files(folder: Path) -> dict[str, str]:
+    """Return file -> hash, of the files of a base that are read."""
+    return {path.name: file_sha256(path) for path in _found(folder, BASE_FILES)}
+
+
+def base_sha256(files: Mapping[str, str]) -> str:
+    """Return one hash over the names and hashes of a base's files."""
+    return _joined(f"{name} {digest}" for name, digest in files.items())
+
+
+def base_change(record: RunRecord, folder: Path) -> str:
+    """Return which files of a base are not those of a training; empty if it is the same base."""
+    if record.is_before_0_5:
+        if record.base_sha256 in _hashes_before_0_5(folder):
+            return ""
+        return "which file differs is not known: a version before 0.5 recorded one hash of them all"
+    then = record.base_files
+    now = base_files(folder)
+    changes = []
+    for name in sorted({*then, *now}):
+        if name not in now:
+            changes.append(f"{name} is missing")
+        elif name not in then:
+            changes.append(f"{name} is new")
+        elif then[name] != now[name]:
+            changes.append(f"{name} differs")
+    return ", ".join(changes)
+
+
+def model_sha256(folder: Path) -> str:
+    """Return the fingerprint of the result of a training.
+
+    One of a version before 0.5 keeps its fingerprint, over all files: records of then have it.
+    """
+    if (folder / MANIFEST).exists() and "base_files" not in read_object(folder / MANIFEST):
+        return _joined(map(_line_before_0_5, model_files(folder)))
+    return base_sha256(trained_files(folder))
+
+
+def trained_files(folder: Path) -> dict[str, str]:
+    """Return file -> hash, of the files of a model or adapter that are read."""
+    return {path.name: file_sha256(path) for path in _found(folder, TRAINED_FILES)}
+
+
+def _found(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
+    """Return the files of a folder with these names, sorted by name."""
+    found = {path for pattern in patterns for path in folder.glob(pattern)}
+    return sorted(path for path in found if not path.name.startswith(NOT_READ_WEIGHTS))
+
+
+def file_sha256(path: Path) -> str:
+    """Return the hash of a config's values, of a text whatever ends its lines, or of weights."""
+    if path.name in CONFIGS:
+        content = dump(_sorted_values(read_json(path))).encode()
+        return hashlib.sha256(content).hexdigest()
+    if path.suffix in TEXTS:
+        return hashlib.sha256(_with_lf(path)).hexdigest()
+    size = path.stat().st_size
+    with path.open("rb") as data:
+        return hashlib.sha256(f"{size} {_sampled_sha256(data, size)}".encode()).hexdigest()
+
+
+def _sorted_values(value: Any) -> Any:
+    """Return a value of a config with sorted keys, without `NOT_READ_KEYS`."""
+    if isinstance(value, list):
+        return [_sorted_values(one) for one in value]
+    if isinstance(value, dict):
+        names = sorted(value.keys() - set(NOT_READ_KEYS))
+        return {name: _sorted_values(value[name]) for name in names}
+    return value
+
+
+def _with_lf(path: Path) -> bytes:
+    return path.read_bytes().replace(b"\r\n", b"\n")
+
+
+def _joined(lines: Iterator[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _sampled_sha256(data: BinaryIO, size: int) -> str:
+    """Return the hash of all of a file up to 2 MiB; of a longer one, of its ends and samples.
+
+    These are its first and last MiB and 64 KiB of every 16 MiB between: a training changes whole
+    matrices. All of 16 GB take 19 s to read, these parts 1 s.
+    """
+    digest = hashlib.sha256(data.read(MIB))
+    for place in range(16 * MIB, size - MIB, 16 * MIB):
+        data.seek(place)
+        digest.update(data.read(MIB // 16))
+    data.seek(max(MIB, size - MIB))
+    digest.update(data.read(MIB))
+    return digest.hexdigest()
+
+
+def _line_before_0_5(path: Path) -> str:
+    size = path.stat().st_size
+    with path.open("rb") as data:
+        return f"{path.name} {size} {_sampled_sha256(data, size)}"
+
+
+def _hashes_before_0_5(folder: Path) -> Iterator[str]:
+    """Yield the hashes that a version before 0.5 may have recorded of the base in a folder.
+
+    It took one of all files, read or not. Those that are not read may have come since then, and
+    the texts may have got CRLF.
+    """
+    files = model_files(folder)
+    lines = {path: _line_before_0_5(path) for path in files}
+    unread = sorted(set(files) - set(_found(folder, BASE_FILES)))
+    left_out = chain.from_iterable(combinations(unread, n) for n in range(len(unread) + 1))
+    selections = []
+    for names in islice(left_out, MAX_SELECTIONS):
+        selections.append([path for path in files if path not in names])
+    for paths in selections:
+        yield _joined(lines[path] for path in paths)
+    for path in files:
+        if path.suffix in TEXTS:
+            content = _with_lf(path)
+            digest = _sampled_sha256(BytesIO(content), len(content))
+            lines[path] = f"{path.name} {len(content)} {digest}"
+    for paths in selections:
+        yield _joined(lines[path] for path in paths)
