@@ -35,7 +35,13 @@ from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.architecture import quantization_of
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.model import CLASSIFIER, config_folder, model_sha256, prompt_sha256
+from panjue.prompts.model import (
+    CLASSIFIER,
+    config_folder,
+    model_folder,
+    model_sha256,
+    prompt_sha256,
+)
 from panjue.prompts.plumbing.config import DATA_FILES, load_values
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
@@ -65,6 +71,7 @@ from panjue.prompts.plumbing.run import (
     kept_adapters,
 )
 from panjue.prompts.render import names_opinions
+from panjue.prompts.saved import take_over
 from panjue.prompts.task import Task
 
 MAX_DIFFERENCES = 4
@@ -296,6 +303,8 @@ class TrainingRun:
         with atomic_folder(self.config.result) as folder:
             with full_disk_named(folder):
                 trainer.save_model(str(folder))
+            if self.config.method == "full":
+                take_over(model_folder(self.config.model), folder)
             self._complete(folder, labels, classifier, results)
             write_card(folder, self.config.run, summary.kept_step)
 
