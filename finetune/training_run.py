@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from panjue.finetune.card import CARD, write_card
-from panjue.finetune.checkpoints import full_disk_named
+from panjue.finetune.checkpoints import disk_errors_named
 from panjue.finetune.classifier.classifier import FILE_VERSION
 from panjue.finetune.classifier.fit import (
     MAX_EXAMPLES,
@@ -301,10 +301,10 @@ class TrainingRun:
                 self._complete(folder, labels, classifier, results)
                 write_card(folder, self.config.run, step)
         with atomic_folder(self.config.result) as folder:
-            with full_disk_named(folder):
+            with disk_errors_named(folder):
                 trainer.save_model(str(folder))
-            if self.config.method == "full":
-                take_over(model_folder(self.config.model), folder)
+                if self.config.method == "full":
+                    take_over(model_folder(self.config.model), folder)
             self._complete(folder, labels, classifier, results)
             write_card(folder, self.config.run, summary.kept_step)
 

@@ -32,7 +32,7 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
     The official example file starts with two such comments. A byte order mark is accepted.
     """
-    with open_bytes(path) as file:
+    with _naming(path), open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             raw = line.removeprefix(BOM) if number == 1 else line
             if raw.strip() and not raw.lstrip().startswith(b"//"):
@@ -245,7 +245,8 @@ def sync_names(path: Path) -> None:
     """Wait until a file, or a folder's list of names, has reached the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with _naming(path):
+            os.fsync(descriptor)
     except OSError as error:
         # Some file systems (CIFS, VirtualBox, some of FUSE) cannot sync a folder.
         if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
@@ -256,7 +257,7 @@ def sync_names(path: Path) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Add the file's name to an error in writing: that of a full disk has none."""
+    """Add the file's name to an error in reading or writing: that of a full disk has none."""
     try:
         yield
     except OSError as error:
@@ -272,7 +273,7 @@ def write_json(path: Path, value: Json, is_ours: IsOurs = lies_in_ours) -> None:
 
 
 def read_json(path: Path) -> Json:
-    with open_bytes(path) as file, located(str(path)):
+    with _naming(path), open_bytes(path) as file, located(str(path)):
         return parse_json(file.read())
 
 
