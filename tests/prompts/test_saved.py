@@ -141,6 +141,14 @@ def saved_by_5(base: Path, folder: Path) -> Path:
     return folder
 
 
+def test_a_training_of_all_weights_takes_both_over(workshop: Path) -> None:
+    untrained, trained = workshop / "base/untrained", workshop / "base/model"
+    for path in (*untrained.glob("tokenizer*"), *untrained.glob("*.jinja")):
+        assert (trained / path.name).read_bytes() == path.read_bytes()
+    config = read_json(trained / "config.json")
+    assert (config["rope_theta"], config["rope_scaling"]) == (10_000, None)
+
+
 def test_the_tokenizer_is_the_base_s_byte_for_byte(base: Path, tmp_path: Path) -> None:
     made = saved_by_5(base, tmp_path / "made")
     assert (made / "chat_template.jinja").exists()
