@@ -38,10 +38,9 @@ def steps(run: Path) -> int:
 def test_a_closed_terminal_saves_and_nohup_ignores_it(words: list[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     terminal, its_end = pty.openpty()
-    streams = {"stdin": its_end, "stdout": its_end, "stderr": its_end}
     # A process that leads a session, and whose first terminal this is, gets it as its own.
     begin = ["env", "--default-signal=HUP", "setsid", "--ctty", "--wait"]
-    with Popen([*begin, *words], **streams) as running:
+    with Popen([*begin, *words], stdin=its_end, stdout=its_end, stderr=its_end) as running:
         os.close(its_end)
         until(lambda: steps(run) > 0 or running.poll() is not None, LONGEST_S)
         os.close(terminal)
