@@ -180,7 +180,7 @@ def test_a_signal_before_the_engine_answers_ends_the_server(
 ) -> None:
     """In vLLM's own start it is lost, and the server waits ten minutes for an engine."""
     server = panjue_serve()
-    until(lambda: len(server.tree.children()) > 1 and server.engine.memory_info().rss > 1e8)
+    until(lambda: len(server.tree.children()) > 1 and server.engine.memory_info().rss > 1e8, 300)
     children = server.tree.children(recursive=True)
     server.process.send_signal(number)
     assert server.process.wait(60) == 128 + number
