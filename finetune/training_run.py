@@ -71,7 +71,7 @@ from panjue.prompts.plumbing.run import (
     kept_adapters,
 )
 from panjue.prompts.render import names_opinions
-from panjue.prompts.saved import take_over
+from panjue.prompts.saved import keep_readable
 from panjue.prompts.task import Task
 
 MAX_DIFFERENCES = 4
@@ -304,7 +304,7 @@ class TrainingRun:
             with disk_errors_named(folder):
                 trainer.save_model(str(folder))
                 if self.config.method == "full":
-                    take_over(model_folder(self.config.model), folder)
+                    keep_readable(model_folder(self.config.model), folder)
             self._complete(folder, labels, classifier, results)
             write_card(folder, self.config.run, summary.kept_step)
 

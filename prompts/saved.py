@@ -33,7 +33,7 @@ THETA_OF_SLIDING = {
 `rope_theta` of those with sliding attention, which have no scaling."""
 
 
-def take_over(base: Path, folder: Path) -> None:
+def keep_readable(base: Path, folder: Path) -> None:
     """Give a model in `folder` its base's tokenizer, and a config that transformers 4 reads too."""
     _take_tokenizer(base, folder)
     config = read_object(folder / "config.json")

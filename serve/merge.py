@@ -26,7 +26,7 @@ from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import atomic_folder, exclusive_lock, read_object
 from panjue.prompts.plumbing.ours import has_record
 from panjue.prompts.plumbing.run import MANIFEST, RESULTS, RunRecord, run_around
-from panjue.prompts.saved import take_over
+from panjue.prompts.saved import keep_readable
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 
@@ -172,7 +172,7 @@ def make_merged(base: Path, adapter: Path, record: RunRecord, out: Path) -> None
     with atomic_folder(out) as folder:
         write_merged(base, adapter, folder, tokenizer.encode(KNOWN_TEXT))
         with disk_errors_named(out):
-            take_over(base, folder)
+            keep_readable(base, folder)
         for file in (adapter / "labels.json", adapter / CLASSIFIER, base / GENERATION):
             if file.exists():
                 shutil.copy(file, folder)

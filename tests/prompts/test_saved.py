@@ -10,7 +10,7 @@ from vllm.transformers_utils.config import get_config
 
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.files import read_json, read_object, write_json
-from panjue.prompts.saved import take_over, with_rope_names
+from panjue.prompts.saved import keep_readable, with_rope_names
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 LLAMA = {
@@ -152,7 +152,7 @@ def test_a_training_of_all_weights_takes_both_over(workshop: Path) -> None:
 def test_the_tokenizer_is_the_base_s_byte_for_byte(base: Path, tmp_path: Path) -> None:
     made = saved_by_5(base, tmp_path / "made")
     assert (made / "chat_template.jinja").exists()
-    take_over(base, made)
+    keep_readable(base, made)
     assert not (made / "chat_template.jinja").exists()
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         assert (made / name).read_bytes() == (base / name).read_bytes()
@@ -169,6 +169,6 @@ def test_a_tokenizer_that_would_be_read_otherwise_is_saved_as_it_was_read(
     write_json(base / "tokenizer_config.json", {**of_base, "tokenizer_class": "Qwen2Tokenizer"})
     write_json(made / "config.json", {**config, "model_type": "qwen3_5_text"})
     wanted = load_tokenizer(base).backend_tokenizer.to_str()
-    take_over(base, made)
+    keep_readable(base, made)
     assert load_tokenizer(made).backend_tokenizer.to_str() == wanted
     assert (made / "chat_template.jinja").exists()
