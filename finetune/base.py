@@ -11,6 +11,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from panjue.finetune.checkpoints import disk_errors_named
 from panjue.finetune.settings import OTHER_RUN, BaseConfig
 from panjue.finetune.sft import train
 from panjue.prompts.plumbing.config import check_known, check_managed
@@ -74,7 +75,7 @@ def make_base(config: BaseConfig) -> None:
     with exclusive_lock(config.run, other=OTHER_RUN):
         is_same = is_base(folder) and start.items() <= read_json(folder / "start.json").items()
         if not is_same:
-            with atomic_folder(folder, is_base) as temporary:
+            with atomic_folder(folder, is_base) as temporary, disk_errors_named(folder):
                 make_untrained(config, temporary)
                 write_json(temporary / "start.json", {**start, "panjue": panjue_version()})
     train(config)

@@ -2,36 +2,60 @@
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from safetensors import SafetensorError
+from tempfile import TemporaryFile
 
 from panjue.prompts.plumbing.files import delete, sync, sync_names
 
 COMPLETE_MARK = "complete"
 """File that marks a checkpoint as complete; written last, when all other files are on disk."""
 
-FULL_DISK_WORDS = (
-    "unexpected pos",  # torch
-    "file write failed",  # torch
-    "os error 28",  # safetensors, ENOSPC
-    "os error 27",  # safetensors, EFBIG
-)
-"""What the errors say with which these libraries report a full disk."""
+OF_RUST = re.compile(r"\(os error (\d+)\)$")
+"""How safetensors and tokenizers name an error of the system."""
+
+OF_TORCH = ("unexpected pos", "file write failed")
+"""What torch says of any error in writing."""
 
 
 @contextmanager
-def full_disk_named(folder: Path) -> Iterator[None]:
-    """Turn what torch and safetensors say of a full disk into the error of the system."""
+def disk_errors_named(folder: Path) -> Iterator[None]:
+    """Turn what libraries say of a full or failing disk into the error of the system.
+
+    They are saving to `folder`.
+    """
     try:
         yield
-    except (RuntimeError, SafetensorError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # that of tokenizers is of no kind of its own
         message = str(error)
-        if not any(words in message for words in FULL_DISK_WORDS):
+        of_rust = OF_RUST.search(message)
+        if of_rust:
+            code = int(of_rust[1])
+        elif any(words in message for words in OF_TORCH):
+            code = error_in_writing(folder)
+        else:
             raise
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from None
+        raise OSError(code, os.strerror(code), str(folder)) from None
+
+
+def error_in_writing(folder: Path) -> int:
+    """Return why nothing can be written to a folder; where a MiB can, that its disk is full.
+
+    The folder may not have its name yet, see `files.atomic_folder`.
+    """
+    place = folder if folder.is_dir() else folder.parent
+    try:
+        with TemporaryFile(dir=place) as trial:
+            trial.write(bytes(2**20))
+            trial.flush()
+            os.fsync(trial.fileno())
+    except OSError as error:
+        return error.errno or errno.ENOSPC
+    return errno.ENOSPC
 
 
 def mark_complete(checkpoint: Path) -> None:

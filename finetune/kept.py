@@ -7,8 +7,8 @@ from typing import Any
 from transformers import TrainerCallback, TrainerState
 
 from panjue.finetune.checkpoints import complete_checkpoints, step_of
-from panjue.prompts.plumbing.files import atomic_folder, delete
-from panjue.prompts.plumbing.run import kept_adapters, kept_place
+from panjue.prompts.plumbing.files import atomic_folder, delete, restore
+from panjue.prompts.plumbing.run import KEPT, kept_adapters, kept_place
 
 FILES = ("adapter_model.safetensors", "adapter_config.json")
 """What is kept of a checkpoint: no optimizer."""
@@ -36,6 +36,7 @@ class KeepAdapters(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
 def keep_adapters(run: Path, keep: int, state: TrainerState) -> None:
     """Copy the adapters of evaluated checkpoints to RUN/kept; delete all but `keep` of them."""
+    restore(run / KEPT)  # its checkpoint may be gone, so it could not be copied again
     evaluated = {row["step"] for row in state.log_history if "eval_loss" in row}
     for checkpoint in complete_checkpoints(run / "checkpoints"):
         step = step_of(checkpoint)

@@ -15,6 +15,7 @@ from panjue.prompts.plumbing.config import DATA_FILES, Config, load_section, loa
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import flat
 from panjue.prompts.plumbing.ours import followed
+from panjue.prompts.plumbing.signals import stopping_signals
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.task import load_task
 
@@ -213,7 +214,14 @@ def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
         command += ["--multi_gpu", "--mixed_precision", "no", "--dynamo_backend", "no"]
     command += ["--num_processes", str(config.gpus), "--num_machines", "1"]
     command += ["--main_process_port", "0", "-m", "panjue.prompts.cli", "sft", str(path), *words]
-    environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(LONGEST_STEP_S), **os.environ}
+    # Signals that end torchrun's processes by themselves are passed on to them; SIGHUP would end a
+    # training under `nohup`, and Slurm's SIGUSR1 the launcher alone.
+    passed_on = [number.name for number in stopping_signals()]
+    environment = {
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(LONGEST_STEP_S),
+        "PET_SIGNALS_TO_HANDLE": ",".join([*passed_on, "SIGQUIT"]),
+        **os.environ,
+    }
     # Without it, a folder of the working directory could hide a package.
     environment["PYTHONSAFEPATH"] = "1"
     os.execve(sys.executable, command, environment)

@@ -1,4 +1,4 @@
-"""SIGTERM or Ctrl-C during training: finish the step, save, stop."""
+"""A signal during training, such as SIGTERM or Ctrl-C: finish the step, save, stop."""
 
 import os
 import signal
@@ -13,8 +13,7 @@ from rich.console import Console
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from panjue.prompts.plumbing.errors import SIGNAL_DEBOUNCE_S, Stopped
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from panjue.prompts.plumbing.signals import stopping_signals
 
 
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
@@ -34,7 +33,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._process = os.getpid()
-        self._old_handlers = {n: signal.signal(n, self._receive) for n in SIGNALS}
+        self._old_handlers = {n: signal.signal(n, self._receive) for n in stopping_signals()}
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         if os.getpid() != self._process:
@@ -42,7 +41,8 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
         if not self._received:
             self._received = number
             self._received_at = time.monotonic()
-            # Ctrl-C ends `| tee` too, and writing to its closed pipe would end this process.
+            # Ctrl-C ends `| tee` too, and the terminal may be closed: to write there would end this
+            # process before it has saved.
             self._console.quiet = self._quiet or not self._console.file.isatty()
             if PartialState().is_local_main_process:
                 # The step may take minutes. Not `print`: the signal may have interrupted one.

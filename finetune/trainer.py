@@ -25,9 +25,9 @@ from transformers.trainer_utils import EvalLoopOutput
 from trl import SFTTrainer
 
 from panjue.finetune.checkpoints import (
+    disk_errors_named,
     drop,
     drop_old,
-    full_disk_named,
     mark_complete,
     newest_complete,
 )
@@ -263,7 +263,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         if self.is_world_process_zero() and checkpoint.exists():
             drop(checkpoint)  # incomplete: a run was killed here
         self.accelerator.wait_for_everyone()  # each process writes its random state there
-        with full_disk_named(checkpoint):
+        with disk_errors_named(checkpoint):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()  # each process has written its random state
         if self.is_world_process_zero():

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from panjue.finetune.card import CARD, write_card
-from panjue.finetune.checkpoints import full_disk_named
+from panjue.finetune.checkpoints import disk_errors_named
 from panjue.finetune.classifier.classifier import FILE_VERSION
 from panjue.finetune.classifier.fit import (
     MAX_EXAMPLES,
@@ -36,7 +36,7 @@ from panjue.prompts.architecture import quantization_of
 from panjue.prompts.example import Example
 from panjue.prompts.fingerprint import base_change, base_files, base_sha256
 from panjue.prompts.labels import Labels
-from panjue.prompts.model import CLASSIFIER, config_folder, prompt_sha256
+from panjue.prompts.model import CLASSIFIER, config_folder, model_folder, prompt_sha256
 from panjue.prompts.plumbing.config import DATA_FILES, load_values
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
@@ -67,6 +67,7 @@ from panjue.prompts.plumbing.run import (
 )
 from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.render import names_opinions
+from panjue.prompts.saved import keep_readable
 from panjue.prompts.task import Task
 
 MAX_DIFFERENCES = 4
@@ -321,8 +322,10 @@ class TrainingRun:
                 self._complete(folder, labels, classifier, results)
                 write_card(folder, self.config.run, step)
         with atomic_folder(self.config.result) as folder:
-            with full_disk_named(folder):
+            with disk_errors_named(folder):
                 trainer.save_model(str(folder))
+                if self.config.method == "full":
+                    keep_readable(model_folder(self.config.model), folder)
             self._complete(folder, labels, classifier, results)
             write_card(folder, self.config.run, summary.kept_step)
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from panjue.finetune.checkpoints import disk_errors_named
 from panjue.prompts.architecture import is_part, load_language_model, quantization_of
 from panjue.prompts.fingerprint import base_change, model_sha256
 from panjue.prompts.model import (
@@ -25,6 +26,7 @@ from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import atomic_folder, exclusive_lock, read_object
 from panjue.prompts.plumbing.ours import has_record
 from panjue.prompts.plumbing.run import MANIFEST, RESULTS, RunRecord, run_around
+from panjue.prompts.saved import keep_readable
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 
@@ -100,7 +102,8 @@ def named_for_vllm(adapter: Path, base: Path) -> Path:
     with lock_of(out), atomic_folder(out) as folder:
         for file in model_files(adapter):
             shutil.copy(file, folder)
-        save_file(renamed, folder / WEIGHTS_FILE, {"format": "pt"})
+        with disk_errors_named(out):
+            save_file(renamed, folder / WEIGHTS_FILE, {"format": "pt"})
     return out
 
 
@@ -170,7 +173,8 @@ def make_merged(base: Path, adapter: Path, record: RunRecord, out: Path) -> None
     tokenizer = load_tokenizer(base)
     with atomic_folder(out) as folder:
         write_merged(base, adapter, folder, tokenizer.encode(KNOWN_TEXT))
-        tokenizer.save_pretrained(folder)
+        with disk_errors_named(out):
+            keep_readable(base, folder)
         for file in (adapter / "labels.json", adapter / CLASSIFIER, base / GENERATION):
             if file.exists():
                 shutil.copy(file, folder)
@@ -194,9 +198,10 @@ def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) ->
         for name, weight in merged.named_parameters():
             weight.data = weight.data.to(types.get(name, dtype))
         merged.generation_config = GenerationConfig()  # transformers loads some that it cannot save
-        merged.save_pretrained(out)
+        with disk_errors_named(out):
+            merged.save_pretrained(out)
     except (LookupError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        # It is broken, of a kind that peft cannot merge, or the disk is full.
+        # It is broken, or of a kind that peft cannot merge.
         raise UserError(f"{adapter}: {first_line(error)} Use adapter=lora, or restore it") from None
     del base_model, model, merged  # their memory is needed for the merged model
     after = logits(load_dequantized(out), ids)

@@ -26,6 +26,7 @@ from panjue.prompts.plumbing.errors import Stopped
 from panjue.prompts.plumbing.files import dump, located, stream
 from panjue.prompts.plumbing.progress import Meter
 from panjue.prompts.plumbing.rows import Rows
+from panjue.prompts.plumbing.signals import stopping_signals
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task
 from panjue.serve.ask import CompletionRow
@@ -137,7 +138,7 @@ def starting(console: Console, what: str) -> Iterator[None]:
 
 
 class StopSignals:
-    """Within the block, SIGTERM and Ctrl-C end it with a message on how to resume."""
+    """Within the block, SIGTERM, Ctrl-C and the like end it with a message on how to resume."""
 
     folder: Path | None = None
     """Of the answers that are being made, which the message names."""
@@ -148,7 +149,7 @@ class StopSignals:
         self._old_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stopping_signals():
             self._old_handlers[number] = signal.signal(number, self._receive)
         return self
 

@@ -2,11 +2,11 @@
 
 import asyncio
 import os
+import signal
 import socket
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import Any
+from typing import Any, Never
 
 import uvloop
 
@@ -20,15 +20,16 @@ from panjue.serve.engine import (
 )
 
 # isort: split
-from vllm.entrypoints.launchers.api_server.entry import run_server
+from vllm.entrypoints.launchers.api_server.entry import run_server_worker, setup_server
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from panjue.prompts.gpu import check_gpu, unused_device
 from panjue.prompts.model import threads_for
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import Stopped, UserError
 from panjue.prompts.plumbing.run import Run
+from panjue.prompts.plumbing.signals import stopping_signals
 from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.serve.engine_processes import starting_engine
 from panjue.serve.judge import ServedRun
@@ -37,7 +38,7 @@ from panjue.serve.settings import BASE, NAME, SERVER_ARGUMENTS, ServeConfig, ser
 
 
 def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
-    """Serve these runs by their names; on SIGTERM or Ctrl-C finish running requests and stop."""
+    """Serve these runs by their names; on SIGTERM, Ctrl-C and the like finish requests and stop."""
     key = server_key(config.host)
     for name in ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION"):  # other checks of requests
         os.environ.pop(name, None)
@@ -59,14 +60,29 @@ def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
         startup_errors(),
         starting_engine(),
         threads_for(served[NAME].folders.model),
-        suppress(KeyboardInterrupt, SystemExit),  # so vLLM ends at a signal during the start
         asyncio.Runner(loop_factory=lambda: loop) as runner,
     ):
-        # Only h11 has limits; httptools reads headers of any size.
-        runner.run(run_server(args, http="h11", server_header=False))
+        runner.run(answer(args))
         if not loop.has_stopped:
             raise UserError("engine: it has ended, see above; start the server again")
     print("stopped", flush=True)
+
+
+async def answer(args: Namespace) -> None:
+    """Do what vLLM's `run_server` does, but end at a signal while the engine starts.
+
+    That one raises KeyboardInterrupt, which vLLM itself ignores where it waits for the engine
+    (vllm/utils/network_utils.py:471). Then it waits ten minutes for an answer that cannot come.
+    """
+
+    def stop(number: int, _: object) -> Never:
+        raise Stopped("stopped before it could answer", number)
+
+    for number in stopping_signals():
+        signal.signal(number, stop)
+    address, listener = setup_server(args, reuse_port=False)
+    # Only h11 has limits; httptools reads headers of any size.
+    await run_server_worker(address, listener, args, http="h11", server_header=False)
 
 
 class Loop(uvloop.Loop):
@@ -75,11 +91,14 @@ class Loop(uvloop.Loop):
     has_stopped = False
 
     def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: object) -> None:
+        """Call `callback` at any signal that stops a command; vLLM asks for two of them."""
+
         def stop() -> None:
             self.has_stopped = True
             callback(*args)
 
-        super().add_signal_handler(sig, stop)
+        for number in stopping_signals():
+            super().add_signal_handler(number, stop)
 
 
 def free_port(host: str, port: int) -> int:

@@ -98,6 +98,9 @@ def of_library(section: str, way_out: str = "") -> Iterator[None]:
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk, an exceeded quota and a limit on the file size."""
 
+DRIVE_ERRORS = (errno.EIO, errno.ESTALE)
+"""Error numbers of a drive that fails, and of a network drive that has lost the file."""
+
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
@@ -109,11 +112,14 @@ def in_one_line() -> Iterator[None]:
     except UserError as error:
         problem = str(error)
     except OSError as error:
-        is_full = error.errno in DISK_FULL_ERRORS
-        if not error.filename and not is_full:
+        hint = ""
+        if error.errno in DISK_FULL_ERRORS:
+            hint = "; free some space, then run the same command to resume"
+        elif error.errno in DRIVE_ERRORS:
+            hint = "; the drive has failed: when it works again, run the same command to resume"
+        if not error.filename and not hint:
             raise
         place = f"{error.filename}: " if error.filename else ""
-        hint = "; free some space, then run the same command to resume" if is_full else ""
         problem = f"{place}{error.strerror}{hint}"
     except ModuleNotFoundError as error:
         if not error.name or error.name.startswith("panjue"):

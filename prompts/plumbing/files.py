@@ -32,7 +32,7 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
     The official example file starts with two such comments. A byte order mark is accepted.
     """
-    with open_bytes(path) as file:
+    with _naming(path), open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             raw = line.removeprefix(BOM) if number == 1 else line
             if raw.strip() and not raw.lstrip().startswith(b"//"):
@@ -155,8 +155,10 @@ def atomic_folder(path: Path, is_ours: IsOurs = lies_in_ours) -> Iterator[Path]:
     """Give an empty folder, which appears as `path` only if the block ends without an error.
 
     Whoever may read the folder may read its files: safetensors writes them for their owner alone.
-    The caller holds a lock: in a folder of ours, what a killed process has left is deleted.
+    The caller holds a lock: in a folder of ours, what a killed process has left is deleted; a
+    folder that it was replacing is restored.
     """
+    restore(followed(path).parent, escape(followed(path).name))
     refuse_foreign(path, is_ours)
     temporary = _temporary(path)
     for stale in temporary.parent.glob(f".{escape(followed(path).name)}.*tmp"):
@@ -174,24 +176,48 @@ def atomic_folder(path: Path, is_ours: IsOurs = lies_in_ours) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _temporary(path: Path) -> Path:
+def _temporary(path: Path, ending: str = "tmp") -> Path:
     """Return a new name beside a file or folder; several may write it at once."""
     place = followed(path)
-    return place.with_name(f".{place.name}.{uuid4().hex[:8]}.tmp")
+    return place.with_name(f".{place.name}.{uuid4().hex[:8]}.{ending}")
 
 
 def replace(temporary: Path, path: Path, is_ours: IsOurs = lies_in_ours) -> None:
     """Move a finished file or folder to `path`, over one that panjue made; links are followed.
 
     All that replaces does it here. `temporary` is on the disk of the place that `path` leads to.
+    The system replaces a file by a file in one step. Anything else is renamed to make room: if the
+    process is killed before the new one has the name, `restore` gives it back to the old one.
     """
     refuse_foreign(path, is_ours)
     place = followed(path)
     sync(temporary)
-    if place.is_dir() or temporary.is_dir():  # the system replaces a file by a file alone
-        _remove(place)
-    temporary.replace(place)
-    sync_names(place.parent)
+    if not (place.is_dir() or (temporary.is_dir() and place.exists())):
+        temporary.replace(place)
+        sync_names(place.parent)
+        return
+    old = _temporary(path, "old")
+    place.rename(old)
+    temporary.rename(place)
+    sync_names(place.parent)  # first: after a power failure one of the two is there
+    _remove(old)
+
+
+def restore(folder: Path, names: str = "*") -> None:
+    """Undo what a killed `replace` has left in a folder; a glob pattern says of which names.
+
+    If the new file or folder has the name, the old one is deleted; else the old one gets it back.
+    The caller holds a lock: another process may be between these steps.
+    """
+    for old in folder.glob(f".{names}.????????.old"):
+        name, _, _ = old.name.removeprefix(".").rsplit(".", 2)
+        place = old.with_name(name)
+        if not lies_in_ours(old):
+            continue
+        if place.exists():
+            _remove(old)
+        else:
+            old.rename(place)
 
 
 def delete(path: Path) -> None:
@@ -219,7 +245,8 @@ def sync_names(path: Path) -> None:
     """Wait until a file, or a folder's list of names, has reached the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with _naming(path):
+            os.fsync(descriptor)
     except OSError as error:
         # Some file systems (CIFS, VirtualBox, some of FUSE) cannot sync a folder.
         if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
@@ -230,7 +257,7 @@ def sync_names(path: Path) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Add the file's name to an error in writing: that of a full disk has none."""
+    """Add the file's name to an error in reading or writing: that of a full disk has none."""
     try:
         yield
     except OSError as error:
@@ -246,7 +273,7 @@ def write_json(path: Path, value: Json, is_ours: IsOurs = lies_in_ours) -> None:
 
 
 def read_json(path: Path) -> Json:
-    with open_bytes(path) as file, located(str(path)):
+    with _naming(path), open_bytes(path) as file, located(str(path)):
         return parse_json(file.read())
 
 

@@ -7,6 +7,7 @@ themselves for two GPUs. What takes seconds, their imports, is done once for all
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -24,8 +25,10 @@ from panjue.finetune import distributed
 from panjue.finetune.data import cached, pack
 from panjue.finetune.distributed import check_environment, check_sharding
 from panjue.finetune.settings import LAUNCHED
+from panjue.finetune.settings import launch as launch_processes
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines
+from tests.served import until
 
 from .conftest import EXACT, a_config, adapter_bytes, lend_rows, main
 
@@ -204,6 +207,50 @@ def test_a_signal_to_one_process_stops_both_and_the_weights_are_the_same(
     assert adapter_bytes(stopped) == adapter_bytes(once)
     assert [row["step"] for row in numbers(stopped) if "eval_loss" in row] == [1, 2]
     assert numbers(stopped) == numbers(once)
+
+
+WAIT = """
+import os, signal, sys
+
+def end(number, _):
+    os.write(1, f"got {signal.Signals(number).name}\\n".encode())
+    sys.exit()
+
+for number in (signal.SIGHUP, signal.SIGUSR1):
+    if signal.getsignal(number) != signal.SIG_IGN:
+        signal.signal(number, end)
+os.write(1, b"ready\\n")
+while True:
+    signal.pause()
+"""
+
+
+def test_the_launcher_passes_on_slurm_s_warning_and_under_nohup_no_closed_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its setting the warning ends the launcher alone, and SIGHUP ends a training."""
+    (tmp_path / "wait.py").write_text(WAIT, "utf-8")
+    environment: dict[str, str] = {}
+    monkeypatch.setattr(os, "execve", lambda *words: environment.update(words[2]))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    launch_processes(a_config(gpus=2), Path("a.yaml"), [])
+    signal.signal(signal.SIGHUP, before)
+    words = ["nohup", sys.executable, "-m", "accelerate.commands.launch", f"--config_file={FSDP2}"]
+    words += ["--num_processes=2", "--main_process_port=0", str(tmp_path / "wait.py")]
+    path = tmp_path / "said.txt"
+    with (
+        path.open("wb") as out,
+        subprocess.Popen(words, env=environment, stdout=out, stderr=out) as running,
+    ):
+        until(lambda: path.read_text("utf-8").count("ready") == 2, 120)
+        running.send_signal(signal.SIGHUP)
+        running.send_signal(signal.SIGUSR1)
+        running.wait(120)
+    said = path.read_text("utf-8")
+    assert said.count("got SIGUSR1") == 2, said
+    assert "got SIGHUP" not in said
 
 
 def test_fsdp2_equals_ddp_in_losses_norms_and_weights(launched: Launched) -> None:

@@ -54,6 +54,37 @@ def test_three_adapters_are_kept_and_each_is_a_result_without_an_optimizer(
     assert not (run / "chosen.json").exists(), "nothing was chosen of this result"
 
 
+def test_a_kept_adapter_survives_a_kill_while_it_is_replaced(
+    workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoint is gone by then, so nothing could make it again."""
+    run = tmp_path / "run"
+    words = [f"run={run}", "keep=3", "trainer.save_total_limit=1", *OFTEN]
+    plain = Path.rename
+
+    class Killed(BaseException):
+        """Ends a training as SIGKILL does."""
+
+    def rename(self: Path, target: Path) -> Path:
+        if self.name.endswith(".tmp") and target.parent.name == "kept" and target in taken:
+            raise Killed
+        taken.add(self)
+        return plain(self, target)
+
+    taken: set[Path] = set()
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(Killed):
+        main(workshop / "sft.yaml", words)
+    monkeypatch.undo()
+    assert len([*(run / "kept").glob(".step-*.old")]) == 1
+    main(workshop / "sft.yaml", words)
+    assert list(kept_adapters(run)) == steps_wanted(run)
+    assert all(Run(place).result for place in kept_adapters(run).values())
+    assert sorted(path.name for path in (run / "kept").iterdir()) == sorted(
+        f"step-{step}" for step in steps_wanted(run)
+    )
+
+
 @pytest.mark.parametrize("keep", range(2, 8))
 def test_as_many_are_kept_as_wanted_and_the_last_ones(keep: int, tmp_path: Path) -> None:
     write_json(tmp_path / "manifest.json", {"task": "", "prompt_sha256": "", "seed": 0})

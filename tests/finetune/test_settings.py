@@ -175,6 +175,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def start(_: str, words: list[str], environment: dict[str, str]) -> None:
         assert int(environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) > 600, "a step and a save"
+        assert "SIGUSR1" in environment["PET_SIGNALS_TO_HANDLE"]
         command[:] = words
 
     monkeypatch.setattr(os, "execve", start)

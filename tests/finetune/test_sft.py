@@ -18,7 +18,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from panjue.finetune.checkpoints import full_disk_named, newest_complete
+from panjue.finetune.checkpoints import disk_errors_named, newest_complete
 from panjue.finetune.classifier.classifier import load_classifier
 from panjue.finetune.settings import SftConfig, sft_settings
 from panjue.finetune.trainer import ReplyTrainer
@@ -265,12 +265,15 @@ def test_a_full_disk_is_named(save: Callable[..., None], tmp_path: Path) -> None
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))
     try:
-        with pytest.raises(OSError, match="No space left") as error, full_disk_named(tmp_path):
+        with (
+            pytest.raises(OSError, match=r"File too large|No space left") as error,
+            disk_errors_named(tmp_path),
+        ):
             save({"weight": torch.zeros(100_000)}, tmp_path / "weights")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert error.value.filename == str(tmp_path)
-    with pytest.raises(RuntimeError, match="another"), full_disk_named(tmp_path):
+    with pytest.raises(RuntimeError, match="another"), disk_errors_named(tmp_path):
         raise RuntimeError("another")
 
 

@@ -14,6 +14,7 @@ from transformers import TrainerControl, TrainerState
 from panjue.finetune import stop
 from panjue.finetune.stop import StopOnSignal
 from panjue.prompts.plumbing.errors import Stopped
+from panjue.prompts.plumbing.signals import STOPPING
 
 STATE = TrainerState(global_step=3, max_steps=9, epoch=0.5)
 
@@ -21,14 +22,16 @@ STATE = TrainerState(global_step=3, max_steps=9, epoch=0.5)
 @pytest.fixture
 def one_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[StopOnSignal]:
     """Return what the first of two processes listens with."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # `make test &` ignores it
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # `make test &` and nohup ignore some
     state = SimpleNamespace(num_processes=2, is_local_main_process=True)
     monkeypatch.setattr(stop, "PartialState", lambda: state)
     listening = StopOnSignal(Console(file=StringIO()))
     listening.on_train_begin()
     yield listening
     listening._restore_handlers()
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def end_of_step(listening: StopOnSignal) -> bool:
@@ -67,6 +70,31 @@ def test_a_signal_while_the_processes_agree_is_for_the_next_step(
     with pytest.raises(Stopped, match="stopped at step 3 of 9") as stopped:
         one_of_two.on_train_end(None, STATE)
     assert stopped.value.exit_code == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_every_signal_that_stops_a_command_saves_the_step(
+    number: signal.Signals, one_of_two: StopOnSignal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "gather_object", lambda mine: [*mine, 0])
+    os.kill(os.getpid(), number)
+    assert end_of_step(one_of_two)
+    with pytest.raises(Stopped) as stopped:
+        one_of_two.on_train_end(None, STATE)
+    assert stopped.value.exit_code == 128 + number
+
+
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(
+    one_of_two: StopOnSignal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_of_two._restore_handlers()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    one_of_two.on_train_begin()
+    monkeypatch.setattr(stop, "gather_object", lambda mine: [*mine, 0])
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert not end_of_step(one_of_two)
+    one_of_two.on_train_end(None, STATE)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 def test_a_second_signal_ends_it_at_once(

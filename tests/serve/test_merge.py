@@ -191,7 +191,9 @@ def test_a_merge_is_made_once_and_keeps_sampling_settings_that_transformers_drop
     before = model_sha256(adapter)
     out = merge(adapter)
     assert out == adapter / "merged", "another one may lie beside it"
-    assert (out / file.name).read_bytes() == file.read_bytes()
+    for same in (file, *base.glob("tokenizer*"), *base.glob("*.jinja")):
+        assert (out / same.name).read_bytes() == same.read_bytes()
+    assert read_json(out / "config.json")["rope_theta"] == 10_000, "where transformers 4 reads it"
     made = (out / "model.safetensors").stat().st_mtime_ns
     assert merge(adapter) == out
     monkeypatch.chdir(adapter)

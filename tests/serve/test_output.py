@@ -14,14 +14,18 @@ from panjue.serve.engine import EngineEnded
 from panjue.serve.output import StopSignals
 
 
-def test_a_signal_ends_all_calls_and_says_how_to_resume() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_ends_all_calls_and_says_how_to_resume(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)  # not so under nohup
     running: set[int | str] = set()
     ended: set[int | str] = set()
 
     async def answer(example: Example) -> None:
         running.add(example.id)
         if len(running) == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         try:
             await asyncio.sleep(60)
         finally:
@@ -31,7 +35,7 @@ def test_a_signal_ends_all_calls_and_says_how_to_resume() -> None:
     work = answer_all(examples, answer, asyncio.Semaphore(8))
     with pytest.raises(Stopped, match=r"resume$") as stopped, StopSignals() as signals:
         asyncio.run(signals.until_stopped(work))
-    assert stopped.value.exit_code == 143
+    assert stopped.value.exit_code == 128 + number
     assert running == ended == {0, 1, 2}
 
 

@@ -4,6 +4,7 @@ import gc
 import math
 import os
 import shutil
+import signal
 import socket
 import warnings
 from collections.abc import Callable, Iterator
@@ -171,6 +172,19 @@ def test_a_server_whose_engine_dies_ends_with_an_error(several: PanjueServe) -> 
     assert len(good) < len(answers)
     assert all("judgments" in answer for answer in good)
     assert several.process.wait(180) == 2
+    assert left_of(children) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_the_engine_answers_ends_the_server(
+    number: signal.Signals, panjue_serve: Callable[..., PanjueServe]
+) -> None:
+    """In vLLM's own start it is lost, and the server waits ten minutes for an engine."""
+    server = panjue_serve()
+    until(lambda: len(server.tree.children()) > 1 and server.engine.memory_info().rss > 1e8, 300)
+    children = server.tree.children(recursive=True)
+    server.process.send_signal(number)
+    assert server.process.wait(60) == 128 + number
     assert left_of(children) == []
 
 

@@ -1,7 +1,12 @@
 """The one place that replaces and deletes asks first whose it is, whatever the content."""
 
 import json
+import os
+import signal
+import sys
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -9,7 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import atomic_folder, atomic_write, delete, replace, write_json
+from panjue.prompts.plumbing.files import (
+    atomic_folder,
+    atomic_write,
+    delete,
+    replace,
+    restore,
+    write_json,
+)
 from panjue.prompts.plumbing.ours import (
     RECORD_KEYS,
     are_scores,
@@ -105,6 +117,57 @@ def test_a_killed_process_leaves_nothing_for_long_in_our_folder(folder: Path) ->
     made(folder.parent / "merged")
     assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "merged"]
     assert (folder.parent / ".merged.tmp/model").exists(), "may be somebody's"
+
+
+CALLS = ("open", "os.chmod", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir")
+"""Audit events of the system calls that change something."""
+
+
+def killed_at(call: int, act: Callable[[], object]) -> bool:
+    """Do something in a process that is killed at one of these calls; say whether it got there."""
+    if child := os.fork():
+        _, status = os.waitpid(child, 0)
+        return os.WIFSIGNALED(status)
+    seen = count()
+
+    def hook(event: str, _: object) -> None:
+        if event in CALLS and next(seen) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    act()
+    os._exit(0)
+
+
+def folder_of(path: Path, content: str) -> None:
+    with atomic_folder(path) as new:
+        for name in ("a", "b"):
+            (new / name).write_text(content, "utf-8")
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_whenever_a_process_is_killed_the_old_folder_or_the_new_one_is_there(
+    is_link: bool, tmp_path: Path
+) -> None:
+    found = set()
+    for call in count():
+        disk = tmp_path / f"{call}/disk"
+        disk.mkdir(parents=True)
+        (disk / "manifest.json").write_text(RECORD, "utf-8")
+        place = disk / "adapter"
+        if is_link:
+            place = disk.with_name("link")
+            place.symlink_to(disk / "adapter")
+        folder_of(place, "old")
+        if not killed_at(call, partial(folder_of, place, "new")):
+            break
+        restore(disk)
+        [content] = {(place / name).read_text("utf-8") for name in ("a", "b")}
+        found.add(content)
+        folder_of(place, "newer")
+        assert (place / "a").read_text("utf-8") == "newer"
+        assert sorted(os.listdir(disk)) == ["adapter", "manifest.json"]
+    assert found == {"old", "new"}
 
 
 @pytest.mark.parametrize("way", ["write", "make", "replace"])
