@@ -9,7 +9,9 @@ PYTEST := .venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder
 PANJUE := .venv/bin/python -m panjue.finetune.make "$(MAKECMDGOALS)"
 STAGE  :=  # of `gpu`, as MODEL: those of the environment do not count
 MODEL  :=
+MOVED := $(shell [ ! -s .venv/installed ] || [ "$$(cat .venv/installed)" -ef . ] || echo moved)
 .PHONY: help install dev lock check test torture gpu demo base sft generate score check-submission serve
+.PHONY: variables $(MOVED)  # no commands: what is read first; what another folder installed is installed anew
 .NOTPARALLEL:
 
 help:  # this list
@@ -17,11 +19,12 @@ help:  # this list
 	awk -F ":.*  # " '/^[a-z-]+:.*  # / {printf "%-17s %s\n", $$1, $$2}' Makefile
 install: .venv/installed  # .venv with what training, generation and serving need, in exact versions
 dev: .venv/dev  # the same, and what `check`, `test` and `torture` need; they install it themselves
-.venv/installed .venv/dev: pyproject.toml $(wildcard .ci/*)
+.venv/installed .venv/dev: pyproject.toml $(wildcard .ci/*) $(MOVED)
 	.ci/install $(PYTHON) $(filter dev,$(@F))
 lock: ; PYTHON=$(PYTHON) .ci/lock  # the newest versions of all packages for `make install`
 
-demo: install; $(PANJUE) demo data/demo  # write invented cases
+variables: install; $(PANJUE)
+demo: variables; $(PANJUE) demo data/demo  # write invented cases
 base: demo; $(PANJUE) base finetune/configs/base.yaml  # train the demo's tiny base model from nothing
 sft: base  # fine-tune: cases in, adapter out
 	$(PANJUE) sft CONFIG run=RUN task=TASK model=MODEL train=TRAIN dev=DEV SFT
@@ -34,7 +37,7 @@ check: dev  # ruff and mypy, a minute
 	mkdir -p build/typing/panjue
 	ln -sfn $(addprefix ../../../,prompts finetune serve eval) build/typing/panjue/
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
-test: dev; $(PYTEST)  # the test suite, with two processes
+test: dev; $(PYTEST)  # the test suite: 5 minutes on two cores with AVX-512
 torture: dev  # kills, full disks, hostile text, every command of the READMEs: an hour
 	$(PYTEST) tests/torture tests/gpu tests/test_families.py tests/serve/test_clients.py --torture
 gpu: dev base  # an hour on a GPU: parity, speed, kills; STAGE= for one

@@ -7,6 +7,7 @@ import atexit
 import gc
 import logging
 import os
+import re
 import signal
 import sys
 from importlib import import_module
@@ -19,7 +20,7 @@ import typer
 from panjue.prompts import cli_scores
 from panjue.prompts.plumbing.config import load_values, setting_lines
 from panjue.prompts.plumbing.debug import debug_log, quiet_libraries
-from panjue.prompts.plumbing.errors import Stopped, UserError, in_one_line
+from panjue.prompts.plumbing.errors import Stopped, UserError, in_one_line, printable
 from panjue.prompts.plumbing.run import Answers, Run
 from panjue.prompts.plumbing.threads import spin_briefly
 from panjue.prompts.plumbing.version import panjue_version
@@ -215,12 +216,36 @@ def bundle(
 app.add_typer(cli_scores.app)
 
 
+def _is_checkout(folder: Path) -> bool:
+    """Say whether a folder has panjue's project file and its four folders."""
+    try:
+        project = (folder / "pyproject.toml").read_text("utf-8", errors="replace")
+    except OSError:
+        return False
+    is_named = re.search(r'^name = "panjue"$', project, re.MULTILINE)
+    folders = ("prompts", "finetune", "serve", "eval")
+    return bool(is_named) and all((folder / name).is_dir() for name in folders)
+
+
+def _warn_of_other_checkout() -> None:
+    """Name both places if this code is that of one checkout, and the working folder is another.
+
+    A folder that was copied with its .venv would run the old folder's code with its own configs.
+    """
+    here = Path()
+    code = Path(__file__).parents[1]
+    if not here.samefile(code) and _is_checkout(here) and _is_checkout(code):
+        places = f"this is the code of {code}, not that of the working folder {here.absolute()}"
+        print(printable(f"panjue: {places}; say `make install` here"), file=sys.stderr)
+
+
 def main() -> None:
     """Run the command line; an error that the user can fix gives one line and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal without UTF-8 gets `?` for Chinese
             stream.reconfigure(errors="replace")
     with in_one_line():
+        _warn_of_other_checkout()
         app()
 
 

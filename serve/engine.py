@@ -286,9 +286,10 @@ async def check_adapter(llm: AsyncLLM, lora: LoRARequest) -> None:
     try:
         async with asyncio.timeout(CALL_TIMEOUT_S):
             await llm.add_lora(lora)
-            of_base = await first_token_logprobs(llm, None)
-            adapted = await first_token_logprobs(llm, lora)
-    except EngineDeadError:
+        # Without a limit: the first request compiles, on a busy machine for minutes.
+        of_base = await first_token_logprobs(llm, None)
+        adapted = await first_token_logprobs(llm, lora)
+    except (EngineDeadError, TimeoutError):
         raise EngineEnded(ENGINE_ENDED) from None
     except Exception as error:  # whatever its process has raised
         raise UserError(f"adapter=lora: {first_line(error)} Use adapter=merge") from None

@@ -47,7 +47,9 @@ ASKING = (
 """Tests that ask the same engine, or the same server."""
 
 ROOT = Path(__file__).parents[1]
-SHARED = ROOT.parent / "shared"
+
+DATA = "PANJUE_DATA"
+"""The variable that names the folder of real data, which is no part of the project."""
 
 BASE_YAML = """
 sft:
@@ -111,11 +113,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave what takes minutes to `make torture`; begin with what takes longest."""
+    """Leave what takes minutes to `make torture`; mark real data; begin with what is longest."""
     if not config.getoption("--torture"):
         left = [item for item in items if item.get_closest_marker("endurance")]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
+    for item in items:
+        if "real_data" in getattr(item, "fixturenames", ()):
+            item.add_marker("real_data")
     items.sort(key=lambda item: not item.nodeid.startswith(ASKING))
 
 
@@ -325,11 +330,16 @@ def rows_of() -> RowsOf:
 
 
 @pytest.fixture(scope="session")
-def shared() -> Path:
-    """Return the folder of real data; skip where it is absent."""
-    if not SHARED.is_dir():
-        pytest.skip(f"no real data at {SHARED}")
-    return SHARED / "data"
+def real_data() -> Path:
+    """Return the folder of real data; skip where no variable names one.
+
+    Whatever asks for it is marked `real_data`.
+    """
+    if not os.environ.get(DATA):
+        pytest.skip(f"{DATA} names no folder of real data")
+    folder = Path(os.environ[DATA])
+    assert folder.is_dir(), f"{DATA}: no folder {folder}"
+    return folder.absolute()
 
 
 @pytest.fixture

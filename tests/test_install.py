@@ -1,5 +1,6 @@
 """What `make install` and `make dev` install: every package in the version that is locked."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -125,3 +126,92 @@ def test_the_look_at_the_machine_needs_no_package() -> None:
     assert done.stderr == ""
     for line in done.stdout.splitlines():
         assert line.startswith("warning: ")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a project folder in which `make install` makes a .venv that names its own place."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.delenv("KIND", raising=False)
+    folder = tmp_path / "first"
+    for name in ("prompts", "finetune", "serve", "eval", ".ci"):
+        (folder / name).mkdir(parents=True)
+    shutil.copy(ROOT / "Makefile", folder)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    shutil.copy(ROOT / ".ci/install", folder / ".ci/install")
+    (folder / MACHINE).parent.mkdir()
+    shutil.copy(ROOT / MACHINE, folder / MACHINE)
+    uv = """#!/bin/sh
+mkdir -p .venv/bin
+printf '#!/bin/sh\\n' > .venv/bin/python
+echo "command = python3 -m venv $PWD/.venv" > .venv/pyvenv.cfg
+[ -e .venv/bin/panjue ] || echo "$PWD" > .venv/bin/panjue
+chmod +x .venv/bin/python
+"""
+    (folder / ".ci/uv").write_text(uv, "utf-8")
+    (folder / ".ci/uv").chmod(0o755)
+    return folder
+
+
+def install(folder: Path, target: str = "install") -> str:
+    """Install in a folder, and return what is said."""
+    words = ["make", "-s", "-C", str(folder), "--no-print-directory", target]
+    return subprocess.check_output([*words, f"PYTHON={sys.executable}"], text=True)
+
+
+def code_of(folder: Path) -> str:
+    return (folder / ".venv/bin/panjue").read_text("utf-8").strip()
+
+
+def test_a_folder_that_was_moved_installs_anew(project: Path) -> None:
+    assert "compiling bytecode" in install(project)
+    assert install(project) == "", "nothing to do"
+    moved = project.rename(project.with_name("moved to"))
+    assert code_of(moved) == str(project)
+    [line] = re.findall(r"^\.venv was .*$", install(moved, "dev"), re.MULTILINE)
+    assert str(project) in line
+    assert str(moved) in line
+    assert code_of(moved) == str(moved)
+    assert install(moved) == install(moved, "dev") == ""
+    link = moved.with_name("link")
+    link.symlink_to(moved)
+    assert install(link) == "", "another name of the same place"
+
+
+@pytest.mark.parametrize("is_hardlinked", [False, True])
+def test_a_copy_installs_anew_and_leaves_the_original_alone(
+    project: Path, is_hardlinked: bool
+) -> None:
+    install(project)
+    copied = project.with_name("copied")
+    shutil.copytree(project, copied, copy_function=os.link if is_hardlinked else shutil.copy2)
+    before = {path: path.stat().st_mtime_ns for path in (project / ".venv").rglob("*")}
+    install(copied)
+    assert (code_of(project), code_of(copied)) == (str(project), str(copied))
+    assert {path: path.stat().st_mtime_ns for path in (project / ".venv").rglob("*")} == before
+    assert install(project) == ""
+
+
+def test_a_copy_whose_venv_is_a_link_gets_its_own(project: Path, tmp_path: Path) -> None:
+    install(project)
+    (project / ".venv").rename(tmp_path / "on another disk")
+    (project / ".venv").symlink_to(tmp_path / "on another disk")
+    copied = project.with_name("copied")
+    shutil.copytree(project, copied, symlinks=True)
+    install(copied)
+    assert (code_of(project), code_of(copied)) == (str(project), str(copied))
+
+
+def test_a_stamp_of_0_4_which_has_no_place(project: Path) -> None:
+    """Where nothing was moved, its environment stays and is brought up to date."""
+    install(project)
+    stamp = project / ".venv/installed"
+    (project / ".venv/added").touch()
+    for folder in (project, project.with_name("moved")):
+        stamp.write_text("", "utf-8")
+        os.utime(stamp, (0, 0))  # its .ci/install is older than ours
+        project = project.rename(folder)
+        stamp = project / ".venv/installed"
+        install(project)
+        assert code_of(project) == str(project)
+        assert (project / ".venv/added").exists() == (folder.name == "first")

@@ -126,7 +126,19 @@ def test_files_that_a_page_names_exist(page: str) -> None:
     for name in re.findall(r"`((?:[\w.-]+/)+[\w.-]*|test_\w+\.py)`", text(page)):
         places = [ROOT / name, (ROOT / page).parent / name]
         is_pattern = name.partition("/")[0] in MADE or "NAME" in name
-        assert is_pattern or any(place.exists() for place in places), name
+        there = [place.resolve() for place in places if place.exists()]
+        assert is_pattern or there, name
+        assert all(place.is_relative_to(ROOT) for place in there), f"{name}: only we have it"
+
+
+def test_pages_and_help_give_one_time_for_the_suite_and_its_machine() -> None:
+    shown = re.findall(r"^make test +# the tests: (\d+) minutes (on .*)$", text("README.md"), re.M)
+    [(minutes, machine)] = shown
+    assert f": {minutes} minutes {machine}\n" in text("Makefile")
+    page = text("tests/README.md")
+    assert f"| time {machine} |\n" in page
+    assert re.search(rf"^\| `make test` \|.*\| {minutes} minutes \|$", page, re.MULTILINE)
+    assert re.search(rf"^make test +# .* {minutes} 分钟$", text("README.zh.md"), re.MULTILINE)
 
 
 def test_the_pages_are_short() -> None:

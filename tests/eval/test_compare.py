@@ -25,9 +25,9 @@ DAMAGED = 30
 
 
 @pytest.fixture(scope="module")
-def runs(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def runs(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a run that answers the real dev cases as gold, and its copy, damaged at 30 cases."""
-    folder, gold = tmp_path_factory.mktemp("runs"), shared / "drdz/dev.jsonl"
+    folder, gold = tmp_path_factory.mktemp("runs"), real_data / "drdz/dev.jsonl"
     rows = [dict(TASK.gold(example)) for example in Reader(TASK).read(gold)]
     write_run(folder / "good", gold, rows)
     wrong = {"charges": ["不存在罪"], "articles": ["9999"]}  # the penalty stays right
@@ -43,8 +43,8 @@ def write_run(folder: Path, gold: Path, rows: list[Any]) -> None:
     (folder / "submission.jsonl").write_text("".join(dump(row) + "\n" for row in rows), "utf-8")
 
 
-def test_a_known_difference_is_found(runs: tuple[Path, Path], shared: Path) -> None:
-    gold = shared / "drdz/dev.jsonl"
+def test_a_known_difference_is_found(runs: tuple[Path, Path], real_data: Path) -> None:
+    gold = real_data / "drdz/dev.jsonl"
     found = compare_runs(Reader(TASK), gold, *runs)
     weights = [TASK.score.weight(example) for example in Reader(TASK).read(gold)]
     lost = -0.6 * sum(weights[:DAMAGED]) / sum(weights)
@@ -112,14 +112,14 @@ def test_the_ids_won_and_lost_are_in_the_order_of_what_they_change(
 
 
 def test_runs_of_other_cases_cannot_be_compared(
-    runs: tuple[Path, Path], tmp_path: Path, shared: Path
+    runs: tuple[Path, Path], tmp_path: Path, real_data: Path
 ) -> None:
     lines = (runs[0] / "submission.jsonl").read_text("utf-8").splitlines()
     part = tmp_path / "part.jsonl"
     part.write_text("\n".join(lines[:100]) + "\n", "utf-8")
     for pair in ((runs[0], part), (part, runs[0])):
         with pytest.raises(UserError, match=r": 185 are in only one, id \d+ .* no fair comp"):
-            compare_runs(Reader(TASK), shared / "drdz/dev.jsonl", *pair)
+            compare_runs(Reader(TASK), real_data / "drdz/dev.jsonl", *pair)
 
 
 def test_cases_that_count_for_nothing_are_not_alike(case: Row, row: Row, write: Write) -> None:

@@ -10,10 +10,13 @@ from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "drdz"
 READER = Reader(load_task("judgment"))
 
-pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DATA}")
+
+@pytest.fixture
+def cases(real_data: Path) -> Path:
+    """Return the folder of criminal cases."""
+    return real_data / "drdz"
 
 
 @pytest.mark.parametrize(
@@ -28,25 +31,25 @@ pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data at {DAT
         ("stage1_test_300", 1, False),
     ],
 )
-def test_every_line_is_read(name: str, size: int, labelled: bool) -> None:
-    examples = list(READER.read(DATA / f"{name}.jsonl"))
+def test_every_line_is_read(name: str, size: int, labelled: bool, cases: Path) -> None:
+    examples = list(READER.read(cases / f"{name}.jsonl"))
     assert len({example.id for example in examples}) == len(examples) == size
     assert all(bool(example.answer) == labelled for example in examples)
 
 
-def test_gold_replies_of_known_labels_come_back() -> None:
+def test_gold_replies_of_known_labels_come_back(cases: Path) -> None:
     ask = READER.task.ask
-    labels = ask.labels(READER.read(DATA / "train.jsonl"))
+    labels = ask.labels(READER.read(cases / "train.jsonl"))
     without_repairs = 0
-    for example in READER.read(DATA / "dev.jsonl"):
+    for example in READER.read(cases / "dev.jsonl"):
         decoded = ask.decode(ask.target(example), example, labels)
         assert (decoded.answer == example.answer) == (not decoded.repairs), example.id
         without_repairs += not decoded.repairs
     assert without_repairs > 250
 
 
-def test_gold_as_a_hand_in_is_clean_and_scores_one(tmp_path: Path) -> None:
-    gold = DATA / "dev.jsonl"
+def test_gold_as_a_hand_in_is_clean_and_scores_one(tmp_path: Path, cases: Path) -> None:
+    gold = cases / "dev.jsonl"
     rows = [dump(READER.task.gold(example)) for example in READER.read(gold)]
     path = tmp_path / "submission.jsonl"
     path.write_text("\n".join(rows) + "\n", "utf-8")

@@ -329,9 +329,9 @@ def test_gold_of_other_examples_is_refused(hostile: Path, case: Row, write: Writ
 
 
 def test_a_run_of_the_held_out_tenth_is_reported_on_that_alone(
-    shared: Path, tmp_path: Path
+    real_data: Path, tmp_path: Path
 ) -> None:
-    run = run_on(tmp_path / "run", shared / "drdz/dev.jsonl", lambda _number, _row: None)
+    run = run_on(tmp_path / "run", real_data / "drdz/dev.jsonl", lambda _number, _row: None)
     change_json(run / "manifest.json", held_out=True)
     found = page_data(open_answers(run))
     assert 0 < len(found.cases) < 60

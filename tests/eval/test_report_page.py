@@ -234,7 +234,7 @@ def test_tables_fit_the_screen_and_no_filter_is_alone_in_its_row(
 
 def test_the_report_of_real_cases(
     opened: Any,
-    shared: Path,
+    real_data: Path,
     tmp_path: Path,
     panjue: Callable[..., CompletedProcess[str]],
     advised: Callable[[Any], None],
@@ -244,7 +244,7 @@ def test_the_report_of_real_cases(
             row["judgments"][0]["penalty"] = 14 - row["judgments"][0]["penalty"] // 2
 
     advised(lambda _example, answer: answer["judgments"][0].update(articles=["264"]))
-    run = run_on(tmp_path / "run", shared / "drdz/dev.jsonl", change)
+    run = run_on(tmp_path / "run", real_data / "drdz/dev.jsonl", change)
     done = panjue("report", run)
     assert done.returncode == 0, done.stderr
     assert (run / "report.html").stat().st_size < 5_000_000

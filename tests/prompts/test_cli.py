@@ -1,6 +1,7 @@
 """The light commands, as they are typed."""
 
 import gc
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from panjue.prompts.tasks.judgment.demo import write_demo
 from panjue.serve.settings import GenerateConfig, ServeConfig
 from tests.prompts.plumbing.test_run import ANSWERED
 
+ROOT = Path(cli.__file__).parents[1]
 TASK = load_task("judgment")
 Panjue = Callable[..., CompletedProcess[str]]
 
@@ -186,3 +188,38 @@ def test_ctrl_c_before_the_first_step_says_what_is_kept(
     done = panjue("sft", "config.yaml")
     told = f"panjue: stopped; {folder} has what was finished, run the same command to resume\n"
     assert (done.returncode, done.stderr) == (130, told)
+
+
+def test_in_another_checkout_the_first_line_names_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, panjue: Panjue
+) -> None:
+    """A folder that was copied with its .venv has the commands of the old one."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("prompts", "finetune", "serve", "eval"):
+        assert panjue("--version").stderr == "", "not yet a checkout"
+        Path(name).mkdir()
+    Path("pyproject.toml").write_text('[project]\nname = "other"\n', "utf-8")
+    assert panjue("--version").stderr == "", "of another project"
+    shutil.copy(ROOT / "pyproject.toml", "pyproject.toml")
+    [line] = panjue("--version").stderr.splitlines()
+    assert str(ROOT) in line
+    assert str(tmp_path) in line
+
+
+@pytest.mark.parametrize("place", [ROOT, ROOT / "tests", Path("/")])
+def test_nothing_is_said_in_its_own_checkout_or_in_none(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, panjue: Panjue
+) -> None:
+    (tmp_path / "link").symlink_to(place)
+    monkeypatch.chdir(tmp_path / "link")
+    assert panjue("--version").stderr == ""
+
+
+def test_an_installed_package_is_no_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, panjue: Panjue
+) -> None:
+    site = tmp_path / "site-packages/panjue/prompts/cli.py"
+    site.parent.mkdir(parents=True)
+    monkeypatch.setattr(cli, "__file__", str(site))
+    monkeypatch.chdir(ROOT)
+    assert panjue("--version").stderr == ""

@@ -14,8 +14,6 @@ from panjue.prompts.example import Example
 from panjue.prompts.names import STEMS, WITH_STEM, name_places, split_at_names
 from panjue.prompts.shorten import leaving_order
 
-REAL = Path(__file__).parents[3] / "shared/data/drdz/dev.jsonl"
-
 
 def named(text: str, *names: str) -> str:
     """Return the text with brackets around each name."""
@@ -80,14 +78,12 @@ def test_every_reader_of_names_takes_the_same_places() -> None:
     assert leaving_order(sentences, example.names, "") == [1, 3], "the drug introduces nobody"
 
 
-def test_real_names_are_found_under_other_names_and_no_drug_is() -> None:
+def test_real_names_are_found_under_other_names_and_no_drug_is(real_data: Path) -> None:
     """Each defendant of a real case gets a stem for a name; the words of the case stay words."""
-    if not REAL.exists():
-        pytest.skip(f"{REAL} is absent")
     places = 0
     missed = 0
     wrong = 0
-    with REAL.open(encoding="utf-8") as lines:
+    with (real_data / "drdz/dev.jsonl").open(encoding="utf-8") as lines:
         for row in map(json.loads, lines):
             if len(row["defendants"]) > len(STEMS):
                 continue

@@ -1,9 +1,11 @@
 """An adapter that is loaded unmerged answers as the merged one, or the engine does not start."""
 
+import asyncio
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +16,14 @@ from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.serve.ask import Budget
-from panjue.serve.engine import Engine, LoRARequest, check_adapter, engine, first_token_logprobs
+from panjue.serve.engine import (
+    Engine,
+    EngineEnded,
+    LoRARequest,
+    check_adapter,
+    engine,
+    first_token_logprobs,
+)
 from panjue.serve.merge import KNOWN_TEXT, WEIGHTS_FILE, logits, served_model
 
 Weights = dict[str, torch.Tensor]
@@ -77,3 +86,24 @@ def test_what_vllm_would_ignore_or_cannot_load_is_refused(
     lora = LoRARequest(str(tmp_path), 2 + hash(tmp_path) % 10**6, str(adapter))
     with pytest.raises(UserError, match=f"^adapter=lora: .*{complaint}.* adapter=merge$"):
         unmerged.runner.run(check_adapter(unmerged.llm, lora))
+
+
+def test_a_first_request_may_take_longer_than_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It compiles: 30 s with caches that are empty, minutes where others use the processor."""
+
+    async def slow(_: Any, lora: LoRARequest | None) -> dict[int, float]:
+        await asyncio.sleep(0.1)
+        return {1: -2.0 if lora else -1.0}
+
+    async def hanging(_: LoRARequest) -> None:
+        await asyncio.sleep(60)
+
+    async def loaded(_: LoRARequest) -> None:
+        pass
+
+    monkeypatch.setattr("panjue.serve.engine.CALL_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("panjue.serve.engine.first_token_logprobs", slow)
+    lora = LoRARequest("adapter", 1, "nowhere")
+    asyncio.run(check_adapter(cast("Any", SimpleNamespace(add_lora=loaded)), lora))
+    with pytest.raises(EngineEnded):
+        asyncio.run(check_adapter(cast("Any", SimpleNamespace(add_lora=hanging)), lora))

@@ -120,7 +120,12 @@ def copy_project(place: Path, workshop: Path) -> Path:
     shutil.copytree(ROOT / ".ci", place / ".ci")
     for made in (*place.iterdir(), *(place / ".ci").iterdir()):
         os.utime(made, (0, 0))  # older than what is installed: nothing to do
-    (place / ".venv").symlink_to(sys.prefix)
+    (place / ".venv").mkdir()
+    for made in Path(sys.prefix).iterdir():
+        if made.name in ("installed", "dev"):
+            (place / ".venv" / made.name).write_text(str(place), "utf-8")
+        else:
+            (place / ".venv" / made.name).symlink_to(made)
     add_configs(place / "finetune/configs", workshop)
     (place / "Qwen").mkdir()
     for name in ("tiny", "Qwen/Qwen3-8B"):

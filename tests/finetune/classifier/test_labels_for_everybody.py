@@ -1,7 +1,6 @@
 """Everybody gets a label and a confidence that can be true, whatever the training and the text."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from tests.finetune.classifier.test_fit import NAMES, WORDS, examples, thefts
 JUDGMENT = load_task("judgment")
 SEVERITY = load_task("severity")
 ECTHR = load_task("ecthr")
-REAL = Path(__file__).parents[4] / "shared/data/drdz/train.jsonl"
 
 ARTICLES = ("Article 2", "Article 3", "Article 5")
 
@@ -30,10 +28,8 @@ UNSEEN = "龘靐齉爩鱻麤龗灪"
 """Words that no training has."""
 
 
-def real_cases() -> Sequence[Example]:
-    if not REAL.exists():
-        pytest.skip(f"{REAL} is absent")
-    cases = list(Reader(JUDGMENT).read(REAL))
+def real_cases(path: Path) -> Sequence[Example]:
+    cases = list(Reader(JUDGMENT).read(path))
     frequent = set(islice(JUDGMENT.ask.labels(cases).counts["charges"], 5))  # the fit is faster
     chosen = []
     for case in cases:
@@ -63,16 +59,23 @@ TRAININGS: Mapping[str, tuple[Task, Callable[[], Sequence[Example]]]] = {
     "one case": (JUDGMENT, lambda: thefts(1)),
     "one label": (JUDGMENT, lambda: thefts(120, 0, ["盗窃罪"], [2])),
     "one label, with a second stage": (JUDGMENT, lambda: thefts(MIN_CASES, 0, ["盗窃罪"], [2])),
-    "real": (JUDGMENT, real_cases),
 }
-SEVERAL_LABELS = [name for name in TRAININGS if not name.startswith("one")]
+REAL = pytest.param("real", marks=pytest.mark.real_data)
+ALL = [*TRAININGS, REAL]
+SEVERAL_LABELS = [*(name for name in TRAININGS if not name.startswith("one")), REAL]
+
+Training = tuple[Advisor, Sequence[Example]]
 
 
-@cache
-def trained(name: str) -> tuple[Advisor, Sequence[Example]]:
-    """Return the advisor of a training, and its cases."""
-    task, cases_of = TRAININGS[name]
-    cases = cases_of()
+@pytest.fixture(scope="module")
+def training(request: pytest.FixtureRequest) -> Training:
+    """Return the advisor of the training that a test names, and its cases."""
+    if request.param == "real":
+        task = JUDGMENT
+        cases = real_cases(request.getfixturevalue("real_data") / "drdz/train.jsonl")
+    else:
+        task, cases_of = TRAININGS[request.param]
+        cases = cases_of()
     labels = task.ask.labels(cases)
     return Advisor(
         task, labels, fit(task, cases, [], labels, 0, Console(quiet=True)).classifier
@@ -97,11 +100,11 @@ def texts(cases: Sequence[Example], words: str = UNSEEN) -> st.SearchStrategy[st
     return st.lists(pieces, max_size=40).map("".join)
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("training", ALL, indirect=True)
 @settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), persons=st.integers(1, 60))
-def test_everybody_gets_a_label(name: str, data: st.DataObject, persons: int) -> None:
-    advisor, cases = trained(name)
+def test_everybody_gets_a_label(training: Training, data: st.DataObject, persons: int) -> None:
+    advisor, cases = training
     names = tuple(f"甲{number}" for number in range(persons))
     example = Example("?", data.draw(texts(cases)), names)
     items = answered(advisor, example)
@@ -114,18 +117,18 @@ def test_everybody_gets_a_label(name: str, data: st.DataObject, persons: int) ->
             assert UNSURE <= confidence[field] <= 1 - UNSURE
 
 
-@pytest.mark.parametrize("name", TRAININGS)
-def test_cases_of_the_training_have_labels_too(name: str) -> None:
-    advisor, cases = trained(name)
+@pytest.mark.parametrize("training", ALL, indirect=True)
+def test_cases_of_the_training_have_labels_too(training: Training) -> None:
+    advisor, cases = training
     for example in cases[:20]:
         for item, _, confidence in answered(advisor, example):
             assert all(item[field] for field in advisor.task.answer.fields)
             assert all(UNSURE <= chance <= 1 - UNSURE for chance in confidence.values())
 
 
-@pytest.mark.parametrize("name", TRAININGS)
-def test_predictions_of_many_cases_are_those_of_each(name: str) -> None:
-    advisor, cases = trained(name)
+@pytest.mark.parametrize("training", ALL, indirect=True)
+def test_predictions_of_many_cases_are_those_of_each(training: Training) -> None:
+    advisor, cases = training
     several = [*cases[:30], Example("?", UNSEEN, NAMES), Example("!", "", ("甲", *NAMES))]
     alone = [advisor.classifier.probabilities(example) for example in several]
     for items, items_alone in zip(advisor.classifier.predict(several), alone, strict=True):
@@ -134,9 +137,9 @@ def test_predictions_of_many_cases_are_those_of_each(name: str) -> None:
                 assert of_labels == pytest.approx(item_alone[field], rel=0, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", SEVERAL_LABELS)
-def test_unseen_words_are_no_reason_to_be_sure(name: str) -> None:
-    advisor, cases = trained(name)
+@pytest.mark.parametrize("training", SEVERAL_LABELS, indirect=True)
+def test_unseen_words_are_no_reason_to_be_sure(training: Training) -> None:
+    advisor, cases = training
     about = [f"{person}{UNSEEN}" for person in NAMES]
     for text in (UNSEEN, "，".join(about)):
         unseen = answered(advisor, Example("?", text, NAMES))

@@ -139,9 +139,9 @@ def test_a_number_is_handed_in_as_digits_and_as_words(answers: list[str], ret: l
     assert TASK.data.write(EXAMPLE, {"answers": answers}) == {"id": "q", "ret": ret}
 
 
-def test_no_real_gold_answer_is_lost(shared: Path) -> None:
+def test_no_real_gold_answer_is_lost(real_data: Path) -> None:
     for name in ("train", "dev"):
-        for example in Reader(TASK).read(shared / f"kct/{name}.jsonl"):
+        for example in Reader(TASK).read(real_data / f"kct/{name}.jsonl"):
             for reference in example.references[0]:
                 row = TASK.data.write(example, {"answers": [contest_form(reference)]})
                 assert f1({"references": ((reference,),)}, row) == 1, reference

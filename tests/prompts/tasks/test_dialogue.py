@@ -219,8 +219,8 @@ def test_faults_of_a_submission(old: str, new: str, faults: list[str]) -> None:
     assert all(map(str.startswith, found, faults))
 
 
-def test_all_real_dialogues_are_read(shared: Path) -> None:
-    examples = list(Reader(TASK).read(shared / "emocaustics"))
+def test_all_real_dialogues_are_read(real_data: Path) -> None:
+    examples = list(Reader(TASK).read(real_data / "emocaustics"))
     assert len(examples) == 700
     assert [int(example.id) for example in examples] == sorted(int(e.id) for e in examples)
     broken = [e for e in examples if e.answer and e.answer["holders"] is None]

@@ -308,8 +308,8 @@ def test_a_file_by_hand(tmp_path: Path) -> None:
     assert found["baselines"]["first sentence"]["f1"] == pytest.approx(expected)
 
 
-def test_real_questions_as_measured_before(shared: Path, tmp_path: Path) -> None:
-    real = shared / "cjrc/dev.json"
+def test_real_questions_as_measured_before(real_data: Path, tmp_path: Path) -> None:
+    real = real_data / "cjrc/dev.json"
     with TASK.data.submission.writing(tmp_path / "submission.json") as write:
         for example in Reader(TASK).read(real):
             assert example.answer is not None

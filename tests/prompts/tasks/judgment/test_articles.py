@@ -50,10 +50,10 @@ CHARGES: dict[str, Callable[[str], str]] = {
 
 
 @pytest.fixture(scope="module")
-def real(shared: Path) -> dict[str, dict[str, str]]:
+def real(real_data: Path) -> dict[str, dict[str, str]]:
     """Return field -> normal form -> label of the real training file."""
     task = load_task("judgment")
-    forms = task.ask.labels(Reader(task).read(shared / "drdz/train.jsonl")).normal_forms
+    forms = task.ask.labels(Reader(task).read(real_data / "drdz/train.jsonl")).normal_forms
     assert (len(forms["charges"]), len(forms["articles"])) == (161, 159), "no two are one"
     return forms
 
