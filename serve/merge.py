@@ -172,13 +172,13 @@ def make_merged(base: Path, adapter: Path, record: RunRecord, out: Path) -> None
     """Make the folder `out`: the merged weights, and what else is needed to answer with them."""
     tokenizer = load_tokenizer(base)
     with atomic_folder(out) as folder:
+        record.write(folder)  # first: it makes the folder ours
         write_merged(base, adapter, folder, tokenizer.encode(KNOWN_TEXT))
         with disk_errors_named(out):
             keep_readable(base, folder)
         for file in (adapter / "labels.json", adapter / CLASSIFIER, base / GENERATION):
             if file.exists():
                 shutil.copy(file, folder)
-        record.write(folder)
 
 
 def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -81,6 +82,13 @@ generate:
   engine: {{dtype: float32, max_num_seqs: 32, enforce_eager: true}}
   on_bad_row: skip
 """
+
+
+# Started by `nohup` or in the background of a script, tests would have these ignored, as would all
+# that they start.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, usual)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
