@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,20 +12,17 @@ from panjue.finetune.classifier.opinions import EMPTY_REPLY, Advisor
 from panjue.prompts.example import Example, call_key
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
-from panjue.serve.answers import OpenedAnswers
+from panjue.serve.answers import Answered
 
 
 class Baselines:
     """The scores of the task's fallback, of its own baselines and of the text classifier alone."""
 
-    def __init__(
-        self, task: Task, labels: Labels | None, answered: OpenedAnswers | None, gold: Path
-    ) -> None:
-        """Prepare to score what answers are compared with, on the cases of `gold`.
+    def __init__(self, task: Task, labels: Labels | None, answered: Answered | None) -> None:
+        """Prepare to score what answers are compared with, on the same cases.
 
         Without `labels` the fallback has no score. `answered` are the answers if they have the
         record of how they were made.
@@ -40,11 +36,10 @@ class Baselines:
         if answered is None:
             return
         try:
-            self._advisor = classifier_to_compare(answered, gold)
-            # Opinions are kept by position: they fit the persons of the answered file.
-            is_answered_file = answered.record.test_sha256 == sha256(gold)
+            self._advisor = classifier_to_compare(answered)
             completions = answered.folder / "completions.jsonl"
-            if self._advisor and is_answered_file and completions.exists():
+            # Opinions are kept by position: they fit the persons of the answered file.
+            if self._advisor and answered.is_answered_file and completions.exists():
                 self._completions = Rows(completions, key=call_key, last_counts=True)
         except UserError as error:
             self._advisor = None
@@ -82,15 +77,15 @@ def row_of_classifier(
     return task.data.write(example, advisor.alone(example, opinions))
 
 
-def classifier_to_compare(answered: OpenedAnswers, gold: Path) -> Advisor | None:
+def classifier_to_compare(answered: Answered) -> Advisor | None:
     """Return the text classifier of the training that answered.
 
     None if it was fitted on the cases, as they were answered or as gold has them.
     """
-    training = answered.answers.training
-    if training is None:
+    if answered.trained is None:
         return None
-    files = {answered.record.test_sha256, sha256(gold)}
+    training = answered.trained.record
+    files = {answered.record.test_sha256, answered.test_sha256}
     is_training_file = not files.isdisjoint({training.train_sha256, training.mix_sha256})
     # Of a file of the training, it was not fitted on the tenth that is held out.
     if is_training_file and not answered.record.held_out:

@@ -3,10 +3,11 @@
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from panjue.eval.metric_values import metric_values, other_cases
+from panjue.eval.metric_values import COMPARED, metric_values, other_cases
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
@@ -14,7 +15,8 @@ from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
-from panjue.serve.decoding import decoding_of, never_asked
+from panjue.serve.decoding import decoding_of
+from panjue.serve.tally import never_asked
 
 
 def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
@@ -120,7 +122,9 @@ def _other_cases(reader: Reader, submission: Path, cases: Path) -> str:
     rows = None
     with suppress(UserError):
         rows = reader.task.data.submission.index(submission)
-    return other_cases(reader, cases, rows) if rows else ""
+    if not rows:
+        return ""
+    return other_cases(reader, cases, rows, list(islice(reader.read(cases), COMPARED)))
 
 
 def unscorable(task: Task, example: Example, row: Row) -> Iterator[str]:

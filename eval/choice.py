@@ -1,76 +1,99 @@
-"""Who answers better, field by field: the model or the text classifier, on held-out cases."""
+"""Who answers held-out cases best: adapters of several steps, or the model or text classifier."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from panjue.eval.compare import TIE, paired_differences
-from panjue.eval.metric_values import MetricValues, metric_values, or_ones
+from panjue.eval.metric_values import (
+    MetricValues,
+    metric_values,
+    or_ones,
+    summarize,
+    without_nan,
+)
 from panjue.finetune.classifier.calibration import FieldAnswer, calibration_of
 from panjue.finetune.classifier.opinions import Advisor
+from panjue.finetune.trained import made_from
 from panjue.prompts.example import Decoded, Example, first_reply, is_same
-from panjue.prompts.plumbing.files import write_json
 from panjue.prompts.plumbing.progress import counted
-from panjue.prompts.plumbing.run import CHOICE, Choice, FieldChoice
+from panjue.prompts.plumbing.records import Best, Candidate, Choice, model_less_classifier
 from panjue.prompts.plumbing.version import panjue_version
+from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
-from panjue.serve.answers import open_answers
+from panjue.serve.answers import Answered
 
 FEW = 30
 """Cases that count, below which a choice rests on luck."""
 
 
-def choose(folder: Path) -> Choice:
-    """Compare both on the decoded answers to held-out cases; write `choice.json` beside them.
+def best_of(values: Mapping[str, MetricValues], metrics: Mapping[str, str]) -> Choice:
+    """Return which candidate is best: at each field, or at `WHOLE` cases, by its metric.
 
-    The point estimate of a field's own metric decides; if both are equal, the model answers.
+    The point estimates decide; of candidates that are equal the first one is best.
+
+    Args:
+        values: Candidate -> the metric values of its answers to the same cases.
+        metrics: Field, or `WHOLE` -> the metric that decides.
     """
-    answered = open_answers(folder)
-    answered.refuse_changes()
+    first, *others = values
+    summaries = {name: summarize(of_candidate) for name, of_candidate in values.items()}
+    compared = {name: paired_differences(values[first], values[name]) for name in others}
+    best = {}
+    for name, metric in metrics.items():
+        highest = max(summary.mean[metric] for summary in summaries.values())
+        are_best = (who for who, of in summaries.items() if of.mean[metric] >= highest - TIE)
+        less_first = {}
+        for other, differences in compared.items():
+            of = differences[metric]
+            less_first[other] = (of.mean, of.low, of.high)
+        best[name] = Best(candidate=next(are_best), metric=metric, less_first=less_first)
+    candidates = {}
+    for name, summary in summaries.items():
+        interval = without_nan(summary.interval)
+        candidates[name] = Candidate(metrics=summary.mean, interval=interval)
+    weights = or_ones(values[first].weights)
+    return Choice(
+        candidates=candidates,
+        best=best,
+        panjue=panjue_version(),
+        cases=len(weights),
+        counted=int(np.count_nonzero(weights)),
+    )
+
+
+def best_by_field(answered: Answered) -> Choice:
+    """Return who is better at each field on held-out cases, the model or the text classifier.
+
+    The choice says by which cases, asked how, and has the calibration of confidences in the model.
+    """
+    answered.answers.refuse_changes()
     task = answered.task
     advisor = answered.advisor()
     assert advisor, "where there is no classifier, nothing is chosen"
-    of_model = MetricValues(task)
-    of_classifier = MetricValues(task)
+    values = {"model": MetricValues(task), "classifier": MetricValues(task)}
     field_answers: list[tuple[FieldAnswer, bool]] = []
+    texts = []
     replies = answered.rows()
     for example in counted(answered.examples(), len(replies)):
         reply = answered.row(replies, {"id": example.id})
         decoded = task.ask.decode(first_reply(reply), example, answered.labels)
         opinions = advisor.opinions(example, reply)
-        alone = task.data.write(example, advisor.alone(example, opinions))
+        rows = {
+            "model": row_of_reply(task, example, decoded),
+            "classifier": task.data.write(example, advisor.alone(example, opinions)),
+        }
         gold = task.gold(example)
-        for values, row in (
-            (of_model, row_of_reply(task, example, decoded)),
-            (of_classifier, alone),
-        ):
-            values.add(example, metric_values(task, gold, row, f"id {example.id}"))
+        for name, row in rows.items():
+            values[name].add(example, metric_values(task, gold, row, f"id {example.id}"))
         field_answers += model_judgments(advisor, example, decoded, opinions)
-    compared = paired_differences(of_classifier, of_model)  # second less first
-    fields = {}
-    for name in task.answer.fields:
-        metric = task.score.metric_of(name)
-        difference = compared[metric]
-        fields[name] = FieldChoice(
-            answered_by="model" if difference.mean >= -TIE else "classifier",
-            metric=metric,
-            model=difference.second,
-            classifier=difference.first,
-            low=difference.low,
-            high=difference.high,
-        )
-    choice = Choice(
-        cases=len(of_model),
-        counted=int(np.count_nonzero(or_ones(of_model.weights))),
-        panjue=panjue_version(),
-        fields=fields,
-        calibration=calibration_of(field_answers),
-    )
-    write_json(folder / CHOICE, choice.model_dump(mode="json"))
-    return choice
+        texts.append(text_hash(example))
+    metrics = {name: task.score.metric_of(name) for name in task.answer.fields}
+    choice = best_of(values, metrics).of_model(answered.record.trained_sha256 or "")
+    more = {"calibration": calibration_of(field_answers), "texts": tuple(texts)}
+    return choice.model_copy(update={**made_from(answered.record), **more})
 
 
 def row_of_reply(task: Task, example: Example, decoded: Decoded) -> Row | None:
@@ -108,12 +131,12 @@ def choice_lines(choice: Choice) -> Iterator[str]:
     """Yield the comparison in words, a line for each field, and a warning about few cases."""
     counted = f"{choice.counted} of them count" if choice.counted < choice.cases else "all count"
     yield f"{choice.cases} held-out cases compare model and text classifier; {counted}"
-    for name, of_field in choice.fields.items():
-        difference = of_field.model - of_field.classifier
+    for name, best in choice.best.items():
+        mean, low, high = model_less_classifier(best)
         yield (
-            f"  {name}: {of_field.metric} model {of_field.model:.4f}, text classifier "
-            f"{of_field.classifier:.4f} (difference {difference:+.4f}, 95% interval "
-            f"{of_field.low:+.4f} to {of_field.high:+.4f}): {of_field.answered_by}"
+            f"  {name}: {best.metric} model {choice.score(name, 'model'):.4f}, text classifier "
+            f"{choice.score(name, 'classifier'):.4f} (difference {mean:+.4f}, 95% interval "
+            f"{low:+.4f} to {high:+.4f}): {best.candidate}"
         )
     if choice.counted < FEW:
         yield f"  under {FEW} cases count: who is better there may be luck"

@@ -23,7 +23,7 @@ from panjue.eval.metric_values import (
 from panjue.prompts.plumbing.errors import UserError, printable
 from panjue.prompts.reader import Reader
 from panjue.prompts.tasks.metrics import Numbers
-from panjue.serve.answers import OpenedAnswers
+from panjue.serve.answers import Answered
 
 PAIRED_RESAMPLES = 10_000
 
@@ -59,7 +59,7 @@ class Comparison:
         return self.counted - len(self.won) - len(self.lost)
 
 
-def check_runs(first: OpenedAnswers, second: OpenedAnswers, *, same_file: bool = True) -> None:
+def check_runs(first: Answered, second: Answered, *, same_file: bool = True) -> None:
     """Refuse answers of two tasks, and with `same_file` answers to two test files."""
     pair = f"{first.folder} and {second.folder}"
     one = first.record
@@ -126,7 +126,7 @@ def paired_differences(first: MetricValues, second: MetricValues) -> dict[str, D
     return differences
 
 
-def names_of(first: OpenedAnswers, second: OpenedAnswers) -> tuple[str, str]:
+def names_of(first: Answered, second: Answered) -> tuple[str, str]:
     """Return short names of two folders of answers; where these are equal, their paths."""
     if first.name != second.name:
         return first.name, second.name

@@ -4,9 +4,10 @@ Every command that scores adds examples to a `MetricValues` and calls `summarize
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 from warnings import catch_warnings, filterwarnings
@@ -93,10 +94,11 @@ def score_rows(
     reader: Reader, gold: Path, rows: Rows, values: MetricValues
 ) -> Iterator[tuple[Example, Row, Row | None]]:
     """Add all examples of a gold file to `values`; yield each with its gold row and its row."""
-    message = other_cases(reader, gold, rows)
-    if message:
+    examples = reader.read(gold)
+    beginning = list(islice(examples, COMPARED))
+    if message := other_cases(reader, gold, rows, beginning):
         raise UserError(message)
-    for example in counted(reader.read(gold), len(rows)):
+    for example in counted(chain(beginning, examples), len(rows)):
         if example.answer is None:
             raise UserError(
                 f"{gold}: id {example.id} has no gold answer; give the labelled file "
@@ -249,23 +251,24 @@ def without_nan(value: Any) -> Any:
 
 
 COMPARED = 100
-"""Examples whose names are compared before a submission is scored."""
+"""Examples, the first of a file, whose names are compared before a submission is scored."""
 
 
-def other_cases(reader: Reader, cases: Path, rows: Rows) -> str:
+def other_cases(reader: Reader, cases: Path, rows: Rows, beginning: Sequence[Example]) -> str:
     """Return a message if a submission, with these rows, answers other cases; else nothing.
 
-    Files of other cases may have the same ids, and some of the names (张某). The cases are read up
-    to `COMPARED` that the submission answers.
+    Files of other cases may have the same ids, and some of the names (张某). `beginning` are the
+    first examples of the cases; if the submission answers none of them, the others are read too.
     """
-    message = _all_one_off(reader, cases, rows)
+    if not beginning:
+        raise UserError(f"{cases}: has no examples")
+    message = _all_one_off(reader, cases, rows, beginning[0])
     if message:
         return message
-    has_examples = False
     compared = 0
     foreign = []  # a text on each case that has other names in the submission
-    for example in reader.read(cases):
-        has_examples = True
+    answers_them = any(rows.get(example.id) for example in beginning)
+    for example in beginning if answers_them else reader.read(cases):
         row = rows.get(example.id)
         if row is None:
             continue
@@ -276,8 +279,6 @@ def other_cases(reader: Reader, cases: Path, rows: Rows) -> str:
             foreign.append(f"id {example.id} has {both}")
         if compared == COMPARED:
             break
-    if not has_examples:
-        raise UserError(f"{cases}: has no examples")
     if len(foreign) > compared / 2:
         return (
             f"{rows.path}: names other defendants than {cases} in {len(foreign)} of {compared} "
@@ -291,12 +292,12 @@ def other_cases(reader: Reader, cases: Path, rows: Rows) -> str:
     return ""
 
 
-def _all_one_off(reader: Reader, cases: Path, rows: Rows) -> str:
+def _all_one_off(reader: Reader, cases: Path, rows: Rows, example: Example) -> str:
     """Return a message if the ids are whole numbers, and all of them one less or one more.
 
     Line numbers begin at 1, and other people's files at 0.
     """
-    first = next((example.id for example in reader.read(cases)), None)
+    first = example.id
     if not isinstance(first, int):
         return ""
     if rows.get(first) is None:
@@ -305,7 +306,7 @@ def _all_one_off(reader: Reader, cases: Path, rows: Rows) -> str:
         step = -1
     else:  # the usual case, in which no more is read
         return ""
-    numbers = [example.id for example in reader.read(cases) if isinstance(example.id, int)]
+    numbers = [one.id for one in reader.read(cases) if isinstance(one.id, int)]
     same = reader.task.data.submission.same
     if {same(number + step) for number in numbers} != rows.ids():
         return ""

@@ -31,26 +31,24 @@ from panjue.prompts.example import Decoded, Example, first_reply
 from panjue.prompts.model import is_demo
 from panjue.prompts.names import split_at_names
 from panjue.prompts.plumbing.config import scrubbed
-from panjue.prompts.plumbing.files import atomic_write, flat, sha256
+from panjue.prompts.plumbing.files import atomic_write, flat
 from panjue.prompts.plumbing.ours import lies_in_ours
 from panjue.prompts.plumbing.progress import duration
-from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.plumbing.run import (
+from panjue.prompts.plumbing.records import (
     DATA,
-    MANIFEST,
     ROWS,
     WEIGHTS,
     Choice,
     RunRecord,
     TrainingSummary,
-    run_around,
-    step_of_kept,
+    model_less_classifier,
 )
+from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item, Row
-from panjue.serve.answers import OpenedAnswers, check_complete, held_out_answers, open_answers
-from panjue.serve.decoding import decoding_of
+from panjue.serve.answers import Answered
+from panjue.serve.decoding import decoding_of, edited
 
 FOLDER = Path(__file__).parent / "page"
 HEAD_BYTES = 4096
@@ -103,7 +101,7 @@ class TrainingShown:
 class PageData:
     """Everything on the page."""
 
-    answered: OpenedAnswers
+    answered: Answered
     scores: ScoreResult | None  # None if a case has no gold: the page has facts and answers alone
     decoding: Mapping[str, Any]  # the run's decode.json, if it describes this submission
     labels: Mapping[str, tuple[str, str]]
@@ -119,10 +117,7 @@ class PageData:
     field's order or the commonest first."""
 
 
-def write_page(run: Path, gold: Path | None) -> None:
-    opened = open_answers(run, gold)
-    if gold:
-        check_complete(opened)
+def write_page(opened: Answered) -> None:
     page_path = opened.folder / "report.html"
     with opened.reader.explaining():
         result = page_data(opened)
@@ -151,7 +146,7 @@ def is_page(path: Path) -> bool:
         return b" panjue</title>" in page.read(HEAD_BYTES)
 
 
-def page_data(answered: OpenedAnswers) -> PageData:
+def page_data(answered: Answered) -> PageData:
     task = answered.task
     submission = task.data.submission.find(answered.folder)
     decoding = decoding_of(submission) or {}
@@ -183,7 +178,7 @@ def page_data(answered: OpenedAnswers) -> PageData:
         decoding=decoding,
         labels=_labels(task, has_gold=scores is not None),
         by=_who_answered(answered, decoding),
-        choice=_choice(answered),
+        choice=answered.choice,
         training=_training(answered),
         cases=cases,
         n_cases=n_cases,
@@ -196,8 +191,13 @@ def page_data(answered: OpenedAnswers) -> PageData:
     )
 
 
-def _who_answered(answered: OpenedAnswers, decoding: Mapping[str, Any]) -> tuple[str, str] | None:
+def _who_answered(answered: Answered, decoding: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return what the page says of who answered, in English and Chinese; None: the model did."""
+    if not decoding and edited(answered.task.data.submission.find(answered.folder)):
+        return (
+            "The submission was changed since it was decoded: nobody knows who answered.",
+            "提交文件在解码后被改动过，无法得知由谁作答。",
+        )
     if n_voters := len(answered.record.voted):
         return f"The vote of {n_voters} runs.", f"由 {n_voters} 次训练投票作答。"
     if not decoding:
@@ -213,23 +213,15 @@ def _who_answered(answered: OpenedAnswers, decoding: Mapping[str, Any]) -> tuple
     return f"Answered by the text classifier: {english}.", f"由文本分类器作答：{chinese}。"
 
 
-def _choice(answered: OpenedAnswers) -> Choice | None:
-    """Return what decided who answers: the comparison on held-out cases, if there is one."""
-    folder = held_out_answers(answered.folder, answered.record)
-    return Choice.read(folder) if folder else None
-
-
-def _training(answered: OpenedAnswers) -> TrainingShown | None:
+def _training(answered: Answered) -> TrainingShown | None:
     """Return what is known of the training that answered; None if none did, or it is gone."""
-    trained = answered.answers.trained
-    is_there = answered.record.is_of_adapter and not answered.changed
-    if trained is None or not is_there or not (trained / MANIFEST).exists():
+    trained = answered.trained
+    if trained is None or answered.changed or not answered.record.is_of_adapter:
         return None
-    record = RunRecord.read(trained)
-    run = run_around(trained)
-    summary = TrainingSummary.read(run) or TrainingSummary()
-    step = step_of_kept(trained) or summary.kept_step
-    losses = read_losses(run)
+    record = trained.record
+    summary = TrainingSummary.read(trained.run) or TrainingSummary()
+    step = trained.step(summary)
+    losses = read_losses(trained.run)
     return TrainingShown(
         record=record,
         summary=summary,
@@ -253,19 +245,19 @@ def _labels(task: Task, *, has_gold: bool) -> dict[str, tuple[str, str]]:
 
 
 def _cases(
-    answered: OpenedAnswers, decoding: Mapping[str, Any], *, has_gold: bool
+    answered: Answered, decoding: Mapping[str, Any], *, has_gold: bool
 ) -> Iterator[PageCase]:
     task = answered.task
     rows = submission_rows(task, answered.folder)
     path = answered.folder / "confidence.jsonl"
     confidences = Confidences(task, path) if decoding and path.exists() else None
     is_vote = bool(answered.record.voted)
-    by_model = not is_vote and (not decoding or bool(decoding.get("calls")))
+    is_edited = not decoding and bool(edited(rows.path))
+    by_model = not (is_vote or is_edited) and (not decoding or bool(decoding.get("calls")))
     completions = answered.rows() if by_model else None
     advisor = answered.advisor() if by_model else None
     fallback = decoding.get("fallback", task.score.fallback)
     by_field = decoding.get("by_field", {})
-    is_answered_file = sha256(answered.test) == answered.record.test_sha256
     for example in answered.examples():
         row = rows.get(example.id)
         place = f"{rows.path}: id {example.id}"
@@ -279,7 +271,7 @@ def _cases(
             decoded = task.ask.decode(first_reply(calls[0]), asked, answered.labels)
         opinions = []
         if advisor and gold:
-            reply = calls[0] if calls and is_answered_file else None
+            reply = calls[0] if calls and answered.is_answered_file else None
             classifier_row = row_of_classifier(task, advisor, example, reply)
             classifier_items = list(items_of(task, gold, classifier_row))
             model_items = items
@@ -313,7 +305,7 @@ def _own_gold(task: Task, row: Row | None, place: str) -> Row | None:
     return gold
 
 
-def _calls(answered: OpenedAnswers, completions: Rows, example: Example) -> list[dict[str, Any]]:
+def _calls(answered: Answered, completions: Rows, example: Example) -> list[dict[str, Any]]:
     """Return the completion rows of an example: its only one, or one per call in order."""
     if not answered.task.solve:
         row = answered.row_if_any(completions, {"id": example.id})
@@ -381,7 +373,7 @@ class ClassCounts:
 def page(result: PageData) -> str:
     """Return the page: tables, and the case browser with its data."""
     answered = result.answered
-    trained = [] if answered.record.endpoint else [one.trained for one in answered.answers.voters]
+    trained = [] if answered.record.endpoint else answered.answers.trainings
     lines = list(remarks(result.scores, result.labels)) if result.scores else []
     skipped = answered.reader.skipped
     if skipped.rows:
@@ -398,9 +390,10 @@ def page(result: PageData) -> str:
         report=result,
         answered=answered,
         scores=result.scores,
-        demo=any(is_demo(folder) for folder in trained if folder),
+        demo=any(is_demo(one.folder) for one in trained if one),
         remarks=lines,
         agreements=AGREEMENTS,
+        model_less_classifier=model_less_classifier,
         style=(FOLDER / "report.css").read_text("utf-8"),
         script=(FOLDER / "report.js").read_text("utf-8"),
         data=data,

@@ -9,24 +9,28 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from panjue.finetune.trained import Trained, open_trained
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines, sha256
-from panjue.prompts.plumbing.run import (
-    ANSWERS,
+from panjue.prompts.plumbing.records import (
+    CHOSEN,
     MANIFEST,
-    REPLACED,
-    RESULTS,
-    Answers,
-    Run,
+    Choice,
     RunRecord,
     StoredScores,
     TrainingSummary,
+    if_any,
+)
+from panjue.prompts.plumbing.run import (
+    ANSWERS,
+    REPLACED,
+    RESULTS,
     held_out_losses,
     is_held_out_folder,
-    step_of_kept,
+    weights_folder,
 )
 from panjue.prompts.task import load_task
-from panjue.serve.answers import changes_since
+from panjue.serve.answers import Answers, read_answers
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ def is_run(folder: Path) -> bool:
 
 def fault(folder: Path) -> str:
     """Return why a run folder has no whole training; empty if it has one."""
-    result = Run(folder).result
+    result = weights_folder(folder, if_any(Choice, folder / CHOSEN))
     if result is None and (folder / MANIFEST).exists():
         RunRecord.read(folder)
         log = folder / "log.jsonl"
@@ -97,27 +101,37 @@ def fault(folder: Path) -> str:
 
 def listed(folder: Path, name: str, problems: list[str]) -> ListedRun:
     """Return what the table has of a whole training; add to the problems those of its answers."""
-    run = Run(folder)
-    record = run.record
+    trained = open_trained(folder)
+    record = trained.record
     summary = TrainingSummary.read(folder) or TrainingSummary()
-    headline = load_task(record.task).score.headline
+    task = load_task(record.task)
     scores = []
     for manifest in sorted((folder / ANSWERS).glob(f"*/{MANIFEST}")):
         place = manifest.parent
         try:
-            answers = Answers(place)
             if is_held_out_folder(place):
                 continue
-            if changed := changes_since(answers):
-                raise UserError(changed)
-            scores.append((place.name, headline_of(StoredScores.read(place), headline)))
+            answers = read_answers(place, trained)
+            if answers.changed:
+                raise UserError(answers.changed)
+            found = StoredScores.read(place, task.data.submission.name)
+            of_test = f"{place.name}{of_other_step(answers, trained, summary)}"
+            scores.append((of_test, headline_of(found, task.score.headline)))
         except UserError as error:
             problems.append(f"{name}/{ANSWERS}/{place.name}: {error}")
-    step = step_of_kept(run.trained) or summary.kept_step
+    step = trained.step(summary)
     loss = held_out_losses(folder).get(step) if step else None
-    written = date.fromtimestamp((run.trained / MANIFEST).stat().st_mtime)  # until version 0.4
+    written = date.fromtimestamp((trained.folder / MANIFEST).stat().st_mtime)  # until version 0.4
     day = summary.finished or written.isoformat()
     return ListedRun(name, record, summary, loss, scores, day)
+
+
+def of_other_step(answers: Answers, trained: Trained, summary: TrainingSummary) -> str:
+    """Return which step's adapter answered, if it is not the one that the table shows."""
+    other = answers.trained
+    if other is None or other.sha256 == trained.sha256:
+        return ""
+    return f" (step {other.step(summary)})"
 
 
 def headline_of(scores: StoredScores | None, metric: str) -> str:

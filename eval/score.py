@@ -24,11 +24,10 @@ from panjue.eval.twins import NearTwins, TwinCounter
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
-from panjue.prompts.plumbing.run import Answers
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, no_labels
-from panjue.serve.answers import OpenedAnswers
-from panjue.serve.decoding import decoding_of
+from panjue.serve.answers import Answered
+from panjue.serve.decoding import decoding_of, edited
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,8 @@ class ScoreResult:
     twins: NearTwins | None  # test cases that training has almost so; None without a classifier
     classifier_fault: str  # why the text classifier is no baseline, if it is broken
     changed: str  # how training and labels are no longer those that answered, if they are not
+    edited: str  # that the submission was changed since it was decoded, if it was
+    not_in_gold: int  # rows of the submission whose cases gold does not have
 
     def uncounted_groups(self, attribute: str) -> set[str]:
         """Return the groups of an attribute that count for nothing in the total."""
@@ -85,13 +86,14 @@ class ScoreResult:
             "groups": groups,  # as means, without intervals
         }
         # `total` is spread above; the others are only for the console.
-        for name in ("total", "headline", "classifier_fault", "changed"):
+        for name in ("total", "headline", "classifier_fault", "changed", "edited"):
             del numbers[name]
         for name in (
             "ranked_groups",
             "ranked_by",
             "void",
             "outside",
+            "not_in_gold",
             "notes",
             "never_asked",
             "in_sample",
@@ -107,7 +109,7 @@ def score(
     reader: Reader,
     gold: Path,
     submission: Path,
-    answered: OpenedAnswers | None = None,
+    answered: Answered | None = None,
     labels: Sequence[Path] = (),
 ) -> ScoreResult:
     """Score `submission` by the task's own metrics; with lists of `labels`, by these alone.
@@ -130,7 +132,7 @@ def score(
     # the classifier itself, where it answered everything.
     is_of_classifier = bool(decoding) and not decoding.get("calls")
     to_compare = None if is_of_classifier else answered
-    baselines = Baselines(task, _labels(task, run, answered), to_compare, gold)
+    baselines = Baselines(task, _labels(task, run, answered), to_compare)
     certainty = _certainty(task, run, decoding) if decoding else None
     twins = _twins(answered) if answered and decoding else None
     values = MetricValues(task)
@@ -139,6 +141,8 @@ def score(
     notes: list[str] = []
     n_outside = Counter[str]()
     for example, gold_row, row in score_rows(reader, gold, rows, values):
+        if answered:
+            answered.refuse_other_text(example)
         baselines.add(example, gold_row)
         if certainty:
             certainty.add(example, gold_row, row)
@@ -177,9 +181,11 @@ def score(
         outside=dict(n_outside) if n_outside.total() else {},
         notes=notes,
         never_asked=decoding.get("refusals", ()),
-        in_sample=in_sample(answered.answers, gold) if answered and decoding else None,
+        in_sample=in_sample(answered) if answered and decoding else None,
         twins=twins.found(values) if twins else None,
         changed=answered.changed if answered else "",
+        edited=edited(submission),
+        not_in_gold=extra_rows,
         classifier_fault=baselines.classifier_fault,
     )
 
@@ -203,7 +209,7 @@ def _counted(rows: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {what}" for what, count in rows.items() if count)
 
 
-def _labels(task: Task, run: Path, answered: OpenedAnswers | None) -> Labels | None:
+def _labels(task: Task, run: Path, answered: Answered | None) -> Labels | None:
     """Return the label sets of training; None if they are not known, or were changed."""
     if task.ask.labels is no_labels:
         return Labels()
@@ -222,30 +228,27 @@ def _certainty(task: Task, run: Path, decoding: Mapping[str, Any]) -> Certainty 
     return Certainty(task, path)
 
 
-def _twins(answered: OpenedAnswers) -> TwinCounter | None:
+def _twins(answered: Answered) -> TwinCounter | None:
     """Return what counts the cases that training has almost so, if it fitted a classifier."""
     if answered.changed:
         return None
     trainings = []
-    for voter in answered.answers.voters:
-        training = voter.training
-        if training is None or training.classifier_sha256 is None:
+    for trained in answered.answers.trainings:
+        if trained is None or not trained.has_classifier:
             return None
-        trainings.append(training)
+        trainings.append(trained.record)
     return TwinCounter(trainings, answered.task)
 
 
-def in_sample(answers: Answers, gold: Path) -> str | None:
+def in_sample(answered: Answered) -> str | None:
     """Say how a model, or a choice of who answers, was fitted to the cases.
 
     They may be those of a file of the training as they were answered, or as gold has them.
     """
-    record = answers.record
-    files = {record.test_sha256, sha256(gold)}
-    for voter in answers.voters:
-        training = voter.training
-        if training is None:
-            continue
+    record = answered.record
+    files = {record.test_sha256, answered.test_sha256}
+    for trained in filter(None, answered.answers.trainings):
+        training = trained.record
         if training.dev_sha256 in files or record.held_out:
             return "training and the choice between model and text classifier looked at these cases"
         if not files.isdisjoint({training.train_sha256, training.mix_sha256}):

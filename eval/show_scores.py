@@ -13,7 +13,7 @@ from panjue.eval.reliability import show_reliability
 from panjue.eval.score import ScoreResult
 from panjue.eval.twins import NEAR, NearTwins
 from panjue.prompts.plumbing.errors import printable
-from panjue.serve.decoding import never_asked
+from panjue.serve.tally import never_asked
 
 MAX_GROUP_COLUMNS = 6
 """So many groups, or metrics, have room beside each other in 80 characters."""
@@ -124,18 +124,27 @@ def remarks(scores: ScoreResult, titles: Titles = MappingProxyType({})) -> Itera
                 f"{headline} is below the baseline '{name}': {baseline[headline]:.4f}",
                 f"{in_chinese(headline)}低于对照“{in_chinese(name)}”：{baseline[headline]:.4f}",
             )
+    yield from _remarks_on_changes(scores)
+    if scores.answered_by:
+        yield Remark(scores.answered_by, f"各字段由谁回答：{scores.answered_by}")
+
+
+def _remarks_on_changes(scores: ScoreResult) -> Iterator[Remark]:
+    """Yield what is no longer as it was when the cases were answered."""
     if scores.changed:
         yield Remark(
             f"{scores.changed}; these old answers are scored without baselines of their training",
             f"训练结果已与作答时不同（{scores.changed}）；旧答案照常计分，不含该训练的对照。",
+        )
+    if scores.edited:
+        yield Remark(
+            scores.edited, f"提交文件在解码后被改动过，无法得知由谁作答（{scores.edited}）。"
         )
     if scores.classifier_fault:
         yield Remark(
             f"text classifier: unknown, {scores.classifier_fault}",
             f"文本分类器：未知，{scores.classifier_fault}",
         )
-    if scores.answered_by:
-        yield Remark(scores.answered_by, f"各字段由谁回答：{scores.answered_by}")
 
 
 def _remark_on_twins(scores: ScoreResult, twins: NearTwins) -> Remark:

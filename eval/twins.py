@@ -15,7 +15,7 @@ from panjue.finetune.classifier.grams import Hashes, Text, grams
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, sha256
-from panjue.prompts.plumbing.run import DATA, RunRecord
+from panjue.prompts.plumbing.records import DATA, RunRecord
 from panjue.prompts.reader import Reader, is_held_out, text_hash
 from panjue.prompts.task import Task
 from panjue.serve.decoding import BATCH, batches
@@ -69,6 +69,8 @@ class TwinCounter:
         others = np.flatnonzero(~np.array(self._found, bool))
         count = len(self._found) - len(others)
         without = summarize(values, others) if count and len(others) else None
+        if without and without.unweighted and values.weights.any():
+            without = None  # the others count for nothing in the score
         return NearTwins(count, without, self._unknown)
 
 

@@ -6,30 +6,29 @@ It has nothing of the cases: names and hashes of files, settings, numbers, and l
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from panjue.prompts.fingerprint import model_sha256
-from panjue.prompts.labels import load_labels
+from panjue.finetune.trained import Trained
+from panjue.prompts.labels import Labels
 from panjue.prompts.model import is_demo, is_hub_name
 from panjue.prompts.plumbing.config import DATA_FILES, scrubbed
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import atomic_write, dump
 from panjue.prompts.plumbing.progress import duration
-from panjue.prompts.plumbing.run import (
-    ANSWERS,
-    HELD_OUT,
+from panjue.prompts.plumbing.records import (
     MANIFEST,
     AnswersRecord,
     Choice,
     RunRecord,
     StoredScores,
     TrainingSummary,
+    model_less_classifier,
+)
+from panjue.prompts.plumbing.run import (
+    ANSWERS,
     held_out_losses,
     is_held_out_folder,
-    run_around,
-    step_of_kept,
 )
 from panjue.prompts.task import load_task
 
@@ -53,24 +52,24 @@ SEAL = "<!-- made by panjue, which leaves the card alone once its text is change
 """Begins the last line, which has the hash of the text above it."""
 
 
-def write_card(trained: Path, run: Path, step: int | None) -> None:
+def write_card(trained: Trained, step: int | None) -> None:
     """Write the card of a training into the folder of its weights, which are those of a step."""
-    text = "\n".join(card_lines(trained, run, step)) + "\n"
-    with atomic_write(trained / CARD, is_as_written) as out:
+    text = "\n".join(card_lines(trained, step)) + "\n"
+    with atomic_write(trained.folder / CARD, is_as_written) as out:
         out.write(f"{text}{SEAL}{text_sha256(text)} -->\n")
 
 
-def update_card(trained: Path | None) -> None:
+def update_card(trained: Trained) -> None:
     """Write the card of a training again, after new scores, unless somebody has changed it.
 
     That of an adapter without its run folder stays too: it has what the records there lack.
     """
-    if trained is None or not (trained / CARD).exists() or not os.access(trained, os.W_OK):
+    card = trained.folder / CARD
+    if not card.exists() or not os.access(trained.folder, os.W_OK):
         return
-    run = run_around(trained)
-    summary = TrainingSummary.read(run)
-    if summary and is_as_written(trained / CARD):
-        write_card(trained, run, step_of_kept(trained) or summary.kept_step)
+    summary = TrainingSummary.read(trained.run)
+    if summary and is_as_written(card):
+        write_card(trained, trained.step(summary))
 
 
 def is_as_written(path: Path) -> bool:
@@ -84,8 +83,9 @@ def text_sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def card_lines(trained: Path, run: Path, step: int | None) -> Iterator[str]:
-    record = RunRecord.read(trained)
+def card_lines(trained: Trained, step: int | None) -> Iterator[str]:
+    record = trained.record
+    run = trained.run
     summary = TrainingSummary.read(run) or TrainingSummary()
     yield from front_matter(record)
     yield f"# {run.resolve().name}"
@@ -93,17 +93,17 @@ def card_lines(trained: Path, run: Path, step: int | None) -> Iterator[str]:
     base = scrubbed(record.base)
     yield f"{KINDS[record.method]} for `{base}`, trained by panjue for its task `{record.task}`."
     yield ""
-    yield OF_DEMO if is_demo(trained) else NOT_FOR
+    yield OF_DEMO if is_demo(trained.folder) else NOT_FOR
     yield "## Base and data"
     yield ""
     yield from table(("", "name", "SHA-256"), files(record))
-    yield f"Trained on {record.examples:,} examples. {labels_line(trained)}"
+    yield f"Trained on {record.examples:,} examples. {labels_line(trained.labels)}"
     yield ""
     yield "## Training"
     yield ""
     yield from training_lines(record, summary)
-    yield from held_out_lines(trained, run, summary, step)
-    yield from test_lines(trained, run, record)
+    yield from held_out_lines(trained, summary, step)
+    yield from test_lines(trained)
     yield "## Use"
     yield ""
     yield "The prompts are panjue's, and so is the reading of replies. In a checkout of panjue:"
@@ -131,9 +131,9 @@ def files(record: RunRecord) -> Iterator[tuple[str, str, str]]:
             yield name, f"`{values[name]}`", values[f"{name}_sha256"]
 
 
-def labels_line(trained: Path) -> str:
+def labels_line(labels: Labels) -> str:
     """Return how many labels each field has; the file beside the card has them."""
-    counts = load_labels(trained / "labels.json").counts
+    counts = labels.counts
     if not counts:
         return "The task has no label sets."
     numbers = ", ".join(f"{field} {len(labels)}" for field, labels in counts.items())
@@ -157,12 +157,10 @@ def training_lines(record: RunRecord, summary: TrainingSummary) -> Iterator[str]
         yield from table(("setting", "value"), rows)
 
 
-def held_out_lines(
-    trained: Path, run: Path, summary: TrainingSummary, step: int | None
-) -> Iterator[str]:
+def held_out_lines(trained: Trained, summary: TrainingSummary, step: int | None) -> Iterator[str]:
     """Yield the loss on held-out cases, and how the model and the classifier answered them."""
-    choice = held_out_choice(trained, run)
-    loss = held_out_losses(run).get(step) if step else None
+    choice = trained.choices[-1] if trained.choices else None
+    loss = held_out_losses(trained.run).get(step) if step else None
     if loss is None and choice is None:
         return
     yield "## Held-out cases"
@@ -177,35 +175,25 @@ def held_out_lines(
         yield from table(head, choice_rows(choice))
 
 
-def held_out_choice(trained: Path, run: Path) -> Choice | None:
-    """Return who answers each field, if this very training answered the held-out cases."""
-    for folder in sorted((run / ANSWERS).glob(f"{HELD_OUT}*")):
-        with suppress(UserError):  # whoever uses a broken one names it
-            choice = Choice.read(folder)
-            if choice and is_by(trained, AnswersRecord.read(folder)):
-                return choice
-    return None
-
-
-def is_by(trained: Path, record: AnswersRecord) -> bool:
-    return record.is_of_adapter and record.trained_sha256 == model_sha256(trained)
+def is_by(trained: Trained, record: AnswersRecord) -> bool:
+    return record.is_of_adapter and record.trained_sha256 == trained.sha256
 
 
 def choice_rows(choice: Choice) -> Iterator[tuple[str, ...]]:
-    for name, of_field in choice.fields.items():
-        difference = of_field.model - of_field.classifier
-        interval = f"{difference:+.4f} ({of_field.low:+.4f} to {of_field.high:+.4f})"
-        scores = (f"{of_field.model:.4f}", f"{of_field.classifier:.4f}")
-        yield (name, of_field.metric, *scores, interval, of_field.answered_by)
+    for name, best in choice.best.items():
+        mean, low, high = model_less_classifier(best)
+        interval = f"{mean:+.4f} ({low:+.4f} to {high:+.4f})"
+        scores = [f"{choice.score(name, who):.4f}" for who in ("model", "classifier")]
+        yield (name, best.metric, *scores, interval, best.candidate)
 
 
-def test_lines(trained: Path, run: Path, record: RunRecord) -> Iterator[str]:
+def test_lines(trained: Trained) -> Iterator[str]:
     """Yield a table for each test file that was answered with this training and scored."""
-    metrics = load_task(record.task).score.names
-    for manifest in sorted((run / ANSWERS).glob(f"*/{MANIFEST}")):
+    task = load_task(trained.record.task)
+    for manifest in sorted((trained.run / ANSWERS).glob(f"*/{MANIFEST}")):
         try:
             answers = AnswersRecord.read(manifest.parent)
-            scores = StoredScores.read(manifest.parent)
+            scores = StoredScores.read(manifest.parent, task.data.submission.name)
         except UserError:  # `panjue runs` names what is broken
             continue
         if scores is None or is_held_out_folder(manifest.parent) or not is_by(trained, answers):
@@ -216,7 +204,7 @@ def test_lines(trained: Path, run: Path, record: RunRecord) -> Iterator[str]:
         if scores.in_sample:
             yield f"Not for comparison: {scores.in_sample}."
         yield ""
-        rows = [(metric, *mean_and_interval(scores, metric)) for metric in metrics]
+        rows = [(metric, *mean_and_interval(scores, metric)) for metric in task.score.names]
         yield from table(("metric", "score", "95% interval"), rows)
 
 

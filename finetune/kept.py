@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from panjue.finetune.checkpoints import complete_checkpoints, step_of
 from panjue.prompts.plumbing.files import atomic_folder, delete, restore
@@ -21,9 +21,11 @@ class KeepAdapters(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._run = run
         self._keep = keep
 
-    def on_save(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, *__: Any, **___: Any) -> None:
         if state.is_world_process_zero:
-            keep_adapters(self._run, self._keep, state)
+            # The result of the training has a folder of its own, and needs no place here.
+            result = state.best_global_step if args.load_best_model_at_end else state.global_step
+            keep_adapters(self._run, self._keep, state, result)
 
     def on_train_begin(self, *words: Any, **others: Any) -> None:
         """Keep what a kill right after a checkpoint has left out."""
@@ -34,8 +36,11 @@ class KeepAdapters(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self.on_save(*words, **others)
 
 
-def keep_adapters(run: Path, keep: int, state: TrainerState) -> None:
-    """Copy the adapters of evaluated checkpoints to RUN/kept; delete all but `keep` of them."""
+def keep_adapters(run: Path, keep: int, state: TrainerState, result: int | None) -> None:
+    """Copy the adapters of evaluated checkpoints to RUN/kept; delete all but `keep` of them.
+
+    `result` is the step that would be the result of the training if it ended now.
+    """
     restore(run / KEPT)  # its checkpoint may be gone, so it could not be copied again
     evaluated = {row["step"] for row in state.log_history if "eval_loss" in row}
     for checkpoint in complete_checkpoints(run / "checkpoints"):
@@ -47,7 +52,7 @@ def keep_adapters(run: Path, keep: int, state: TrainerState) -> None:
             for name in FILES:
                 shutil.copy(checkpoint / name, folder)
     kept = kept_adapters(run)
-    others = [step for step in kept if step != state.best_global_step]
+    others = [step for step in kept if step != result]
     too_many = max(0, len(others) - (keep - 1))
     for step in others[:too_many]:
         delete(kept[step])

@@ -13,7 +13,7 @@ from pathlib import Path
 from panjue.finetune.words import training_words
 from panjue.prompts.plumbing.config import load_values
 from panjue.prompts.plumbing.errors import UserError, did_you_mean, in_one_line, of_library
-from panjue.prompts.plumbing.run import MANIFEST, AnswersRecord
+from panjue.prompts.plumbing.records import MANIFEST, AnswersRecord
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 

@@ -7,7 +7,7 @@ from datetime import date
 import torch
 
 from panjue.finetune.trainer import ReplyTrainer
-from panjue.prompts.plumbing.run import TrainingSummary
+from panjue.prompts.plumbing.records import TrainingSummary
 
 
 def finished(begun: TrainingSummary, trainer: ReplyTrainer, seconds: float) -> TrainingSummary:

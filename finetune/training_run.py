@@ -31,6 +31,7 @@ from panjue.finetune.examples import Examples
 from panjue.finetune.rules import shared_rules, task_sha256
 from panjue.finetune.settings import OTHER_RUN, BaseConfig, SftConfig, changed_settings
 from panjue.finetune.summary import finished, kept_loss
+from panjue.finetune.trained import read_trained
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.architecture import quantization_of
 from panjue.prompts.example import Example
@@ -50,20 +51,23 @@ from panjue.prompts.plumbing.files import (
     write_json,
 )
 from panjue.prompts.plumbing.ours import followed, has_record, is_base, refuse_claim
-from panjue.prompts.plumbing.run import (
+from panjue.prompts.plumbing.records import (
     CHOSEN,
     DATA,
-    KEPT,
     MANIFEST,
-    REPLACED,
-    RESULTS,
     ROWS,
     SUMMARY,
     WEIGHTS,
-    Run,
     RunRecord,
     TrainingSummary,
+)
+from panjue.prompts.plumbing.run import (
+    CONFIG,
+    KEPT,
+    REPLACED,
+    RESULTS,
     kept_adapters,
+    weights_folder,
 )
 from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.render import names_opinions
@@ -148,18 +152,18 @@ class TrainingRun:
 
     def is_finished(self) -> bool:
         """Say whether the folder has the result of this training; refuse other work in it."""
-        run = Run(self.config.run)
-        if is_base(run.folder) or (has_record(run.folder) and run.of_lowest_loss == run.folder):
-            raise UserError(f"{run.folder}: has a model or answers; choose another {OTHER_RUN}")
-        has_result = any((run.folder / name / MANIFEST).exists() for name in RESULTS)
+        run = self.config.run
+        if is_base(run) or (has_record(run) and weights_folder(run) == run):
+            raise UserError(f"{run}: has a model or answers; choose another {OTHER_RUN}")
+        has_result = any((run / name / MANIFEST).exists() for name in RESULTS)
         if not has_result and not self._has_checkpoints():
-            refuse_claim(run.folder, REPLACED, OTHER_RUN)
+            refuse_claim(run, REPLACED, OTHER_RUN)
             return False  # no work can be lost
         reason = self._difference(has_result=has_result)
         if reason:
             raise UserError(
-                f"{run.folder}: holds another run ({reason}); it is kept: choose another "
-                f"{OTHER_RUN} for this one, or give the settings of that one, see {run.config}"
+                f"{run}: holds another run ({reason}); it is kept: choose another "
+                f"{OTHER_RUN} for this one, or give the settings of that one, see {run / CONFIG}"
             )
         return has_result
 
@@ -274,14 +278,14 @@ class TrainingRun:
         if not self._has_checkpoints():  # what an earlier training has left
             delete(folder / KEPT)
         delete(folder / CHOSEN)
-        with atomic_write(Run(folder).config) as out:
+        with atomic_write(folder / CONFIG) as out:
             out.write(OmegaConf.to_yaml(sections))
 
     def _begun(self) -> TrainingSummary:
         """Return the summary of a training that begins: where its settings came from."""
         path = self.config.path
         changed = changed_settings(self.config)
-        if path and followed(path) == followed(Run(self.config.run).config):
+        if path and followed(path) == followed(self.config.run / CONFIG):
             # The file has the settings of the command before.
             before = TrainingSummary.read(self.config.run) or TrainingSummary()
             return TrainingSummary(config=before.config, changed={**before.changed, **changed})
@@ -314,20 +318,20 @@ class TrainingRun:
         summary = finished(begun, trainer, seconds)
         self._write(summary)
         for step, kept in kept_adapters(self.config.run).items():
-            if step == trainer.state.best_global_step:  # the result itself
+            if step == summary.kept_step:  # the result itself
                 delete(kept)
                 continue
             with atomic_folder(kept) as folder:
                 shutil.copytree(kept, folder, dirs_exist_ok=True)
                 self._complete(folder, labels, classifier, results)
-                write_card(folder, self.config.run, step)
+                write_card(read_trained(folder, self.config.run), step)
         with atomic_folder(self.config.result) as folder:
             with disk_errors_named(folder):
                 trainer.save_model(str(folder))
                 if self.config.method == "full":
                     keep_readable(model_folder(self.config.model), folder)
             self._complete(folder, labels, classifier, results)
-            write_card(folder, self.config.run, summary.kept_step)
+            write_card(read_trained(folder, self.config.run), summary.kept_step)
 
     def _complete(
         self, folder: Path, labels: Labels, classifier: Path | None, results: Mapping[str, Any]

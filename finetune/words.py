@@ -9,7 +9,7 @@ from pathlib import Path
 from panjue.prompts.gpu import check_gpu
 from panjue.prompts.plumbing.config import load_values
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
-from panjue.prompts.plumbing.run import Run
+from panjue.prompts.plumbing.run import CONFIG
 
 NEEDED = {"model": "NAME", "train": "FILE"}
 """What a new training has to be given."""
@@ -31,9 +31,9 @@ def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
         if "=" not in word:
             raise UserError(f"{word!r}: settings are written key=value; a config comes before them")
     given = dict(word.split("=", 1) for word in settings)
-    run = Run(Path(given.get("run", "")))
-    if config is None and "run" in given and run.config.is_file():
-        config = run.config
+    of_run = Path(given.get("run", ""), CONFIG)
+    if config is None and "run" in given and of_run.is_file():
+        config = of_run
     if config is None:
         refuse_missing(given)
         config = configs() / f"{config_for_gpu()}.yaml"

@@ -10,10 +10,12 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,7 +23,8 @@ from panjue.prompts import cli_scores
 from panjue.prompts.plumbing.config import load_values, setting_lines
 from panjue.prompts.plumbing.debug import debug_log, quiet_libraries
 from panjue.prompts.plumbing.errors import Stopped, UserError, in_one_line, printable
-from panjue.prompts.plumbing.run import Answers, Run
+from panjue.prompts.plumbing.files import exclusive_lock
+from panjue.prompts.plumbing.run import CONFIG, refuse_answers, weights_folder
 from panjue.prompts.plumbing.threads import spin_briefly
 from panjue.prompts.plumbing.version import panjue_version
 from panjue.serve.engine_processes import watch_parent
@@ -70,15 +73,15 @@ def options(
     """Fine-tune a language model to write structured judgments; decode, submit, score."""
 
 
-def _load(module: str, name: str) -> Any:
-    """Import a function of a stage; its libraries then write their warnings to `debug_log`."""
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import a stage within the block; its libraries then write their warnings to `debug_log`."""
     gc.disable()  # what is imported stays; to look for garbage in it takes a fifth of the time
     try:
-        function = getattr(import_module(f"panjue.{module}"), name)
+        yield
     finally:
         gc.enable()
     quiet_libraries()
-    return function
 
 
 @app.command()
@@ -92,9 +95,13 @@ def demo(folder: Path) -> None:
 @app.command()
 def base(config: Path, overrides: Overrides = None) -> None:
     """Train a tiny base model and its tokenizer from scratch, on invented cases."""
-    settings = _load("finetune.settings", "base_settings")(config, overrides or [])
+    with importing():
+        from panjue.finetune.settings import base_settings
+    settings = base_settings(config, overrides or [])
     with debug_log(settings.run):
-        _load("finetune.base", "make_base")(settings)
+        with importing():
+            from panjue.finetune.base import make_base
+        make_base(settings)
 
 
 @app.command()
@@ -104,16 +111,22 @@ def sft(
 ) -> None:
     """Fine-tune: cases in, adapter out. Without CONFIG, that of the run or of this GPU counts."""
     given = words or []
+    with importing():
+        from panjue.finetune.words import training_words
     if settings:
-        config, _ = _load("finetune.words", "training_words")([*given, "model=", "train="])
+        config, _ = training_words([*given, "model=", "train="])
         _list_settings("finetune.settings", "SftConfig", "sft", config)
         return
-    config, given = _load("finetune.words", "training_words")(given)
-    training = _load("finetune.settings", "sft_settings")(config, given)
-    _load("finetune.settings", "launch")(training, config, given)
+    config, given = training_words(given)
+    with importing():
+        from panjue.finetune.settings import launch, sft_settings
+    training = sft_settings(config, given)
+    launch(training, config, given)
     try:
         with debug_log(training.run):
-            _load("finetune.sft", "train")(training)
+            with importing():
+                from panjue.finetune.sft import train
+            train(training)
     except KeyboardInterrupt:  # from the first step on `StopOnSignal` receives it
         kept = f"stopped; {training.run} has what was finished, run the same command to resume"
         raise Stopped(kept, signal.SIGINT) from None
@@ -125,20 +138,28 @@ def merge(
     base: Annotated[str | None, typer.Option(help="the base model, if it was moved")] = None,
 ) -> None:
     """Merge the adapter of RUN into its base model: RUN/merged."""
-    chosen = Run(run).chosen
-    if chosen:
-        print(chosen)
+    with importing():
+        from panjue.finetune.trained import open_trained
+    trained = open_trained(run)
+    if trained.chosen:
+        print(trained.chosen)
     with debug_log(run):
-        adapter = run / (chosen.adapter if chosen else "adapter")
-        print("written:", _load("serve.merge", "merge")(adapter, base))
+        with importing():
+            from panjue.serve.merge import merge as merge_adapter
+        print("written:", merge_adapter(trained, base))
 
 
 @app.command()
 def choose(run: Path, overrides: Overrides = None) -> None:
     """Choose the adapter of RUN that is best by the task's metric on held-out cases."""
-    config = _load("serve.settings", "choose_settings")(Run(run), overrides or [])
-    with debug_log(run):
-        _load("prompts.cli_choose", "choose_adapter")(Run(run), config)
+    with importing():
+        from panjue.prompts.cli_choose import adapters_of, choose_adapter
+        from panjue.serve.settings import choose_settings
+    with exclusive_lock(run, wait=True):
+        adapters = adapters_of(run)
+        config = choose_settings(adapters[0].trained, overrides or [])
+        with debug_log(run):
+            choose_adapter(run, adapters, config)
 
 
 @app.command()
@@ -150,16 +171,25 @@ def generate(
 ) -> None:
     """Answer every case of TEST with RUN's training, and decode: RUN/answers/NAME."""
     if settings:
-        config = Run(run or Path()).config
-        _list_settings("serve.settings", "GenerateConfig", "generate", config)
+        of_run = (run or Path()) / CONFIG
+        _list_settings("serve.settings", "GenerateConfig", "generate", of_run)
         return
     if run is None or test is None:
         raise UserError("generate: give RUN and TEST, e.g. panjue generate runs/mine test.jsonl")
-    if Run(test).result and not Run(run).result:
-        raise UserError(f"{run}: RUN comes first: panjue generate {test} {run}")
-    answering = _load("serve.settings", "generate_settings")(Run(run), test, overrides or [])
-    with debug_log(run):
-        _load("prompts.cli_generate", "generate")(Run(run), test, answering)
+    refuse_answers(run)
+    with importing():
+        from panjue.finetune.trained import held_training
+        from panjue.serve.settings import generate_settings
+    with held_training(run) as trained:
+        if trained is None and weights_folder(test):
+            raise UserError(f"{run}: RUN comes first: panjue generate {test} {run}")
+        config = generate_settings(run, trained, overrides or [])
+        if not test.exists():
+            raise UserError(f"no file {test}")
+        with debug_log(run):
+            with importing():
+                from panjue.prompts.cli_generate import generate as answer
+            answer(run, trained, test, config)
 
 
 @app.command()
@@ -170,10 +200,10 @@ def decode(
     ] = None,
 ) -> None:
     """Make the submission of a folder of answers again, without a model."""
-    who = _load("serve.settings", "answer_setting")(answer)
-    tally = _load("serve.decoding", "decode_answers")(path, who)
-    _load("finetune.card", "update_card")(Answers(tally.submission.parent).trained)
-    _load("prompts.cli_generate", "print_tally")(tally)
+    with importing():
+        from panjue.prompts.cli_generate import decode_again
+        from panjue.serve.settings import answer_setting
+    decode_again(path, answer_setting(answer))
 
 
 @app.command()
@@ -184,16 +214,20 @@ def serve(
 ) -> None:
     """Answer over HTTP: POST /v1/judgments, OpenAI's chat completions, and a web page."""
     if settings:
-        _list_settings("serve.settings", "ServeConfig", "serve", Run(run or Path()).config)
+        _list_settings("serve.settings", "ServeConfig", "serve", (run or Path()) / CONFIG)
         return
     if run is None:
         raise UserError("serve: give RUN, e.g. panjue serve runs/mine")
-    serving, runs = _load("serve.settings", "serve_settings")(run, overrides or [])
-    for name, served in runs.items():
-        if served.chosen:
-            print(f"{name}: {served.chosen}")
+    with importing():
+        from panjue.serve.settings import serve_settings
+    serving, trainings = serve_settings(run, overrides or [])
+    for name, trained in trainings.items():
+        if trained.chosen:
+            print(f"{name}: {trained.chosen}")
     with debug_log(run):
-        _load("serve.server", "serve")(serving, runs)
+        with importing():
+            from panjue.serve.server import serve as serve_trainings
+        serve_trainings(serving, trainings)
 
 
 @app.command()
@@ -205,10 +239,13 @@ def bundle(
     cases: Annotated[Path | None, typer.Option(help="with --verify: the run's test file")] = None,
 ) -> None:
     """Pack RUN with code, weights and a manual into OUT; or test such a ZIP with --verify."""
+    with importing():
+        from panjue.serve.bundle import bundle as pack
+        from panjue.serve.bundle import verify as verify_bundle
     if verify and cases and not (run or base):
-        _load("serve.bundle", "verify")(verify, cases)
+        verify_bundle(verify, cases)
     elif run and out and not (verify or cases):
-        _load("serve.bundle", "bundle")(run, out, base)
+        pack(run, out, base)
     else:
         raise UserError("use RUN OUT.zip [--base FOLDER], or --verify ZIP --cases TEST")
 

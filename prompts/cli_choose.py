@@ -1,46 +1,44 @@
 """`panjue choose`: of the adapters that a training kept, the best by the task's own metric."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from panjue.eval.choice import FEW
-from panjue.eval.compare import paired_differences
+from panjue.eval.choice import FEW, best_of
 from panjue.eval.metric_values import (
     MetricValues,
-    Summary,
-    or_ones,
     scored,
     submission_rows,
-    summarize,
-    without_nan,
 )
+from panjue.finetune.trained import Trained, read_trained
 from panjue.prompts.cli_generate import held_out_file, refuse_others
-from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import delete, exclusive_lock, write_json
+from panjue.prompts.plumbing.records import (
+    CHOSEN,
+    MANIFEST,
+    WHOLE,
+    Candidate,
+    Choice,
+    RunRecord,
+    TrainingSummary,
+)
 from panjue.prompts.plumbing.run import (
     ANSWERS,
-    CHOSEN,
     HELD_OUT,
-    MANIFEST,
     RESULTS,
-    Candidate,
-    Chosen,
-    Run,
-    RunRecord,
     held_out_losses,
     kept_adapters,
 )
-from panjue.prompts.plumbing.version import panjue_version
-from panjue.serve.decoding import decode_answers
+from panjue.prompts.reader import Reader
+from panjue.prompts.task import load_task
+from panjue.serve.decoding import decode
 from panjue.serve.job import Job, make_job
-from panjue.serve.merge import place_of, served_model
+from panjue.serve.merge import lock_of, place_of, served_model
 from panjue.serve.session import Session, read_cases, session
 from panjue.serve.settings import GenerateConfig
 
@@ -49,83 +47,73 @@ from panjue.serve.settings import GenerateConfig
 class Adapter:
     """An adapter that may be chosen."""
 
-    folder: Path
+    trained: Trained
     step: int
-    loss: float  # on all held-out cases
+    loss: float | None  # on all held-out cases; None: the weights of this step have none
 
 
-def choose_adapter(run: Run, config: GenerateConfig) -> None:
+def choose_adapter(run: Path, adapters: Sequence[Adapter], config: GenerateConfig) -> None:
     """Ask half of the held-out cases with each adapter; write RUN/chosen.json.
 
-    The answers are kept, so that a run that was killed resumes.
+    The answers are kept, so that a run that was killed resumes. The caller holds the run's lock.
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    adapters = adapters_of(run)
-    jobs = [make_job(Run(adapter.folder), config) for adapter in adapters]
-    found = held_out_file(jobs[0], "choosing")
+    jobs = [make_job(run, adapter.trained, config) for adapter in adapters]
+    found = held_out_file(jobs[0], adapters[0].trained, "choosing")
     if isinstance(found, str):
-        raise UserError(f"{run.folder}: nothing can choose: {found}")
+        raise UserError(f"{run}: nothing can choose: {found}")
     reader, file = found
-    with exclusive_lock(run.folder):
-        values = []
-        with sessions_of(jobs, console) as sessions:
-            for adapter, job, ask in zip(adapters, jobs, sessions, strict=True):
-                place = run.folder / ANSWERS / f"{HELD_OUT}-step-{adapter.step}"
-                cases = read_cases(file, reader, place)
-                refuse_others(job, cases)
-                console.print(f"step {adapter.step}: {cases.count} held-out cases")
-                with exclusive_lock(place):
-                    ask.ask(cases)
-                decode_answers(place, "model")
-                rows = submission_rows(job.task, place)
-                values.append(scored(reader, file, rows))
-        chosen = best_of(run, adapters, values)
-        delete_other_merge(run, run.folder / chosen.adapter)
-        write_json(run.folder / CHOSEN, chosen.model_dump(mode="json"))
+    jobs[0].check_engine()
+    values = {}
+    if are_unmerged(jobs):  # one engine for all
+        jobs = [
+            replace(job, config=job.config.model_copy(update={"adapter": "lora"})) for job in jobs
+        ]
+        with session(jobs[0], console) as asking:
+            for adapter, job in zip(adapters, jobs, strict=True):
+                asking.switch(job)
+                values[name_of(adapter)] = values_of(adapter, asking, reader, file)
+    else:
+        for adapter, job in zip(adapters, jobs, strict=True):
+            with session(job, console) as asking:
+                values[name_of(adapter)] = values_of(adapter, asking, reader, file)
+    chosen = best_adapter(adapters, values)
+    delete_other_merge(run, chosen)
+    write_json(run / CHOSEN, chosen.model_dump(mode="json"))
     show_candidates(chosen, console)
-    console.print(f"written: {run.folder / CHOSEN}")
-    console.print(f"next: panjue generate {run.folder} TEST")
+    console.print(f"written: {run / CHOSEN}")
+    console.print(f"next: panjue generate {run} TEST")
 
 
-def adapters_of(run: Run) -> list[Adapter]:
-    """Return the adapters of a training, first that of the lowest loss; UserError: only one."""
-    result = run.folder / RESULTS[0]
+def adapters_of(run: Path) -> list[Adapter]:
+    """Return the adapters of a training, those of the lowest loss first; UserError: only one."""
+    result = run / RESULTS[0]
     if not (result / MANIFEST).is_file():
-        raise UserError(f"{run.folder}: has no adapter; `panjue sft` with keep=3 keeps several")
-    losses = held_out_losses(run.folder)
-    others = {step: place for step, place in kept_adapters(run.folder).items() if step in losses}
+        raise UserError(f"{run}: has no adapter; `panjue sft` with keep=3 keeps several")
+    losses = held_out_losses(run)
+    summary = TrainingSummary.read(run)
+    step = summary.kept_step if summary else None
+    if step is None:  # until version 0.4 nobody wrote it down
+        step = min(losses, key=lambda step: (losses[step], step), default=0)
+    others = {of: place for of, place in kept_adapters(run).items() if of in losses and of != step}
     if not others:
         way_out = "train into another folder with keep=3"
-        raise UserError(f"{run.folder}: kept one adapter, so there is none to choose; {way_out}")
-    lowest = min(losses, key=lambda step: (losses[step], step))
-    places = {lowest: result, **others}
-    return [Adapter(place, step, losses[step]) for step, place in places.items()]
+        raise UserError(f"{run}: kept one adapter, so there is none to choose; {way_out}")
+    places = {step: result, **others}
+    adapters = [Adapter(read_trained(at, run), of, losses.get(of)) for of, at in places.items()]
+    return sorted(adapters, key=lambda one: inf if one.loss is None else one.loss)
 
 
-@contextmanager
-def sessions_of(jobs: Sequence[Job], console: Console) -> Iterator[Iterator[Session]]:
-    """Give a session for each job, one after the other.
-
-    Where adapters are asked unmerged it is the same one, with one engine for all.
-    """
-    if not are_unmerged(jobs):
-        yield merged_sessions(jobs, console)
-        return
-    jobs = [replace(job, config=job.config.model_copy(update={"adapter": "lora"})) for job in jobs]
-    with session(jobs[0], console) as opened:
-        yield unmerged_sessions(opened, jobs)
-
-
-def merged_sessions(jobs: Sequence[Job], console: Console) -> Iterator[Session]:
-    for job in jobs:
-        with session(job, console) as opened:
-            yield opened
-
-
-def unmerged_sessions(opened: Session, jobs: Sequence[Job]) -> Iterator[Session]:
-    for job in jobs:
-        opened.switch(job)
-        yield opened
+def values_of(adapter: Adapter, asking: Session, reader: Reader, file: Path) -> MetricValues:
+    """Return the metric values of an adapter's answers to held-out cases, which it is asked."""
+    place = adapter.trained.run / ANSWERS / f"{HELD_OUT}.step-{adapter.step}"
+    cases = read_cases(file, reader, place)
+    refuse_others(asking.job, cases)
+    asking.console.print(f"step {adapter.step}: {cases.count} held-out cases")
+    with exclusive_lock(place):
+        decode(asking.ask(cases), "model")
+    rows = submission_rows(asking.job.task, place)
+    return scored(reader, file, rows)
 
 
 def are_unmerged(jobs: Sequence[Job]) -> bool:
@@ -141,69 +129,54 @@ def are_unmerged(jobs: Sequence[Job]) -> bool:
         return False
     try:
         for job in jobs:
-            served = served_model(job.run.trained, "lora", job.config.base)
+            assert job.trained, "what has an adapter is a training"
+            served = served_model(job.trained, "lora", job.config.base)
             assert served.lora_rank, "an adapter has a rank"
     except UserError:  # vLLM cannot have such an adapter unmerged
         return False
     return True
 
 
-def best_of(run: Run, adapters: Sequence[Adapter], values: Sequence[MetricValues]) -> Chosen:
-    """Return the adapter with the highest headline metric; of equal ones, that of lower loss."""
-    summaries = [summarize(one) for one in values]
-    metric = values[0].task.score.headline
+def name_of(adapter: Adapter) -> str:
+    """Return an adapter's folder in its run folder."""
+    return adapter.trained.folder.relative_to(adapter.trained.run).as_posix()
 
-    def rank(number: int) -> tuple[float, float]:
-        return -summaries[number].mean[metric], adapters[number].loss
 
-    best = min(range(len(adapters)), key=rank)
-    gain = paired_differences(values[0], values[best])[metric]
+def best_adapter(adapters: Sequence[Adapter], values: Mapping[str, MetricValues]) -> Choice:
+    """Return which adapter answers best, by the headline metric of its task."""
+    task = load_task(adapters[0].trained.record.task)
+    chosen = best_of(values, {WHOLE: task.score.headline})
     candidates = {}
-    for adapter, summary in zip(adapters, summaries, strict=True):
-        name = adapter.folder.relative_to(run.folder).as_posix()
-        candidates[name] = candidate_of(adapter, summary)
-    return Chosen(
-        adapter=list(candidates)[best],
-        adapter_sha256=model_sha256(adapters[best].folder),
-        panjue=panjue_version(),
-        metric=metric,
-        cases=len(values[0]),
-        counted=int(np.count_nonzero(or_ones(values[0].weights))),
-        candidates=candidates,
-        gain=(gain.mean, gain.low, gain.high),
-    )
+    for adapter in adapters:
+        name = name_of(adapter)
+        known = {"sha256": adapter.trained.sha256, "step": adapter.step, "loss": adapter.loss}
+        candidates[name] = chosen.candidates[name].model_copy(update=known)
+    return chosen.model_copy(update={"candidates": candidates, "half": "choosing"})
 
 
-def candidate_of(adapter: Adapter, summary: Summary) -> Candidate:
-    return Candidate(
-        step=adapter.step,
-        loss=adapter.loss,
-        metrics=summary.mean,
-        interval=without_nan(summary.interval),
-    )
-
-
-def delete_other_merge(run: Run, chosen: Path) -> None:
+def delete_other_merge(run: Path, chosen: Choice) -> None:
     """Delete RUN/merged if it is the merge of another adapter than the chosen one."""
-    merged = place_of(chosen, "merged")
-    if not (merged / MANIFEST).is_file():
-        return
-    if RunRecord.read(merged).adapter_sha256 != model_sha256(chosen):
-        delete(merged)
+    merged = place_of(run / chosen.adapter, "merged")
+    with lock_of(merged):
+        if not (merged / MANIFEST).is_file():
+            return
+        if RunRecord.read(merged).adapter_sha256 != chosen.adapter_sha256:
+            delete(merged)
 
 
-def show_candidates(chosen: Chosen, console: Console) -> None:
+def show_candidates(chosen: Choice, console: Console) -> None:
     """Print the adapters side by side, and which is chosen and why."""
-    first, *_ = chosen.candidates.values()
-    steps = [f"step {of.step}" for of in chosen.candidates.values()]
-    table = Table(Column("metric", no_wrap=True), *steps)
-    losses = [f"{of.loss:.4f}" for of in chosen.candidates.values()]
+    adapters = chosen.candidates.values()
+    first, *_ = adapters
+    best = chosen.best[WHOLE]
+    table = Table(Column("metric", no_wrap=True), *[f"step {of.step}" for of in adapters])
+    losses = ["-" if of.loss is None else f"{of.loss:.4f}" for of in adapters]
     table.add_row("held-out loss", *losses)
     for metric in first.metrics:
-        cells = [shown(of, metric) for of in chosen.candidates.values()]
-        table.add_row(metric, *cells, style="bold" if metric == chosen.metric else None)
+        cells = [shown(of, metric) for of in adapters]
+        table.add_row(metric, *cells, style="bold" if metric == best.metric else None)
     console.print(table)
-    mean, low, high = chosen.gain
+    mean, low, high = best.less_first.get(chosen.adapter, (0.0, 0.0, 0.0))
     console.print(str(chosen))
     console.print(
         f"  less step {first.step}, of the lowest loss: {mean:+.4f} "

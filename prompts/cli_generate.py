@@ -1,6 +1,7 @@
 """`panjue generate`: the way of a test file to its submission, from the top down."""
 
 import os
+import shlex
 import shutil
 from dataclasses import replace
 from heapq import nsmallest
@@ -8,37 +9,35 @@ from pathlib import Path
 
 from rich.console import Console
 
-from panjue.eval.choice import choice_lines, choose
+from panjue.eval.choice import best_by_field, choice_lines
 from panjue.finetune.card import update_card
-from panjue.prompts.model import has_classifier
+from panjue.finetune.trained import Trained, keep_choice, read_choices
 from panjue.prompts.plumbing.errors import UserError, printable
 from panjue.prompts.plumbing.files import exclusive_lock, sha256
 from panjue.prompts.plumbing.ours import refuse_claim
+from panjue.prompts.plumbing.records import MANIFEST, AnswersRecord, Choice, Half
 from panjue.prompts.plumbing.run import (
     ANSWERS,
     HELD_OUT,
-    MANIFEST,
     REPLACED_ANSWERS,
-    AnswersRecord,
-    Choice,
-    Half,
-    Run,
+    find_answers,
+    is_held_out_name,
 )
 from panjue.prompts.reader import Reader
-from panjue.serve.answers import held_out_answers, next_step, open_answers
-from panjue.serve.decoding import Tally, decode_answers
+from panjue.serve.answers import Answered, asked_otherwise, choice_for, read_answers, with_cases
+from panjue.serve.decoding import decode
 from panjue.serve.job import Job, make_job
 from panjue.serve.session import (
     COMPLETIONS,
     Cases,
     Session,
     check_resumes,
-    claim,
     read_cases,
     record_of,
     session,
 )
-from panjue.serve.settings import GenerateConfig
+from panjue.serve.settings import AnswerSetting, GenerateConfig
+from panjue.serve.tally import Tally
 
 BESIDE = {
     COMPLETIONS: "the raw replies",
@@ -48,35 +47,63 @@ BESIDE = {
 """Files beside a submission, and what they have."""
 
 
-def generate(run: Run, test: Path, config: GenerateConfig) -> None:
+def generate(run: Path, trained: Trained | None, test: Path, config: GenerateConfig) -> None:
     """Answer `test` into RUN/answers/NAME, and print what happened.
 
     With `answer=auto` the cases that training held out are asked first. On these `eval` compares
     the model with the text classifier; `test` is asked if the model answers any field.
+
+    Args:
+        run: The run folder.
+        trained: The training in it; None for an endpoint without one.
+        test: The file of cases.
+        config: The settings.
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    job = make_job(run, config)
-    if config.answer == "classifier" and not (run.result and has_classifier(run.result)):
-        raise UserError(f"answer=classifier: the training of {run.folder} fitted none")
-    if run.chosen:
-        console.print(str(run.chosen))
+    if config.answer == "classifier" and not (trained and trained.has_classifier):
+        raise UserError(f"answer=classifier: the training of {run} fitted none")
+    job = make_job(run, trained, config)
+    if trained and trained.chosen:
+        console.print(str(trained.chosen))
     console.print("1/3 reading the cases")
     cases = test_cases(job, test)
+    job.check_engine()
     with exclusive_lock(cases.folder, other="answers=NAME"):
         with session(job, console) as asking:
-            choice = chosen(asking, cases) if can_choose(job) else None
+            choice = decided(asking, trained, cases) if trained and can_choose(job) else None
             if is_model_needed(config, choice):
-                asking.ask(cases)
+                answered = asking.ask(cases)
             else:
-                claim(job, cases, console, asked=False)
+                answered = asking.leave(cases)
                 console.print("2/3 the text classifier answers every field, the model is not asked")
+        if trained:
+            answered = replace(answered, choice=choice or choice_for(trained, answered.record))
         console.print("3/3 decoding")
-        tally = decode_answers(cases.folder, config.answer)
-    update_card(run.result)
-    print_tally(tally)
+        tally = decode(answered, config.answer)
+        if trained:
+            update_card(trained)
+    print_tally(tally, answered)
 
 
-def print_tally(tally: Tally) -> None:
+def decode_again(path: Path, answer: AnswerSetting | None) -> None:
+    """Make the submission of a folder of answers again, without a model, and print what happened.
+
+    `answer` is who answers; None: as before.
+    """
+    if not path.is_dir():
+        raise UserError(f"{path}: there is no such folder")
+    folder = find_answers(path)
+    if folder is None:
+        raise UserError(f"{path}: has no answers; `panjue generate` makes them")
+    with exclusive_lock(folder):
+        answered = with_cases(read_answers(folder))
+        tally = decode(answered, answer)
+        if answered.trained:
+            update_card(answered.trained)
+    print_tally(tally, answered)
+
+
+def print_tally(tally: Tally, answered: Answered) -> None:
     """Print what decoding met, who answered, the files, and the next command."""
     for line in tally.lines():
         print(printable(line))
@@ -85,16 +112,24 @@ def print_tally(tally: Tally) -> None:
     beside = [f"{name}, {what}" for name, what in BESIDE.items() if (folder / name).exists()]
     print(f"beside it: {'; '.join(beside)}")
     if "MAKELEVEL" not in os.environ:  # make goes on
-        print(next_step(open_answers(folder)))
+        print(next_step(answered, tally))
+
+
+def next_step(answered: Answered, tally: Tally) -> str:
+    """Return the command that comes after answers: a score, or a check where gold is missing."""
+    words = ["check", answered.folder, "--cases", answered.test]
+    if tally.has_gold:
+        words = ["score", answered.test, answered.folder]
+    return f"next: {shlex.join(['panjue', *map(str, words)])}"
 
 
 def test_cases(job: Job, test: Path) -> Cases:
     """Return the cases of TEST; UserError if it has none, or other answers are in their folder."""
     reader = Reader(job.task, on_bad_row=job.config.on_bad_row)
     name = job.config.answers or test.stem
-    if name == HELD_OUT or name.startswith(f"{HELD_OUT}-"):
+    if is_held_out_name(name):
         raise UserError(f"{test}: answers named {name!r} are those to held-out cases; say answers=")
-    cases = read_cases(test, reader, job.run.folder / ANSWERS / name)
+    cases = read_cases(test, reader, job.run / ANSWERS / name)
     if not cases.count:
         skipped = f"; {reader.skipped}" if reader.skipped.rows else ""
         raise UserError(f"{test}: has no cases{skipped}")
@@ -113,71 +148,79 @@ def refuse_others(job: Job, cases: Cases) -> None:
 
 def can_choose(job: Job) -> bool:
     """Say whether it is open who answers: the fine-tuned model, or a text classifier beside it."""
-    trained = job.run.result
+    trained = job.trained
     if job.config.answer != "auto" or trained is None:
         return False
     if job.config.endpoint or job.config.adapter == "none":
         return False
-    return bool(job.task.answer.fields) and has_classifier(trained)
+    return bool(job.task.answer.fields) and trained.has_classifier
 
 
 def is_model_needed(config: GenerateConfig, choice: Choice | None) -> bool:
     """Say whether the model answers any field of the test cases."""
     if config.answer == "auto" and choice:
-        return any(of_field.answered_by == "model" for of_field in choice.fields.values())
+        return "model" in choice.answered_by.values()
     return config.answer != "classifier"
 
 
-def chosen(asking: Session, test: Cases) -> Choice | None:
+def decided(asking: Session, trained: Trained, test: Cases) -> Choice:
     """Return who answers each field, as answers to held-out cases made in the same way say.
 
-    Without any the held-out cases are asked now. None if there are no such cases any more.
+    The choice is kept beside the weights. Held-out cases are asked if there is none, or if it is
+    by other ones than the settings want. Where they cannot be asked, a choice by answers that were
+    made otherwise counts, which is printed; UserError: there is none either.
     """
     job = asking.job
+    console = asking.console
     record = record_of(job, test, asked=True)
-    if held_out_answers(test.folder, record) is None:
-        held_out = held_out_cases(job, test, asking.console)
-        if held_out is None:
-            return None
-        with exclusive_lock(held_out.folder, wait=True):
-            if Choice.read(held_out.folder) is None:  # another process may have made it meanwhile
-                asking.console.print(f"{held_out.count} held-out cases say who answers each field")
-                asking.ask(held_out)
-                decode_answers(held_out.folder, "model")
-                choose(held_out.folder)
-    folder = held_out_answers(test.folder, record)
-    assert folder, "the choice was made just now"
-    take_over(folder, test, record)
-    choice = Choice.read(folder)
-    assert choice
+    choice = choice_for(trained, record)
+    differs = asked_otherwise(choice, record) if choice else ""
+    if choice is None or differs or choice.most != job.config.held_out_cases:
+        found = held_out_file(job, trained, "other" if trained.chosen else "")
+        if not isinstance(found, str):
+            choice = decide(asking, trained, test, *found)
+        elif choice is None:
+            raise UserError(
+                f"{trained.run}: nobody can decide who answers, the model or the text classifier: "
+                f"{found}; say answer=model or answer=classifier"
+            )
+        elif differs:
+            console.print(f"no held-out cases can be asked: {found}")
+            console.print(f"who answers was decided by answers that were made otherwise: {differs}")
     for line in choice_lines(choice):
-        asking.console.print(line)
+        console.print(line)
     return choice
 
 
-def held_out_cases(job: Job, test: Cases, console: Console) -> Cases | None:
-    """Return the held-out cases that choose who answers; of the chosen adapter, the other half.
-
-    None if there are none any more: then the model answers, which is printed.
-    """
-    found = held_out_file(job, "other" if job.run.chosen else "")
-    if isinstance(found, str):
-        console.print(f"no held-out cases to choose by, so the model answers: {found}")
-        return None
-    reader, file = found
+def decide(asking: Session, trained: Trained, test: Cases, reader: Reader, file: Path) -> Choice:
+    """Ask the held-out cases in `file`, and keep who answers each field of them better."""
+    job = asking.job
     name = f"{HELD_OUT}-{job.config.answers}" if job.config.answers else HELD_OUT
-    cases = read_cases(file, reader, test.folder.with_name(name))
-    refuse_others(job, cases)
-    return cases
+    with exclusive_lock(test.folder.with_name(name), wait=True):
+        cases = read_cases(file, reader, test.folder.with_name(name))
+        refuse_others(job, cases)
+        record = record_of(job, cases, asked=True)
+        for choice in read_choices(trained):  # another process may have made it meanwhile
+            if is_made_of(choice, record):
+                break
+        else:
+            asking.console.print(f"{cases.count} held-out cases say who answers each field")
+            answered = asking.ask(cases)
+            decode(answered, "model")
+            choice = best_by_field(answered)
+        choice = choice.model_copy(update={"most": job.config.held_out_cases})
+        keep_choice(trained, choice)
+        take_over(cases, test, record_of(job, test, asked=True))
+    return choice
 
 
-def held_out_file(job: Job, half: Half) -> tuple[Reader, Path] | str:
+def held_out_file(job: Job, trained: Trained, half: Half) -> tuple[Reader, Path] | str:
     """Return what reads the cases that the training held out, and their file; or why there is none.
 
     They are in its dev file, or some of its training file. At most the setting `held_out_cases` of
     them count, those of the lowest hashes, which is a random choice.
     """
-    record = job.run.record
+    record = trained.record
     file = Path(record.dev or record.train)
     if not file.is_file() or sha256(file) != (record.dev_sha256 or record.train_sha256):
         return f"{file} is missing, or was changed"
@@ -199,11 +242,19 @@ def held_out_file(job: Job, half: Half) -> tuple[Reader, Path] | str:
     return reader, file
 
 
-def take_over(held_out: Path, test: Cases, record: AnswersRecord) -> None:
+def is_made_of(choice: Choice, record: AnswersRecord) -> bool:
+    """Say whether a choice was made of these answers to held-out cases."""
+    of_choice = (choice.file_sha256, choice.half, choice.highest_hash)
+    of_record = (record.test_sha256, record.half, record.highest_hash)
+    return of_choice == of_record and not asked_otherwise(choice, record)
+
+
+def take_over(held_out: Cases, test: Cases, record: AnswersRecord) -> None:
     """Start with the rows of the held-out cases if they are of TEST: none is asked twice."""
     rows = test.folder / COMPLETIONS
-    if rows.exists() or AnswersRecord.read(held_out).test_sha256 != sha256(test.file):
+    of_held_out = held_out.folder / COMPLETIONS
+    if rows.exists() or held_out.sha256 != test.sha256 or not of_held_out.exists():
         return
     if not (test.folder / MANIFEST).exists():  # without it the rows would be somebody's
         record.model_copy(update={"asked": False}).write(test.folder)
-    shutil.copy(held_out / COMPLETIONS, rows)
+    shutil.copy(of_held_out, rows)

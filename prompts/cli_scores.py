@@ -1,10 +1,10 @@
 """The commands of `panjue` that read answers: scores, comparisons, reports, faults."""
 
 import os
-from collections.abc import Mapping
+import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -12,13 +12,15 @@ from rich.console import Console
 from panjue.prompts.plumbing.errors import UserError, printable
 from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.plumbing.ours import are_scores, check_output
-from panjue.prompts.plumbing.run import ANSWERS, MANIFEST, SCORES, find_answers
+from panjue.prompts.plumbing.records import MANIFEST, SCORES
+from panjue.prompts.plumbing.run import ANSWERS, find_answers
 from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.reader import Reader, side_groups
 from panjue.prompts.task import load_task
 
 if TYPE_CHECKING:
-    from panjue.serve.answers import OpenedAnswers
+    from panjue.eval.score import ScoreResult
+    from panjue.serve.answers import Answered
 
 app = typer.Typer()
 
@@ -38,31 +40,38 @@ class Meant(NamedTuple):
 
     submission: Path  # or the folder of answers that has it
     reader: Reader  # of the task, treating bad rows as the run did
-    answered: "OpenedAnswers | None"  # None for a submission that lies alone
+    answered: "Answered | None"  # None for a submission that lies alone
 
 
 def submission_of(path: Path, gold: Path, task: str | None) -> Meant:
     """Return the submission or the folder of answers that `path` means, opened once."""
-    from panjue.serve.answers import open_answers
+    from panjue.serve.answers import read_answers, sha256_of_cases, with_cases
 
     if path.is_file() and ((gold / ANSWERS).is_dir() or (gold / MANIFEST).is_file()):
         raise UserError(f"{gold}: has answers; the file of cases comes first: {path} {gold}")
-    answers = find_answers(path, gold)
-    if answers is None:
+    digest = sha256_of_cases(gold)
+    folder = find_answers(path, gold, digest)
+    if folder is None:
         reader = Reader(load_task(task or "judgment"), task_is_guessed=task is None)
         return Meant(path, reader, None)
+    answers = read_answers(folder)
     record = answers.record
     if task not in (None, record.task):
-        raise UserError(f"{answers.folder}: is a run of the task {record.task!r}, not {task!r}")
-    answered = open_answers(answers.folder, gold)
+        raise UserError(f"{folder}: is a run of the task {record.task!r}, not {task!r}")
+    answered = with_cases(answers, gold, digest)
     is_submission = not path.is_dir() or answered.task.data.submission.is_one(path)
-    return Meant(path if is_submission else answers.folder, answered.reader, answered)
+    return Meant(path if is_submission else folder, answered.reader, answered)
 
 
-def say_changes(answered: "OpenedAnswers | None") -> None:
-    """Say how training and labels are no longer those that answered."""
-    if answered and answered.changed:
-        print(printable(answered.changed))
+def say_changes(answered: "Answered | None") -> None:
+    """Say how training, labels or the submission are no longer those that answered."""
+    from panjue.serve.decoding import edited
+
+    if answered is None:
+        return
+    submission = answered.task.data.submission.find(answered.folder)
+    for line in filter(None, (answered.changed, edited(submission))):
+        print(printable(line))
 
 
 @app.command()
@@ -79,6 +88,7 @@ def score(
     """Score SUBMISSION against GOLD by the task's official metric."""
     from panjue.eval.score import score as compute
     from panjue.eval.show_scores import show
+    from panjue.finetune.card import update_card
     from panjue.serve.decoding import decoding_of
 
     submission, reader, answered = submission_of(submission, gold, task)
@@ -95,19 +105,32 @@ def score(
     numbers = {**scores.to_json(), **skipped, **made}
     if json:
         write_json(json, numbers, are_scores)
-    if answered and not labels and decoding_of(scored) is not None:
-        store_scores(answered, numbers)
-
-
-def store_scores(answered: "OpenedAnswers", numbers: Mapping[str, Any]) -> None:
-    """Keep the scores of answers beside them, for `panjue runs` and the model card."""
-    from panjue.finetune.card import update_card
-
-    folder = answered.folder
-    if not os.access(folder, os.W_OK):  # somebody else's run can be scored too
+    if answered is None or labels or decoding_of(scored) is None:
         return
-    write_json(folder / SCORES, numbers)
-    update_card(answered.answers.trained)
+    if reason := not_of_test(answered, scores):
+        print(printable(f"these scores are not kept as those of {answered.record.test}: {reason}"))
+    elif os.access(answered.folder, os.W_OK):  # somebody else's run can be scored too
+        write_json(answered.folder / SCORES, {**numbers, "gold_sha256": answered.test_sha256})
+        if answered.trained:
+            update_card(answered.trained)
+
+
+def not_of_test(answered: "Answered", scores: "ScoreResult") -> str:
+    """Return why scores are not those of the answered test file; empty if they are."""
+    from panjue.serve.answers import with_cases
+
+    if scores.missing or scores.not_in_gold:
+        n_answered = scores.total.examples - scores.missing + scores.not_in_gold
+        return f"{answered.test} has {scores.total.examples} cases, and {n_answered} were answered"
+    if answered.is_answered_file:
+        return ""
+    try:
+        own = next(with_cases(answered.answers).examples())
+    except UserError:  # the test file is gone: then no other outcomes are known
+        return ""
+    if own.answer is not None:
+        return f"it has outcomes of its own, and {answered.test} has others"
+    return ""
 
 
 @app.command()
@@ -143,15 +166,22 @@ def vote(
 ) -> None:
     """Let the answers of several trainings vote on each field of each person; no engine."""
     from panjue.eval.vote import vote as write_vote
-    from panjue.serve.answers import next_step, open_answers
 
-    votes = write_vote(test, out, runs)
-    for voter in votes.voters:
-        say_changes(voter.answered)
-    for line in votes.lines():
+    for line in write_vote([voter(run, test) for run in runs], out):
         print(printable(line))
-    print(f"written: {votes.submission}")
-    print(next_step(open_answers(out)))
+    print(f"next: {shlex.join(['panjue', 'check', str(out), '--cases', str(test)])}")
+
+
+def voter(run: Path, test: Path) -> "Answered":
+    """Open the answers of a run to TEST."""
+    from panjue.serve.answers import read_answers, sha256_of_cases, with_cases
+
+    digest = sha256_of_cases(test)
+    folder = find_answers(run, test, digest)
+    answers = read_answers(folder) if folder else None
+    if answers is None or answers.record.test_sha256 != digest:
+        raise UserError(f"{run}: has no answers to {test}; make them: panjue generate {run} {test}")
+    return with_cases(answers, test, digest)
 
 
 @app.command()
@@ -168,8 +198,12 @@ def runs(
 def report(run: Path, gold: GoldPath = None) -> None:
     """Write a page on RUN: scores, errors and every case."""
     from panjue.eval.report import write_page
+    from panjue.serve.answers import check_complete, open_answers
 
-    write_page(run, gold)
+    answered = open_answers(run, gold)
+    if gold:
+        check_complete(answered)
+    write_page(answered)
 
 
 @app.command()

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from panjue.prompts.model import CLASSIFIER, MIB, model_files
-from panjue.prompts.plumbing.files import dump, read_json, read_object
-from panjue.prompts.plumbing.run import MANIFEST, RunRecord
+from panjue.prompts.plumbing.files import dump, read_json, read_record
+from panjue.prompts.plumbing.ours import record_bytes
+from panjue.prompts.plumbing.records import MANIFEST, RunRecord
 
 CONFIGS = ("config.json", "generation_config.json")
 """Files that are compared by their values, but for `NOT_READ_KEYS`."""
@@ -77,7 +78,7 @@ def model_sha256(folder: Path) -> str:
 
     One of a version before 0.5 keeps its fingerprint, over all files: records of then have it.
     """
-    if (folder / MANIFEST).exists() and "base_files" not in read_object(folder / MANIFEST):
+    if (folder / MANIFEST).exists() and "base_files" not in read_record(folder / MANIFEST):
         return _joined(map(_line_before_0_5, model_files(folder)))
     return base_sha256(trained_files(folder))
 
@@ -85,6 +86,11 @@ def model_sha256(folder: Path) -> str:
 def trained_files(folder: Path) -> dict[str, str]:
     """Return file -> hash, of the files of a model or adapter that are read."""
     return {path.name: file_sha256(path) for path in _found(folder, TRAINED_FILES)}
+
+
+def weight_files(folder: Path) -> dict[str, str]:
+    """Return file -> hash, of the weights of a model."""
+    return {path.name: file_sha256(path) for path in _found(folder, ("*.safetensors",))}
 
 
 def _found(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
@@ -116,7 +122,8 @@ def _sorted_values(value: Any) -> Any:
 
 
 def _with_lf(path: Path) -> bytes:
-    return path.read_bytes().replace(b"\r\n", b"\n")
+    content = record_bytes(path) if path.name == MANIFEST else path.read_bytes()
+    return content.replace(b"\r\n", b"\n")
 
 
 def _joined(lines: Iterator[str]) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 from panjue.prompts.architecture import check_quantization
 from panjue.prompts.plumbing.endpoint import making_client
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
-from panjue.prompts.plumbing.files import read_object, sha256
+from panjue.prompts.plumbing.files import read_object, read_record, sha256
+from panjue.prompts.plumbing.records import CHOICE
 from panjue.prompts.plumbing.threads import SPINS
 from panjue.prompts.render import control_ids, neutralize, neutralize_tokens, prompt_file
 
@@ -98,7 +99,7 @@ def is_demo(folder: Path) -> bool:
     for _ in range(3):
         manifest = folder / "manifest.json"
         if manifest.exists():
-            base = str(read_object(manifest).get("base") or folder)
+            base = str(read_record(manifest).get("base") or folder)
             # A relative name may be that of another working directory, around this folder.
             places = [place / base for place in (Path(), *folder.resolve().parents)]
             folder = next(filter(Path.is_dir, places), Path(base))
@@ -139,12 +140,6 @@ def _from_hub(name: str, files: Sequence[str]) -> Path:
         ) from None
 
 
-def has_classifier(trained: Path) -> bool:
-    """Say whether the training of an adapter or model fitted a classifier."""
-    path = trained / "manifest.json"
-    return path.exists() and "classifier_sha256" in read_object(path)
-
-
 def load_tokenizer(folder: Path) -> Any:
     """Load the tokenizer of a model; refuse one with which a text can forge control tokens."""
     from transformers import AutoTokenizer
@@ -178,7 +173,8 @@ def load_tokenizer(folder: Path) -> Any:
 
 def model_files(folder: Path) -> list[Path]:
     """Return the files of a model that are downloaded and copied, sorted by name."""
-    return sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern)})
+    found = {path for pattern in MODEL_FILES for path in folder.glob(pattern)}
+    return sorted(found - {folder / CHOICE})  # which is made when the weights are there
 
 
 def is_tiny(model: Path) -> bool:

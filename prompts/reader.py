@@ -20,7 +20,7 @@ from panjue.prompts.plumbing.files import (
     read_lines,
     refuse_pipe,
 )
-from panjue.prompts.plumbing.run import Half, SplitBy
+from panjue.prompts.plumbing.records import Half, SplitBy
 from panjue.prompts.task import Task, id_of
 
 OnBadRow = Literal["stop", "skip"]

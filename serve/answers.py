@@ -1,56 +1,56 @@
 """The answers to one test file, opened together with their task, cases and label sets."""
 
-import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from panjue.finetune.classifier.opinions import Advisor, load_advisor
+from panjue.finetune.classifier.opinions import Advisor
+from panjue.finetune.trained import Trained, read_trained
 from panjue.prompts.example import Example, call_key
-from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import Unreadable, UserError
-from panjue.prompts.plumbing.files import read_lines, sha256
+from panjue.prompts.plumbing.files import difference, sha256
+from panjue.prompts.plumbing.ours import followed
+from panjue.prompts.plumbing.records import MANIFEST, REPLIES, AnswersRecord, Choice
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.plumbing.run import (
     ANSWERS,
-    HELD_OUT,
-    REPLIES,
-    Answers,
-    AnswersRecord,
-    Choice,
-    Run,
+    CASES_FILE,
     find_answers,
-    is_held_out_folder,
+    weights_that_answered,
 )
 from panjue.prompts.reader import Reader, text_hashes
 from panjue.prompts.task import Task, load_task
 from panjue.serve.settings import RESOURCES
 
-CASES_FILE = "cases.jsonl"
-"""File beside answers with the hash of each case's text."""
-
 
 @dataclass(frozen=True)
-class OpenedAnswers:
-    """A test file with its answers, and what reads both."""
+class Answers:
+    """A folder with the answers to one test file, and the training that gave them.
 
-    answers: Answers
+    Attributes:
+        trained: The training whose model or text classifier answered; None for an endpoint without
+            one, or if it is not there any more.
+        labels: The label sets that the answers were decoded with.
+        changed: How the training and the labels differ from those that answered; empty: they do
+            not.
+        voters: The answers that these are the vote of, if they are still there; else empty.
+    """
+
+    folder: Path
     record: AnswersRecord
-    reader: Reader
-    test: Path
+    trained: Trained | None
     labels: Labels
     changed: str
-    """How the training and the labels differ from those that answered; empty: they do not."""
+    voters: Sequence["Answers"] = ()
 
     @property
-    def folder(self) -> Path:
-        return self.answers.folder
-
-    @property
-    def task(self) -> Task:
-        return self.reader.task
+    def trainings(self) -> list[Trained | None]:
+        """Return the training that answered, or those that voted."""
+        return [one.trained for one in self.voters or [self]]
 
     @property
     def name(self) -> str:
@@ -58,13 +58,6 @@ class OpenedAnswers:
         folder = self.folder.resolve()
         is_in_run = folder.parent.name == ANSWERS
         return f"{folder.parent.parent.name}/{folder.name}" if is_in_run else folder.name
-
-    def advisor(self) -> Advisor | None:
-        """Return the training's text classifier; None if it fitted none, or is another now."""
-        trained = self.answers.trained
-        if trained is None or self.changed or not self.task.answer.fields:
-            return None
-        return load_advisor(trained, self.task, self.labels)
 
     def refuse_changes(self) -> None:
         """UserError: the training or the labels are not those that answered."""
@@ -74,8 +67,139 @@ class OpenedAnswers:
                 "answers=NAME"
             )
 
+
+def read_answers(folder: Path, trained: Trained | None = None) -> Answers:
+    """Open a folder of answers; `trained` is a training that is open already."""
+    if not (folder / MANIFEST).is_file():
+        raise UserError(f"{folder}: has no answers; `panjue generate` makes them")
+    record = AnswersRecord.read(folder)
+    place = weights_that_answered(folder, record.trained)
+    if place is None:
+        trained = None
+    elif trained is None or followed(place) != followed(trained.folder):
+        trained = read_trained(place) if (place / MANIFEST).is_file() else None
+    voters = []
+    for voter in record.voted:
+        place = voter_folder(folder, voter)
+        if (place / MANIFEST).is_file():
+            voters.append(read_answers(place))
+    label_file = folder / "labels.json"
+    return Answers(
+        folder=folder,
+        record=record,
+        trained=trained,
+        # Without them `changes_since` says so: old answers can still be scored.
+        labels=load_labels(label_file) if label_file.exists() else Labels(),
+        changed=changes_since(folder, record, trained),
+        voters=voters,
+    )
+
+
+def voter_folder(folder: Path, voter: str) -> Path:
+    """Return where answers lie that voted for those in `folder`, as the record of these names them.
+
+    Versions before 0.5 named them as the working folder saw them.
+    """
+    place = Path(os.path.normpath(folder / voter))
+    return place if place.exists() else Path(voter)
+
+
+def changes_since(folder: Path, record: AnswersRecord, trained: Trained | None) -> str:
+    """Return how the hashes of a record differ from what is there now; empty if they do not."""
+    changes = []
+    now = trained.sha256 if trained else ""
+    if record.trained and record.trained_sha256 not in (None, now):
+        place = weights_that_answered(folder, record.trained)
+        changes.append(f"{place} is missing, or is not the training that gave these answers")
+    label_file = folder / "labels.json"
+    if not label_file.exists():
+        changes.append(f"{label_file} is missing")
+    elif record.labels_sha256 not in (None, sha256(label_file)):
+        changes.append(f"{label_file} was changed since the answers were made")
+    format_of = load_task(record.task).data.submission
+    for voter, digest in record.voted.items():
+        submission = voter_folder(folder, voter) / format_of.name
+        if not (submission.exists() and sha256(submission) == digest):
+            changes.append(f"{submission}, which voted, is missing, or was changed since")
+    return "; ".join(changes)
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A test file with its answers, and what reads both: what a command on answers holds.
+
+    Attributes:
+        test: The file that was answered, or the same cases with their gold answers.
+        test_sha256: Of this file.
+        choice: Who answers each field, the model or the text classifier; None: nobody decided.
+    """
+
+    answers: Answers
+    reader: Reader
+    test: Path
+    test_sha256: str
+    choice: Choice | None = None
+
+    @property
+    def record(self) -> AnswersRecord:
+        return self.answers.record
+
+    @property
+    def trained(self) -> Trained | None:
+        return self.answers.trained
+
+    @property
+    def labels(self) -> Labels:
+        return self.answers.labels
+
+    @property
+    def changed(self) -> str:
+        return self.answers.changed
+
+    @property
+    def folder(self) -> Path:
+        return self.answers.folder
+
+    @property
+    def name(self) -> str:
+        return self.answers.name
+
+    @property
+    def task(self) -> Task:
+        return self.reader.task
+
+    @property
+    def is_answered_file(self) -> bool:
+        """Say whether `test` is the very file that was answered."""
+        return self.test_sha256 == self.record.test_sha256
+
+    def advisor(self) -> Advisor | None:
+        """Return the training's text classifier; None if it fitted none, or is another now."""
+        if self.trained is None or self.changed or not self.task.answer.fields:
+            return None
+        advisor = self.trained.advisor(self.task)
+        return advisor and replace(advisor, labels=self.labels)
+
     def examples(self) -> Iterator[Example]:
-        return self.reader.read(self.test)
+        """Yield the examples of the test file; UserError: one is not the case that was answered."""
+        for example in self.reader.read(self.test):
+            self.refuse_other_text(example)
+            yield example
+
+    def refuse_other_text(self, example: Example) -> None:
+        """Refuse an example whose text is not that of the case answered under the same id."""
+        row = self._text_hashes.get(example.id) if self._text_hashes else None
+        if row and row["text_sha256"] not in text_hashes(example):
+            raise UserError(
+                f"{self.test}: id {example.id} is another case than the one that was answered in "
+                f"{self.folder}; give the gold file of {self.record.test}"
+            )
+
+    @cached_property
+    def _text_hashes(self) -> Rows | None:
+        """Return the hashes of the texts that were answered; None if `test` has the same ones."""
+        path = self.folder / CASES_FILE
+        return None if self.is_answered_file or not path.exists() else Rows(path)
 
     def rows(self) -> Rows:
         try:
@@ -120,130 +244,84 @@ def are_texts(value: Any) -> bool:
     return isinstance(value, list) and value != [] and all(isinstance(one, str) for one in value)
 
 
-def changes_since(answers: Answers) -> str:
-    """Return how the hashes of a record differ from what is there now; empty if they do not."""
-    record = answers.record
-    changes = []
-    trained = answers.trained
-    if trained and record.trained_sha256:
-        is_same = trained.is_dir() and model_sha256(trained) == record.trained_sha256
-        if not is_same:
-            changes.append(f"{trained} is missing, or is not the training that gave these answers")
-    label_file = answers.folder / "labels.json"
-    if not label_file.exists():
-        changes.append(f"{label_file} is missing")
-    elif record.labels_sha256 not in (None, sha256(label_file)):
-        changes.append(f"{label_file} was changed since the answers were made")
-    format_of = load_task(record.task).data.submission
-    for folder, digest in record.voted.items():
-        submission = Path(folder) / format_of.name
-        if not (submission.exists() and sha256(submission) == digest):
-            changes.append(f"{submission}, which voted, is missing, or was changed since")
-    return "; ".join(changes)
-
-
 def without_resources(record: AnswersRecord) -> AnswersRecord:
     """Return the record without the engine settings of memory and speed, which may differ."""
     engine = {key: value for key, value in record.engine.items() if key not in RESOURCES}
     return record.model_copy(update={"engine": engine})
 
 
-def is_made_alike(one: AnswersRecord, other: AnswersRecord) -> bool:
-    """Say whether the same model was asked in the same way, whatever the cases were."""
-    of_both = []
-    for record in (one, other):
-        way = without_resources(record).part(REPLIES)
-        of_both.append((way, record.trained_sha256, record.labels_sha256))
-    return of_both[0] == of_both[1]
+def way_asked(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how a model was asked, less the engine settings of memory and speed."""
+    engine = {key: value for key, value in asked["engine"].items() if key not in RESOURCES}
+    return {**asked, "engine": engine}
 
 
-def held_out_answers(folder: Path, record: AnswersRecord) -> Path | None:
-    """Return the folder of the answers to held-out cases that count for the answers in `folder`.
+def choice_for(trained: Trained, record: AnswersRecord) -> Choice | None:
+    """Return who answers each field of answers with this record, as held-out cases decided.
 
-    They were made in the same way, and have a choice beside them; None if there are none.
+    The newest choice counts that was made of answers in the same way; without one the newest of
+    this training, asked as well with, or as well without, a schema. None: nobody has decided.
     """
-    if is_held_out_folder(folder):
+    if record.held_out or not record.is_of_adapter:
         return None
-    for name in (f"{HELD_OUT}-{folder.name}", HELD_OUT):
-        place = folder.parent / name
-        if Choice.read(place) and is_made_alike(AnswersRecord.read(place), record):
-            return place
-    return None
+    newest = trained.choices[::-1]
+    alike = [one for one in newest if not asked_otherwise(one, record)]
+    near = [one for one in newest if one.asked["constrained"] == record.constrained]
+    return next(iter([*alike, *near]), None)
 
 
-def choice_of(run: Run) -> Choice | None:
-    """Return the choice that the held-out answers of this very training led to, if there is one."""
-    for folder in sorted((run.folder / ANSWERS).glob(f"{HELD_OUT}*")):
-        choice = Choice.read(folder)
-        if choice is None:
-            continue
-        record = AnswersRecord.read(folder)
-        if record.is_of_adapter and record.trained_sha256 == model_sha256(run.trained):
-            return choice
-    return None
+def asked_otherwise(choice: Choice, record: AnswersRecord) -> str:
+    """Return how the answers that made a choice were asked otherwise than these; empty: alike."""
+    return difference(way_asked(choice.asked), way_asked(record.part(REPLIES)))
 
 
-def texts_of(folder: Path) -> frozenset[str]:
-    """Return the hashes of the texts that decoded answers are to."""
-    path = folder / CASES_FILE
-    rows = read_lines(path) if path.exists() else ()
-    return frozenset(row["text_sha256"] for _, row in rows)
-
-
-def open_answers(path: Path, gold: Path | None = None) -> OpenedAnswers:
+def open_answers(path: Path, gold: Path | None = None) -> Answered:
     """Open a folder of answers, or those of a run folder that `find_answers` chooses.
 
     With `gold` the cases are read from it, else from the test file that was answered.
     """
     if not path.is_dir():
         raise UserError(f"{path}: there is no such folder")
-    answers = find_answers(path, gold)
-    if answers is None:
+    digest = sha256_of_cases(gold) if gold else ""
+    folder = find_answers(path, gold, digest)
+    if folder is None:
         raise UserError(f"{path}: has no answers; `panjue generate` makes them")
+    return with_cases(read_answers(folder), gold, digest)
+
+
+def sha256_of_cases(path: Path) -> str:
+    """Return the hash of a file or folder of cases; empty if it is neither."""
+    return sha256(path) if path.is_file() or path.is_dir() else ""  # a pipe can be read only once
+
+
+def with_cases(answers: Answers, gold: Path | None = None, gold_sha256: str = "") -> Answered:
+    """Return answers with their test file, or with `gold`, whose hash is known."""
     record = answers.record
     test = gold or Path(record.test)
-    if not gold and (not test.exists() or sha256(test) != record.test_sha256):
+    if not gold and not (test.exists() and sha256(test) == record.test_sha256):
         raise UserError(
             f"{test}: missing, or not the file that {answers.folder}/completions.jsonl was "
             "made from"
         )
-    reader = reader_of(answers, gold)
-    label_file = answers.folder / "labels.json"
-    # Without them `changes_since` says so: old answers can still be scored.
-    labels = load_labels(label_file) if label_file.exists() else Labels()
-    return OpenedAnswers(answers, record, reader, test, labels, changes_since(answers))
-
-
-def reader_of(answers: Answers, gold: Path | None = None) -> Reader:
-    """Return what reads the cases that were answered, as they were read then.
-
-    `gold` is refused if a text in it differs from the one that was answered under the same id.
-    """
-    record = answers.record
-    task = load_task(record.task, record.solve)
     reader = Reader(
-        task,
+        load_task(record.task, record.solve),
         held_out=record.held_out,
         split_by=record.split_by,
         highest_hash=record.highest_hash,
         half=record.half,
         on_bad_row=record.on_bad_row,
     )
-    path = answers.folder / CASES_FILE
-    if gold is None or not path.exists() or sha256(gold) == record.test_sha256:
-        return reader
-    rows = Rows(path)
-    for example in reader.read(gold):
-        row = rows.get(example.id)
-        if row and row["text_sha256"] not in text_hashes(example):
-            raise UserError(
-                f"{gold}: id {example.id} is another case than the one that was answered in "
-                f"{answers.folder}; give the gold file of {record.test}"
-            )
-    return reader
+    trained = answers.trained
+    return Answered(
+        answers=answers,
+        reader=reader,
+        test=test,
+        test_sha256=gold_sha256 if gold else record.test_sha256,
+        choice=choice_for(trained, record) if trained and not answers.changed else None,
+    )
 
 
-def check_complete(answered: OpenedAnswers) -> None:
+def check_complete(answered: Answered) -> None:
     """Refuse gold whose examples are not exactly those of the submission."""
     submission = answered.task.data.submission
     rows = submission.index(submission.find(answered.folder)).ids()
@@ -254,12 +332,3 @@ def check_complete(answered: OpenedAnswers) -> None:
             f"{len(examples - rows)} examples have no row there, "
             f"{len(rows - examples)} rows no example"
         )
-
-
-def next_step(answered: OpenedAnswers) -> str:
-    """Return the command that comes after answers: a score, or a check where gold is missing."""
-    example = next(answered.examples())
-    words = ["score", answered.test, answered.folder]
-    if example.answer is None:
-        words = ["check", answered.folder, "--cases", answered.test]
-    return f"next: {shlex.join(['panjue', *map(str, words)])}"

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from llguidance import LLMatcher
 
-from panjue.finetune.classifier.opinions import Advisor, Opinion, load_advisor
+from panjue.finetune.classifier.opinions import Advisor, Opinion
+from panjue.finetune.trained import Trained
 from panjue.prompts.example import ENGINE_FAILED, Decoded, Example, call_key, first_reply
-from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.run import RunRecord
 from panjue.prompts.render import neutralize_messages
 from panjue.prompts.shorten import ShortenedPrompt, shortened_prompt
 from panjue.prompts.task import Messages, Schema, Task
@@ -96,13 +96,13 @@ class QuestionMaker:
     def __init__(
         self,
         task: Task,
-        trained: Path | None,
+        trained: Trained | None,
         model: Path | None,
         budget: Budget,
         *,
         constrained: bool = True,  # False: replies need not follow the schema
     ) -> None:
-        """Load labels and text classifier of the result `trained`, and the tokenizer of `model`.
+        """Load the text classifier of a training, and the tokenizer of `model`.
 
         Without a model, for an endpoint with another tokenizer, prompts are not shortened, and the
         endpoint limits the replies.
@@ -119,10 +119,9 @@ class QuestionMaker:
 
             self._grammar_tokenizer = llguidance.hf.from_tokenizer(self.tokenizer)
         if trained:
-            self.labels = load_labels(trained / "labels.json")
-            advisor = load_advisor(trained, task, self.labels)
-            in_prompts = RunRecord.read(trained).opinions
-            self.advisor = advisor and replace(advisor, in_prompts=in_prompts)
+            self.labels = trained.labels
+            advisor = trained.advisor(task)
+            self.advisor = advisor and replace(advisor, in_prompts=trained.record.opinions)
         self._together = Together(self.opinions_on)
 
     def opinions_on(self, examples: Sequence[Example]) -> list[list[Opinion]]:

@@ -4,6 +4,7 @@ The unpacked ZIP is a run folder (adapter, config.yaml) together with the code t
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,35 +20,42 @@ from typing import Any
 from omegaconf import OmegaConf
 from pydantic import BaseModel, ValidationError
 
+from panjue.finetune.trained import Trained
 from panjue.prompts.fingerprint import base_files, base_sha256, model_sha256
 from panjue.prompts.model import model_files, prompt_sha256
 from panjue.prompts.plumbing.config import first_complaint, load_values, scrubbed
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, replace, sha256, write_json
 from panjue.prompts.plumbing.ours import followed, refuse_foreign
-from panjue.prompts.plumbing.run import (
-    ANSWERS,
+from panjue.prompts.plumbing.records import (
     CHOICE,
-    HELD_OUT,
+    CHOSEN,
     MANIFEST,
-    Answers,
     AnswersRecord,
     Choice,
-    Run,
+    Choices,
     RunRecord,
-    find_answers,
-    run_around,
+    if_any,
 )
+from panjue.prompts.plumbing.run import ANSWERS, CONFIG, RESULTS, find_answers
 from panjue.prompts.plumbing.version import IN_BUNDLE, panjue_version
-from panjue.prompts.task import load_task
-from panjue.serve.answers import changes_since, held_out_answers
+from panjue.prompts.task import load_task, task_folders
+from panjue.serve.answers import Answers, choice_for, read_answers
 from panjue.serve.decoding import decoding_of
 from panjue.serve.merge import check_base
 from panjue.serve.settings import GenerateConfig
 
+VERIFIED = "verified"
+"""Name of the answers that a test of a bundle makes in it."""
+
 FOLDERS = ("prompts", "finetune", "serve", "eval")
 HERE = Path(__file__).parent / "bundled"
 EXPECTED = "expected.json"
+HASHES = "files.json"
+"""Hash of each file of a bundle; `answer.py` compares them before it answers."""
+
+OTHER_TASK = re.compile(r"panjue\.prompts\.tasks\.(\w+)")
+"""How code names the folder of a task."""
 
 TORCH = "https://download.pytorch.org/whl"
 """Index with builds, such as `cpu`, that PyPI does not have."""
@@ -72,15 +80,16 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
     if out.is_dir():
         raise UserError(f"{out}: is a folder; name the ZIP")
     refuse_foreign(out, is_bundle, "OUT.zip")
-    answers = find_answers(run)
-    if answers is None:
+    found = find_answers(run)
+    if found is None:
         raise UserError(f"{run}: has no answers; `panjue generate` makes them")
-    if changed := changes_since(answers):
-        raise UserError(f"{answers.folder}: {changed}; run `panjue generate` again")
+    answers = read_answers(found)
+    if answers.changed:
+        raise UserError(f"{answers.folder}: {answers.changed}; run `panjue generate` again")
     trained = _model_of(answers)
-    if chosen := Run(run_around(trained)).chosen:
-        is_it = run_around(trained) / chosen.adapter == trained
-        print(chosen if is_it else f"{trained}: answered, and not the {chosen}")
+    if chosen := if_any(Choice, trained.run / CHOSEN):
+        is_it = trained.run / chosen.adapter == trained.folder
+        print(chosen if is_it else f"{trained.folder}: answered, and not the {chosen}")
     submission = load_task(answers.record.task).data.submission.find(answers.folder)
     decoding = decoding_of(submission)
     if decoding is None:
@@ -95,12 +104,13 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".bundle-", dir=parent) as place:
         folder = Path(place, "bundle")
-        packed = folder / ("adapter" if run_around(trained) != trained.parent else trained.name)
+        packed = folder / (RESULTS[0] if trained.is_adapter else RESULTS[1])
         _pack_model(packed, trained, base)
         _pack_code(folder, submission.name, answers.record)
-        _pack_settings(folder, answers.record, decoding, Run(run_around(trained)).config)
-        _pack_choice(folder, answers, packed)
+        _pack_settings(folder, answers.record, decoding, trained.run / CONFIG)
+        _pack_choice(packed, answers)
         write_json(folder / EXPECTED, expected.model_dump())
+        write_json(folder / HASHES, hashes_of(folder))
         archive = folder.with_suffix(".zip")
         _write_zip(folder, archive)
         replace(archive, out, is_bundle)
@@ -128,7 +138,7 @@ def is_bundle(path: Path) -> bool:
     return False
 
 
-def _model_of(answers: Answers) -> Path:
+def _model_of(answers: Answers) -> Trained:
     """Return the adapter or model that answered; refuse answers that it would not give again."""
     record = answers.record
     trained = answers.trained
@@ -140,16 +150,16 @@ def _model_of(answers: Answers) -> Path:
     return trained
 
 
-def _pack_model(packed: Path, trained: Path, base: str | None) -> None:
+def _pack_model(packed: Path, trained: Trained, base: str | None) -> None:
     """Copy the model, or the adapter and beside it its base, and the record without paths."""
-    record = RunRecord.read(trained)
+    record = trained.record
     folder = packed.parent
-    _copy(model_files(trained), packed)
+    _copy(model_files(trained.folder), packed)
     values = {**scrubbed(record.model_dump(exclude_unset=True)), "base": "base"}
     config = packed / "adapter_config.json"
     if config.exists():
         # Records of a base that panjue trained itself are not packed.
-        files = model_files(check_base(trained, record, base))
+        files = model_files(check_base(trained, base))
         weights = (path for path in files if path.name not in {MANIFEST, "labels.json"})
         _copy(weights, folder / "base")
         values["base_files"] = base_files(folder / "base")
@@ -172,12 +182,36 @@ def _pack_code(folder: Path, submission: str, record: AnswersRecord) -> None:
     ignore = shutil.ignore_patterns("__pycache__", "configs", "sample*")
     for name in FOLDERS:
         shutil.copytree(HERE.parents[1] / name, folder / "code/panjue" / name, ignore=ignore)
+    tasks = folder / "code/panjue/prompts/tasks"
+    needed = tasks_needed(record.task, tasks)
+    for other in task_folders():
+        if other not in needed:
+            shutil.rmtree(tasks / other)
     (folder / "code/panjue" / IN_BUNDLE).write_text(panjue_version() + "\n", "utf-8")
     shutil.copy(HERE / "answer.py", folder)
     manual = (HERE / "MANUAL.md").read_text("utf-8")
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     text = manual.format(task=record.task, name=submission, python=python)
     (folder / "MANUAL.md").write_text(text, "utf-8")
+
+
+def tasks_needed(task: str, folder: Path) -> set[str]:
+    """Return the tasks whose folders a task imports from, and the task itself."""
+    needed: set[str] = set()
+    found = {task}
+    while found:
+        name = found.pop()
+        needed.add(name)
+        for file in (folder / name).rglob("*.py"):
+            found |= set(OTHER_TASK.findall(file.read_text("utf-8"))) & task_folders().keys()
+        found -= needed
+    return needed
+
+
+def hashes_of(folder: Path) -> dict[str, str]:
+    """Return path -> hash of each file of a bundle, as it is packed."""
+    files = sorted(filter(Path.is_file, folder.rglob("*")))
+    return {path.relative_to(folder).as_posix(): sha256(path) for path in files}
 
 
 def _pack_settings(
@@ -194,23 +228,15 @@ def _pack_settings(
     (folder / "requirements.txt").write_text("\n".join(requirements()) + "\n", "utf-8")
 
 
-def _pack_choice(folder: Path, answers: Answers, packed: Path) -> None:
-    """Write who answers each field, as if held-out cases had been answered in the bundle."""
-    held_out = held_out_answers(answers.folder, answers.record)
-    choice = Choice.read(held_out) if held_out else None
+def _pack_choice(packed: Path, answers: Answers) -> None:
+    """Write who answers each field beside the packed weights, without paths."""
+    choice = choice_for(answers.trained, answers.record) if answers.trained else None
     if choice is None:
         return
-    place = folder / ANSWERS / HELD_OUT
-    changes = {
-        "test": HELD_OUT,
-        "test_sha256": "",
-        "trained": packed.name,
-        "trained_sha256": model_sha256(packed),
-        "engine": scrubbed(answers.record.engine),
-        "held_out": True,
-    }
-    answers.record.model_copy(update=changes).write(place)
-    write_json(place / CHOICE, choice.model_dump(mode="json"))
+    engine = scrubbed(choice.asked["engine"])
+    choice = choice.of_model(model_sha256(packed))
+    packed_choice = choice.model_copy(update={"asked": {**choice.asked, "engine": engine}})
+    write_json(packed / CHOICE, Choices(choices=(packed_choice,)).model_dump(mode="json"))
 
 
 def requirements() -> list[str]:
@@ -246,8 +272,8 @@ def verify(packed: Path, cases: Path) -> None:
         if sha256(cases) != expected.test_sha256:
             raise UserError(f"{cases}: is not the test file of the run that was packed")
         _answer(packed, folder, cases)
-        submission = folder / ANSWERS / cases.stem / expected.submission
-        digest = sha256(submission) if submission.is_file() else ""
+        submission = folder / ANSWERS / VERIFIED / expected.submission
+        digest = sha256(submission) if submission.exists() else ""
     if digest != expected.sha256:
         raise UserError(f"{packed}: gives another submission than the packed run")
     print(f"{packed}: runs by itself and gives the same answers")
@@ -259,7 +285,8 @@ def _answer(packed: Path, folder: Path, cases: Path) -> None:
     for name in os.environ:
         if not name.startswith(("PYTHON", "HF_")):
             env[name] = os.environ[name]
-    command = [sys.executable, "-P", "answer.py", str(cases.resolve())]
+    words = [str(cases.resolve()), f"answers={VERIFIED}"]  # its own name may be taken
+    command = [sys.executable, "-P", "answer.py", *words]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr or done.stdout).rstrip() or "no output"

@@ -1,10 +1,9 @@
 """Completions -> submission. Decoding needs no model and can be run again."""
 
-import re
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
 from panjue.finetune.classifier.opinions import EMPTY_REPLY, Advisor, Opinion, read_answer
 from panjue.prompts.example import (
-    ENGINE_FAILED,
     Answer,
     Decoded,
     Example,
@@ -21,31 +19,27 @@ from panjue.prompts.example import (
     run_steps,
 )
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.endpoint import CONTENT_FILTER
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
     atomic_write,
     delete,
     dump,
-    exclusive_lock,
     read_object,
     sha256,
     write_json,
 )
 from panjue.prompts.plumbing.progress import counted
+from panjue.prompts.plumbing.records import DECODING, SCORES, AnsweredBy, Choice
 from panjue.prompts.plumbing.rows import Rows
-from panjue.prompts.plumbing.run import SCORES, AnsweredBy, Choice
+from panjue.prompts.plumbing.run import CASES_FILE
 from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.reader import text_hash, text_hashes
 from panjue.prompts.task import Task
 from panjue.serve.answers import (
-    CASES_FILE,
-    OpenedAnswers,
-    held_out_answers,
-    open_answers,
-    texts_of,
+    Answered,
 )
 from panjue.serve.settings import AnswerSetting
+from panjue.serve.tally import Tally
 
 DERIVED = (SCORES, "report.html")
 """Files that `score` and `report` make from a submission, beside it."""
@@ -59,36 +53,6 @@ LOOKING = 2
 LookedAt = tuple[Example, Mapping[str, Any], Sequence[Opinion] | None]
 """An example, its row, and what the text classifier thinks of it; None if there is none."""
 
-MAX_SHOWN_REFUSALS = 5
-"""Refused examples that are printed; decode.json has all."""
-
-TOO_LONG = re.compile(r"token|context|length|too long")
-"""What refusals for the length of a case have in common, our own and those of servers."""
-
-FINISH = {
-    "content_filter": "a content filter",
-    "error": "an error of the engine (the same `panjue generate` asks again)",
-}
-"""Why a reply ended -> the same in words."""
-
-
-def never_asked(refusals: Sequence[str]) -> str:
-    """Return a line on the examples that the model was never asked: ids, reasons, way out."""
-    shown = "; id ".join(refusals[:MAX_SHOWN_REFUSALS])
-    more = len(refusals) - MAX_SHOWN_REFUSALS
-    rest = f"; {more} more in decode.json" if more > 0 else ""
-    line = f"never asked: {len(refusals)}, their answers are not the model's: id {shown}{rest}"
-    if any(map(TOO_LONG.search, refusals)):
-        line += "; a model with a longer context can be asked"
-    if failed := sum(refusal.endswith(ENGINE_FAILED) for refusal in refusals):
-        line += f"; {failed} on which the engine failed: the same `panjue generate` asks again"
-    if filtered := sum(bool(CONTENT_FILTER.search(refusal)) for refusal in refusals):
-        line += f"; {filtered} refused for their content: another model can be asked"
-    return line
-
-
-DECODING = "decode.json"
-
 UNFINISHED = "unfinished"
 """Key of `decode.json` from before the submission is replaced until all is written."""
 
@@ -98,8 +62,7 @@ def decoding_of(submission: Path) -> dict[str, Any] | None:
 
     UserError: decoding was stopped between the two.
     """
-    path = submission.parent / DECODING
-    report = read_object(path) if path.exists() else {}
+    report = earlier_decoding(submission.parent)
     if UNFINISHED in report:
         raise UserError(
             f"{submission}: its decoding was stopped before the end; run `panjue decode "
@@ -108,171 +71,85 @@ def decoding_of(submission: Path) -> dict[str, Any] | None:
     return report if report.get("submission_sha256") == sha256(submission) else None
 
 
-@dataclass(kw_only=True)
-class Tally:
-    """Counts of what happened in decoding, over all examples of a run."""
-
-    examples: int = 0
-    calls: int = 0
-    valid: int = 0
-    repaired: int = 0
-    unreadable: int = 0
-    cut: int = 0
-    finish: Counter[str] = field(default_factory=Counter)
-    """Why replies ended, but for their end and the limit on their length."""
-    refused: int = 0
-    shortened: int = 0
-    skipped_rows: int = 0
-    left_out: int = 0
-    """Items that readable replies leave out."""
-    missing_fields: int = 0
-    """Single fields that readable replies leave out."""
-    unpaired: int = 0
-    """Items with a label that never stood together in training with any label of the other set."""
-    replaced: str = ""
-    """What there was before of another submission: who answered it, and what was made from it."""
-    by_field: Mapping[str, AnsweredBy]
-    answered_by: str  # the line of `who_answered`
-    fallback: str  # what answers where no reply does
-    submission: Path
-    repairs: Counter[str] = field(default_factory=Counter)
-    refusals: list[str] = field(default_factory=list)
-
-    def add(
-        self, example: Example, row: Mapping[str, Any], decoded: Decoded, item_fields: int
-    ) -> None:
-        """Count the first reply to an example; each item of its answer has so many fields."""
-        self.calls += 1
-        if row.get("refused") is not None:
-            self.refused += 1
-            self.refusals.append(f"{example.id}: {row['refused']}")
-            return
-        reason = row["finish"][0]
-        self.cut += reason == "length"
-        if reason not in ("stop", "length"):
-            self.finish[reason] += 1
-        self.shortened += row["dropped_sentences"] > 0
-        for text in decoded.repairs:
-            name, _, repair = text.partition(": ")
-            self.repairs[repair if name in example.names else text] += 1
-        if not decoded.readable:
-            self.unreadable += 1
-            return
-        self.repaired += bool(decoded.repairs)
-        self.valid += not decoded.repairs
-        for filled in Counter(item for item, _ in decoded.from_fallback).values():
-            if filled == item_fields:
-                self.left_out += 1
-            else:
-                self.missing_fields += filled
-
-    def lines(self) -> Iterator[str]:
-        """Yield what a person reads after decoding."""
-        if self.calls:
-            yield from self._lines_on_replies()
-        else:
-            yield f"{self.examples} examples"
-        if self.skipped_rows:
-            yield f"{self.skipped_rows} bad rows were skipped, see skipped-test.jsonl"
-        if self.refusals:
-            yield never_asked(self.refusals)
-        yield from (f"  {count:5d} × {kind}" for kind, count in self.repairs.most_common(8))
-        if self.unpaired:
-            yield f"{self.unpaired} persons have a charge that never stood with their articles"
-        if self.replaced:
-            yield f"{self.submission}: replaced: {self.replaced}"
-        yield self.answered_by
-
-    def _lines_on_replies(self) -> Iterator[str]:
-        calls = f" in {self.calls:,} calls" if self.calls != self.examples else ""
-        yield (
-            f"{self.examples} examples{calls}: {self.valid} first replies valid as they came, "
-            f"{self.repaired} repaired, {self.unreadable} unreadable"
-        )
-        yield (
-            f"{self.cut} cut by length, {self.refused} could not be asked, "
-            f"{self.shortened} shortened to fit"
-        )
-        if self.finish:
-            kinds = (f"{FINISH.get(why, why)}: {count}" for why, count in self.finish.most_common())
-            yield f"ended by {'; by '.join(kinds)}"
-        if self.left_out or self.missing_fields:
-            yield f"left out by replies: {self.left_out} persons, {self.missing_fields} fields"
-        if self.unreadable or self.refused or self.left_out or self.missing_fields:
-            yield f"what no reply has is answered by: {self.fallback}"
-
-    def to_json(self) -> dict[str, Any]:
-        numbers = {**vars(self), "submission": self.submission.name}
-        numbers["repairs"] = dict(self.repairs.most_common())
-        numbers["finish"] = dict(self.finish.most_common())
-        del numbers["replaced"]
-        return numbers
-
-
-def decode_answers(path: Path, answer: AnswerSetting | None = None) -> Tally:
-    """Write the submission and `decode.json` of a folder of answers from its `completions.jsonl`.
+def decode(answered: Answered, answer: AnswerSetting | None = None) -> Tally:
+    """Write the submission and `decode.json` of answers from their `completions.jsonl`.
 
     Every example of the test file is answered once, in order. `answer` says by whom: for `auto`
-    each field is answered by the model or the text classifier, as the choice on held-out answers
-    says, and by the model without a choice. By default it is what this folder was decoded with
-    before. What a reply does not have is answered by the text classifier if the training fitted
+    each field is answered by the model or the text classifier, as the choice by held-out cases
+    says, or an earlier decoding. By default it is what this folder was decoded with before. What a
+    reply does not have is answered by the text classifier if the training fitted
     one, else by the task's fallback; both are counted. With a classifier, `confidence.jsonl` has
     the confidence in each answer. Ranked lists are voted on and filled up (`ranked`).
-    A folder has one submission: what was made from another one that it had is deleted.
+    A folder has one submission: what was made from another one that it had is deleted. The caller
+    holds the lock of the folder.
     """
-    folder = open_answers(path).folder
-    with exclusive_lock(folder):
-        answered = open_answers(folder)
-        if answered.record.voted:
-            raise UserError(f"{folder}: is a vote, which has no replies; `panjue vote` makes it")
-        answered.refuse_changes()
-        task = answered.task
-        submission = folder / task.data.submission.name
-        confidences = folder / "confidence.jsonl"
-        earlier = read_object(folder / DECODING) if (folder / DECODING).exists() else {}
-        before = sha256(submission) if submission.exists() else None
-        if UNFINISHED in earlier:  # what was made from the one before that may still be there
-            before = earlier.get("submission_sha256")
-        answer = answer or earlier.get("answer", "auto")
-        held_out = held_out_answers(folder, answered.record)
-        choice = Choice.read(held_out) if held_out else None
-        advisor = answered.advisor()
-        by_field = who_answers(answered, answer, advisor, choice)
-        if advisor:
-            of_classifier = [name for name, who in by_field.items() if who == "classifier"]
-            calibration = choice.calibration if choice else {}
-            advisor = replace(advisor, answers=of_classifier, calibration=calibration)
-        tally = Tally(
-            by_field=by_field,
-            answered_by=(
-                who_answered(choice)
-                if choice and answer == "auto"
-                else answered_by_one(by_field, answer)
-            ),
-            fallback=CLASSIFIER_NAME if advisor else task.score.fallback,
-            submission=submission,
-        )
-        is_of_model = not by_field or "model" in by_field.values()
-        rows = answered.rows() if is_of_model else None
-        calibrating = texts_of(held_out) if held_out else frozenset()
-        unfinished = {**earlier, "answer": answer, UNFINISHED: True}
-        _write(_Decoder(answered, rows, advisor, calibrating, tally), confidences, unfinished)
-        if tally.calls and not (tally.valid or tally.repaired):
-            tally.answered_by = f"answered by: {tally.fallback}, since no reply could be read"
-        if advisor is None:
-            delete(confidences)
-        after = sha256(submission)
-        if before not in (None, after):
-            tally.replaced = delete_derived(folder, earlier)
-        tally.skipped_rows = len(answered.reader.skipped.rows)
-        digests = {
-            "panjue": panjue_version(),
-            "answer": answer,
-            "submission_sha256": after,
-            "confidence_sha256": sha256(confidences) if advisor else None,
-        }
-        write_json(folder / DECODING, tally.to_json() | digests)
+    folder = answered.folder
+    if answered.record.voted:
+        raise UserError(f"{folder}: is a vote, which has no replies; `panjue vote` makes it")
+    answered.answers.refuse_changes()
+    task = answered.task
+    submission = folder / task.data.submission.name
+    confidences = folder / "confidence.jsonl"
+    earlier = earlier_decoding(folder)
+    before = sha256(submission) if submission.exists() else None
+    if UNFINISHED in earlier:  # what was made from the one before that may still be there
+        before = earlier.get("submission_sha256")
+    answer = answer or earlier.get("answer", "auto")
+    choice = answered.choice
+    advisor = answered.advisor()
+    by_field = who_answers(answered, answer, advisor, earlier)
+    if advisor:
+        of_classifier = [name for name, who in by_field.items() if who == "classifier"]
+        calibration = choice.calibration if choice else {}
+        advisor = replace(advisor, answers=of_classifier, calibration=calibration)
+    tally = Tally(
+        by_field=by_field,
+        answered_by=(
+            who_answered(choice)
+            if choice and answer == "auto"
+            else answered_by_one(by_field, answer)
+        ),
+        fallback=CLASSIFIER_NAME if advisor else task.score.fallback,
+        submission=submission,
+    )
+    is_of_model = not by_field or "model" in by_field.values()
+    rows = answered.rows() if is_of_model else None
+    calibrating = frozenset(choice.texts if choice else ())
+    unfinished = {**earlier, "answer": answer, UNFINISHED: True}
+    _write(_Decoder(answered, rows, advisor, calibrating, tally), confidences, unfinished)
+    if tally.calls and not (tally.valid or tally.repaired):
+        tally.answered_by = f"answered by: {tally.fallback}, since no reply could be read"
+    if advisor is None:
+        delete(confidences)
+    after = sha256(submission)
+    if before not in (None, after):
+        tally.replaced = delete_derived(folder, earlier)
+    tally.skipped_rows = len(answered.reader.skipped.rows)
+    digests = {
+        "panjue": panjue_version(),
+        "answer": answer,
+        "submission_sha256": after,
+        "confidence_sha256": sha256(confidences) if advisor else None,
+    }
+    write_json(folder / DECODING, tally.to_json() | digests)
     return tally
+
+
+def earlier_decoding(folder: Path) -> dict[str, Any]:
+    """Return what the last decoding of a folder has written; empty before the first."""
+    path = folder / DECODING
+    return read_object(path) if path.exists() else {}
+
+
+def edited(submission: Path) -> str:
+    """Return that a submission is not the one that was decoded beside it; empty: it is, or alone.
+
+    Nobody knows who has answered it.
+    """
+    if not (submission.parent / DECODING).exists() or decoding_of(submission) is not None:
+        return ""
+    again = f"`panjue decode {submission.parent}` makes it again"
+    return f"{submission}: was changed since it was decoded, so nobody knows who answers; {again}"
 
 
 def delete_derived(folder: Path, earlier: Mapping[str, Any]) -> str:
@@ -285,21 +162,38 @@ def delete_derived(folder: Path, earlier: Mapping[str, Any]) -> str:
 
 
 def who_answers(
-    answered: OpenedAnswers, answer: AnswerSetting, advisor: Advisor | None, choice: Choice | None
+    answered: Answered,
+    answer: AnswerSetting,
+    advisor: Advisor | None,
+    earlier: Mapping[str, Any],
 ) -> dict[str, AnsweredBy]:
-    """Return field -> who answers it; UserError: the one who should cannot."""
+    """Return field -> who answers it; UserError: the one who should cannot, or nobody decided.
+
+    `earlier` is what an earlier decoding of the same answers has written.
+    """
     fields = answered.task.answer.fields
-    if answer == "classifier" and advisor is None:
-        raise UserError(f"answer=classifier: the training of {answered.folder} fitted none")
+    record = answered.record
     by_field: dict[str, AnsweredBy] = dict.fromkeys(fields, "model")
-    if answer == "classifier" or (answer == "auto" and advisor and not answered.record.asked):
+    if answer == "classifier":
+        if advisor is None:
+            raise UserError(f"answer=classifier: the training of {answered.folder} fitted none")
         by_field = dict.fromkeys(fields, "classifier")
-    if answer == "auto" and advisor and choice:
-        by_field = {name: choice.fields[name].answered_by for name in fields}
-    if not answered.record.asked and (not fields or "model" in by_field.values()):
+    elif answer == "auto" and advisor and record.is_of_adapter:
+        if answered.choice:
+            by_field = answered.choice.answered_by
+        elif not record.asked:
+            by_field = dict.fromkeys(fields, "classifier")
+        elif earlier:
+            by_field = earlier.get("by_field", by_field)  # version 0.4 had the model alone
+        else:
+            raise UserError(
+                f"{answered.folder}: nobody has decided who answers, the model or the text "
+                "classifier; say answer=model or answer=classifier"
+            )
+    if not record.asked and (not fields or "model" in by_field.values()):
         raise UserError(
             f"{answered.folder}: the model was never asked, which needs the engine: "
-            f"`panjue generate RUN {answered.record.test} answer={answer}`"
+            f"`panjue generate RUN {record.test} answer={answer}`"
         )
     return by_field
 
@@ -310,12 +204,11 @@ def who_answered(choice: Choice) -> str:
     Such as `charges: model (.71, classifier .69); penalty: classifier (.31, model .24)`.
     """
     parts = []
-    for name, of_field in choice.fields.items():
-        if of_field.answered_by == "model":
-            scores = f"{short(of_field.model)}, classifier {short(of_field.classifier)}"
-        else:
-            scores = f"{short(of_field.classifier)}, model {short(of_field.model)}"
-        parts.append(f"{name}: {of_field.answered_by} ({scores})")
+    for name, best in choice.best.items():
+        own = short(choice.score(name, best.candidate))
+        [other] = choice.candidates.keys() - {best.candidate}
+        of_other = short(choice.score(name, other))
+        parts.append(f"{name}: {best.candidate} ({own}, {other} {of_other})")
     return "; ".join(parts)
 
 
@@ -334,7 +227,7 @@ def short(score: float) -> str:
 class _Decoder:
     """Makes answers of the replies to a test file; `tally` counts what happened."""
 
-    answered: OpenedAnswers
+    answered: Answered
     rows: Rows | None  # the replies; None if the classifier answers
     advisor: Advisor | None
     calibrating: frozenset[str]
@@ -419,7 +312,7 @@ def _write(decoder: _Decoder, confidences: Path, unfinished: Mapping[str, Any]) 
     tally = decoder.tally
     task = answered.task
     rows = decoder.rows
-    total = sum(1 for _ in answered.examples()) if rows is None else len(rows)
+    total = (answered.record.cases or 0) if rows is None else len(rows)
     with (  # blocks end in reverse order: the submission is replaced first
         atomic_write(confidences) as confidence_lines,
         atomic_write(answered.folder / CASES_FILE) as cases,
@@ -433,6 +326,7 @@ def _write(decoder: _Decoder, confidences: Path, unfinished: Mapping[str, Any]) 
             if confidence:
                 confidence_lines.write(dump({"id": example.id, "confidence": confidence}) + "\n")
             tally.examples += 1
+            tally.has_gold = tally.has_gold or example.answer is not None
         write_json(answered.folder / DECODING, unfinished)
 
 

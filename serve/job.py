@@ -1,12 +1,13 @@
 """What a process needs to answer the cases of a run: the driver, or a replica in a cluster."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from panjue.finetune.trained import Trained
 from panjue.prompts.gpu import check_gpu
-from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import Task, load_task
 from panjue.serve.ask import LONGEST, Budget, QuestionMaker, Sampling
 from panjue.serve.settings import GenerateConfig
@@ -17,10 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """A run, its settings and the model to load; it is sent to replicas, which load it."""
+    """What is asked, how and of which model; it is sent to replicas, which load the model.
+
+    Attributes:
+        run: The run folder, which gets the answers.
+        trained: The training in it; None for an endpoint without one.
+    """
 
     config: GenerateConfig
-    run: Run
+    run: Path
+    trained: Trained | None
     task_name: str
     budget: Budget = field(default_factory=Budget)  # of the training, if there is one
     solve: dict[str, Any] = field(default_factory=dict)  # settings of the task's steps, if it has
@@ -32,8 +39,7 @@ class Job:
 
     @property
     def labels(self) -> Labels:
-        trained = self.run.result
-        return load_labels(trained / "labels.json") if trained else Labels()
+        return self.trained.labels if self.trained else Labels()
 
     @property
     def passes(self) -> list[Sampling]:
@@ -42,43 +48,45 @@ class Job:
         further = {**first, "n": self.config.samples, "temperature": 1.0}
         return [first, further] if self.config.samples else [first]
 
+    def check_engine(self) -> None:
+        """Refuse settings that vLLM does not have, which is imported here, in ten seconds."""
+        if self.config.answer == "classifier" or self.config.endpoint:  # these need none
+            return
+        if not self.config.ray:  # its replicas see GPUs of their own
+            check_gpu(answering=True)
+        from panjue.serve.engine import check_engine, check_sampling
+
+        check_engine(self.config.engine)
+        check_sampling(self.config.sampling, self.config.engine)
+
     def with_model(self) -> "Job":
         """Return the job with the model to load; merges the adapter if that is wanted."""
-        trained = self.run.result
-        if trained is None:
+        if self.trained is None:
             return self
         from panjue.serve.merge import served_model  # takes seconds, as torch does
 
         adapter = "none" if self.config.endpoint else self.config.adapter
-        return replace(self, served=served_model(trained, adapter, self.config.base))
+        return replace(self, served=served_model(self.trained, adapter, self.config.base))
 
     def question_maker(self) -> QuestionMaker:
         """Return what makes the questions: with the tokenizer of the model, if there is one."""
         constrained = self.config.constrained
         if self.served is None:
             return QuestionMaker(self.task, None, None, self.budget, constrained=constrained)
-        trained = self.run.trained
         return QuestionMaker(
-            self.task, trained, self.served.model, self.budget, constrained=constrained
+            self.task, self.trained, self.served.model, self.budget, constrained=constrained
         )
 
 
-def make_job(run: Run, config: GenerateConfig) -> Job:
-    """Return the job of a run; the model is not chosen yet."""
-    if config.answer != "classifier" and not config.endpoint:  # these need no vLLM
-        if not config.ray:  # its replicas see GPUs of their own
-            check_gpu(answering=True)
-        from panjue.serve.engine import check_engine, check_sampling
-
-        check_engine(config.engine)
-        check_sampling(config.sampling, config.engine)
-    if config.endpoint and not run.result:
+def make_job(run: Path, trained: Trained | None, config: GenerateConfig) -> Job:
+    """Return the job of a run folder and its training; the model to load is not known yet."""
+    if trained is None:
         assert config.task, "checked with the settings"
-        job = Job(config, run, config.task, solve=config.solve)
+        job = Job(config, run, None, config.task, solve=config.solve)
     else:
-        record = run.record
+        record = trained.record
         budget = Budget(record.max_tokens, max(record.max_tokens, LONGEST))
-        job = Job(config, run, record.task, budget, {**record.solve, **config.solve})
+        job = Job(config, run, trained, record.task, budget, {**record.solve, **config.solve})
     if config.samples and not job.task.ranking:
         raise UserError(f"samples: {job.task_name!r} uses one reply per question; set samples=0")
     return job

@@ -14,16 +14,16 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from panjue.finetune.classifier.opinions import by_choice, read_answer
+from panjue.finetune.trained import Trained
 from panjue.prompts.example import Example
 from panjue.prompts.gpu import check_gpu
 from panjue.prompts.model import is_demo
 from panjue.prompts.names import name_places
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.plumbing.run import Run
+from panjue.prompts.plumbing.records import Choice
 from panjue.prompts.shorten import split_sentences
 from panjue.prompts.task import load_task
-from panjue.serve.answers import choice_of
 from panjue.serve.ask import Budget, CompletionRow, OnText, Question, QuestionMaker, Refusal, ask
 from panjue.serve.decoding import who_answered
 from panjue.serve.engine import Engine, check_engine, running_engine
@@ -67,25 +67,23 @@ def case_request(fields: Mapping[str, Any]) -> CaseRequest:
 class ServedRun:
     """A training that judges; the engine is not part of it."""
 
-    def __init__(self, run: Run, config: ServeConfig) -> None:
-        record = run.record
+    def __init__(self, trained: Trained, config: ServeConfig) -> None:
+        record = trained.record
         self.task_name = record.task
         self.task = load_task(record.task)
         by_hand = self.task.data.by_hand
         if by_hand is None:
-            raise UserError(f"{run.folder}: task {record.task!r} defines no 'by_hand' for serving")
+            raise UserError(f"{trained.run}: task {record.task!r} defines no 'by_hand' for serving")
         self._by_hand = by_hand
-        self.folders = served_model(run.trained, config.adapter, config.base)
+        self.folders = served_model(trained, config.adapter, config.base)
         max_tokens = config.max_tokens or record.max_tokens
         budget = Budget(max_tokens, max_tokens)  # `generate` gives long cases more
-        self.question_maker = QuestionMaker(self.task, run.trained, self.folders.model, budget)
+        self.question_maker = QuestionMaker(self.task, trained, self.folders.model, budget)
         # The choice was made with the adapter; it says nothing of the base alone.
         self.choice = None
-        self._no_choice = "`panjue generate` lets held-out cases choose for each field"
-        try:
-            self.choice = choice_of(run) if config.adapter != "none" else None
-        except UserError as error:  # of answers that the server does not need
-            self._no_choice = f"who is better cannot be read: {error}"
+        is_open = self.question_maker.advisor is not None and config.adapter != "none"
+        if is_open and config.answer == "auto":
+            self.choice = served_choice(trained)
         if self.question_maker.advisor and self.choice:
             self.question_maker.advisor = by_choice(self.question_maker.advisor, self.choice)
         self.demo = is_demo(self.folders.model)
@@ -94,7 +92,7 @@ class ServedRun:
         """Return in words who answers each field."""
         if self.choice:
             return who_answered(self.choice)
-        return f"the model; {self._no_choice}"
+        return "the model"
 
     async def question(self, case: CaseRequest) -> tuple[Example, Question]:
         """Return a case and its question; raise BadCase if it cannot be asked.
@@ -174,6 +172,17 @@ def agreeing(chances: Mapping[str, float], answered: str, confidence: float) -> 
     left = (1 - confidence) / (sum(others.values()) or 1)
     scaled = {label: chance * left for label, chance in others.items()}
     return {label: scaled.get(label, confidence) for label in dict.fromkeys([*chances, answered])}
+
+
+def served_choice(trained: Trained) -> Choice:
+    """Return who answers each field: the newest choice made of replies under a schema."""
+    for choice in reversed(trained.choices):
+        if choice.asked["constrained"]:
+            return choice
+    raise UserError(
+        f"{trained.run}: nobody has decided who answers, the model or the text classifier; "
+        f"`panjue generate {trained.run} TEST` has held-out cases decide, or say answer=model"
+    )
 
 
 @dataclass

@@ -13,19 +13,15 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from panjue.finetune.checkpoints import disk_errors_named
+from panjue.finetune.trained import Trained
 from panjue.prompts.architecture import is_part, load_language_model, quantization_of
-from panjue.prompts.fingerprint import base_change, model_sha256
-from panjue.prompts.model import (
-    CLASSIFIER,
-    load_tokenizer,
-    model_files,
-    model_folder,
-    threads_for,
-)
+from panjue.prompts.fingerprint import base_change, weight_files
+from panjue.prompts.model import CLASSIFIER, load_tokenizer, model_files, model_folder, threads_for
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import atomic_folder, exclusive_lock, read_object
 from panjue.prompts.plumbing.ours import has_record
-from panjue.prompts.plumbing.run import MANIFEST, RESULTS, RunRecord, run_around
+from panjue.prompts.plumbing.records import RunRecord
+from panjue.prompts.plumbing.run import RESULTS, run_around
 from panjue.prompts.saved import keep_readable
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -69,22 +65,20 @@ class Served(NamedTuple):
         return rank
 
 
-def served_model(trained: Path, adapter: str, base: str | None = None) -> Served:
-    """Return the folders to load for a training result; `EngineConfig` has the other settings."""
-    record = RunRecord.read(trained)
-    config = trained / "adapter_config.json"
-    is_full = not config.exists()
+def served_model(trained: Trained, adapter: str, base: str | None = None) -> Served:
+    """Return the folders to load for a training; `EngineConfig` has the other settings."""
+    folder = trained.folder
     if adapter == "merge":
-        return Served(trained if is_full else merge(trained, base))
+        return Served(merge(trained, base) if trained.is_adapter else folder)
     if adapter == "none":
-        return Served(check_base(trained, record, base))
-    if is_full:
-        raise UserError(f"{trained}: is a full model without an adapter; {MERGE}")
-    if read_object(config).get("target_parameters"):
+        return Served(check_base(trained, base))
+    if not trained.is_adapter:
+        raise UserError(f"{folder}: is a full model without an adapter; {MERGE}")
+    if read_object(folder / "adapter_config.json").get("target_parameters"):
         # vLLM would leave these matrices out without a word, and apply the others.
-        raise UserError(f"{trained}: adapts experts, which vLLM needs merged; {MERGE}")
-    model = check_base(trained, record, base)
-    return Served(model, named_for_vllm(trained, model))
+        raise UserError(f"{folder}: adapts experts, which vLLM needs merged; {MERGE}")
+    model = check_base(trained, base)
+    return Served(model, named_for_vllm(folder, model))
 
 
 def named_for_vllm(adapter: Path, base: Path) -> Path:
@@ -124,37 +118,38 @@ def lock_of(out: Path) -> AbstractContextManager[None]:
 
 
 def is_merged(record: RunRecord, out: Path) -> bool:
-    """Say whether `out` has the merge with this record."""
+    """Say whether `out` has the merge with this record, and its weights are as they were made."""
     with suppress(UserError):
-        return RunRecord.read(out) == record
+        found = RunRecord.read(out)
+        weights = found.merged_files
+        is_whole = not weights or weights == weight_files(out)
+        return found.model_copy(update={"merged_files": {}}) == record and is_whole
     return False
 
 
-def check_base(adapter: Path, record: RunRecord, base: str | None = None) -> Path:
-    """Return the folder of the base that `adapter` was trained on; refuse another base.
+def check_base(trained: Trained, base: str | None = None) -> Path:
+    """Return the folder of the base that an adapter was trained on; refuse another base.
 
     `base` is its folder or hub name, if it has moved.
     """
-    name = base or record.base
+    name = base or trained.record.base
     try:
         folder = model_folder(name)
     except UserError as error:
-        raise UserError(f"{error} (the base of {adapter}; say base=FOLDER)") from None
-    if change := base_change(record, folder):
+        raise UserError(f"{error} (the base of {trained.folder}; say base=FOLDER)") from None
+    if change := base_change(trained.record, folder):
+        other = f"was trained on another base than {name} is now ({change})"
         way_out = "set base=FOLDER to that base, or train again"
-        raise UserError(
-            f"{adapter}: was trained on another base than {name} is now ({change}); {way_out}"
-        )
+        raise UserError(f"{trained.folder}: {other}; {way_out}")
     return folder
 
 
-def merge(adapter: Path, base: str | None = None) -> Path:
-    """Merge `adapter` into its base, or reuse an earlier merge, and return its folder."""
-    if not (adapter / MANIFEST).exists():
-        way_out = "run `panjue sft` first; method=full makes a model, which needs no merge"
-        raise UserError(f"{adapter}: there is no panjue adapter; {way_out}")
-    digest = model_sha256(adapter)
-    record = RunRecord.read(adapter).model_copy(update={"adapter_sha256": digest})
+def merge(trained: Trained, base: str | None = None) -> Path:
+    """Merge an adapter into its base, or reuse an earlier merge, and return its folder."""
+    adapter = trained.folder
+    if not trained.is_adapter:
+        raise UserError(f"{adapter}: is a model, of method=full, which needs no merge")
+    record = trained.record.model_copy(update={"adapter_sha256": trained.sha256})
     out = place_of(adapter, "merged")
     of_version_0_4 = adapter.absolute().with_name("merged")
     for earlier in (out, of_version_0_4):
@@ -162,7 +157,7 @@ def merge(adapter: Path, base: str | None = None) -> Path:
             return earlier
     with lock_of(out):
         if not is_merged(record, out):
-            folder = check_base(adapter, record, base)
+            folder = check_base(trained, base)
             with threads_for(folder):
                 make_merged(folder, adapter, record, out)
     return out
@@ -179,6 +174,7 @@ def make_merged(base: Path, adapter: Path, record: RunRecord, out: Path) -> None
         for file in (adapter / "labels.json", adapter / CLASSIFIER, base / GENERATION):
             if file.exists():
                 shutil.copy(file, folder)
+        record.model_copy(update={"merged_files": weight_files(folder)}).write(folder)
 
 
 def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) -> None:

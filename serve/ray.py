@@ -26,7 +26,6 @@ from panjue.prompts.model import is_tiny, prompt_sha256
 from panjue.prompts.plumbing.debug import debug_log
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import difference
-from panjue.prompts.plumbing.run import Run
 from panjue.prompts.plumbing.version import panjue_version
 from panjue.serve.ask import Answerer, CompletionRow, Write
 from panjue.serve.engine import VLLM_VERSION, EngineEnded, on_cpu, running_engine
@@ -78,10 +77,14 @@ async def start_fleet(job: Job, console: Console) -> "Fleet":
 
 def absolute(job: Job) -> Job:
     """Return the job with absolute paths: replicas have working folders of their own."""
+    assert job.trained, "no endpoint is asked by replicas"
     assert job.served, "the model to load is chosen"
     model, adapter = job.served
     served = Served(model.absolute(), adapter and adapter.absolute())
-    return replace(job, run=Run(job.run.folder.absolute()), served=served)
+    trained = replace(
+        job.trained, run=job.trained.run.absolute(), folder=job.trained.folder.absolute()
+    )
+    return replace(job, run=job.run.absolute(), trained=trained, served=served)
 
 
 @contextmanager
@@ -137,8 +140,9 @@ def versions(task: str) -> dict[str, str]:
 def fingerprints(job: Job) -> dict[str, str]:
     """Return file -> hash, of the model to load and of labels and text classifier."""
     assert job.served, "the model to load is chosen"
+    assert job.trained, "no endpoint is asked by replicas"
     files = {}
-    for folder in {*job.served, job.run.trained}:
+    for folder in {*job.served, job.trained.folder}:
         if folder is None:
             continue
         for name, digest in trained_files(folder).items():
@@ -165,7 +169,7 @@ class Replica:
         assert job.served
         if changed := difference(self._wanted, versions(job.task_name)):
             raise UserError(f"ray: {HOST} has other versions than the driver: {changed}")
-        needed = (*job.served, job.run.folder)
+        needed = (*job.served, job.run)
         if missing := [folder for folder in needed if folder and not folder.is_dir()]:
             raise UserError(f"ray: {HOST} has no {missing[0]}; copy it there, or share a disk")
         if changed := difference(self._files, fingerprints(job)):
@@ -176,7 +180,7 @@ class Replica:
         check_gpu(answering=True)
         if on_cpu():  # Ray has set OMP_NUM_THREADS; vLLM would bind each replica to all cores
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        self._running.enter_context(debug_log(job.run.folder))
+        self._running.enter_context(debug_log(job.run))
         starting = running_engine(job.served, config.engine, job.budget, config.seed)
         try:
             engine = await self._running.enter_async_context(starting)

@@ -11,6 +11,7 @@ from typing import Any, Never
 import uvloop
 
 # Imported before vLLM: serve.engine sets environment variables that vLLM reads on import.
+from panjue.prompts.gpu import check_gpu, unused_device
 from panjue.serve.engine import (
     check_engine,
     engine_settings,
@@ -25,10 +26,9 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from panjue.prompts.gpu import check_gpu, unused_device
+from panjue.finetune.trained import Trained
 from panjue.prompts.model import threads_for
 from panjue.prompts.plumbing.errors import Stopped, UserError
-from panjue.prompts.plumbing.run import Run
 from panjue.prompts.plumbing.signals import stopping_signals
 from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.serve.engine_processes import starting_engine
@@ -37,8 +37,8 @@ from panjue.serve.middleware import Setup
 from panjue.serve.settings import BASE, NAME, SERVER_ARGUMENTS, ServeConfig, server_key
 
 
-def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
-    """Serve these runs by their names; on SIGTERM, Ctrl-C and the like finish requests and stop."""
+def serve(config: ServeConfig, trainings: Mapping[str, Trained]) -> None:
+    """Serve trainings by name; on SIGTERM, Ctrl-C and the like finish requests and stop."""
     key = server_key(config.host)
     for name in ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION"):  # other checks of requests
         os.environ.pop(name, None)
@@ -46,7 +46,7 @@ def serve(config: ServeConfig, runs: Mapping[str, Run]) -> None:
     check_engine(config.engine, SERVER_ARGUMENTS)
     config = config.model_copy(update={"port": free_port(config.host, config.port)})
     print("preparing the model", flush=True)
-    served = {name: ServedRun(run, config) for name, run in runs.items()}
+    served = {name: ServedRun(trained, config) for name, trained in trainings.items()}
     for name, run in served.items():
         print(f"who answers ({name}): {run.who_answers()}", flush=True)
     setup = Setup(config, served, key)

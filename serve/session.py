@@ -15,16 +15,16 @@ from rich.console import Console
 
 from panjue.finetune.rules import shared_rules
 from panjue.prompts.example import Example
-from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.gpu import unused_device
 from panjue.prompts.model import prompt_sha256
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import difference, sha256, stream
+from panjue.prompts.plumbing.files import difference, refuse_pipe, sha256, stream
 from panjue.prompts.plumbing.progress import meter
-from panjue.prompts.plumbing.run import CASES, MANIFEST, REPLIES, AnswersRecord
+from panjue.prompts.plumbing.records import CASES, MANIFEST, REPLIES, AnswersRecord
+from panjue.prompts.plumbing.run import has_answers
 from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.reader import Reader
-from panjue.serve.answers import without_resources
+from panjue.serve.answers import Answered, Answers, without_resources
 from panjue.serve.ask import Answerer, answer_all
 from panjue.serve.job import Job
 from panjue.serve.output import EarlierRows, Output, StopSignals, starting
@@ -38,16 +38,41 @@ COMPLETIONS = "completions.jsonl"
 
 @dataclass(frozen=True)
 class Cases:
-    """A file of cases to answer, and the folder of the answers."""
+    """A file of cases to answer, and the folder of the answers.
+
+    Attributes:
+        count: The number of cases.
+        were_read: Whether this process has read them all, and so knows the skipped rows.
+    """
 
     file: Path
+    sha256: str
     reader: Reader
     folder: Path
     count: int
+    were_read: bool
 
 
 def read_cases(file: Path, reader: Reader, folder: Path) -> Cases:
-    return Cases(file, reader, folder, count=sum(1 for _ in reader.read(file)))
+    """Return the cases of a file, all of which are read once, and so checked.
+
+    They were read before if the folder has answers to the same cases of the same file.
+    """
+    refuse_pipe(file)
+    digest = sha256(file) if file.exists() else ""  # the reader says what is missing
+    known = cases_answered(digest, reader, folder)
+    count = sum(1 for _ in reader.read(file)) if known is None else known
+    return Cases(file, digest, reader, folder, count, were_read=known is None)
+
+
+def cases_answered(digest: str, reader: Reader, folder: Path) -> int | None:
+    """Return how many cases there are, if the folder has answers to the same ones; else None."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    old = AnswersRecord.read(folder)
+    of_old = (old.test_sha256, old.held_out, old.highest_hash, old.half, old.on_bad_row)
+    new = (digest, reader.held_out, reader.highest_hash, reader.half, reader.on_bad_row)
+    return old.cases if of_old == new else None
 
 
 @contextmanager
@@ -76,21 +101,25 @@ class Session:
     stack: ExitStack
     answerer: "Answerer | Fleet | None" = None
 
-    def ask(self, cases: Cases) -> None:
-        """Write one row per example to `completions.jsonl`; rows that are there are kept.
+    def ask(self, cases: Cases) -> Answered:
+        """Return the answers to the cases, whose replies are then there.
+
+        Write one row per example to `completions.jsonl`; rows that are there are kept.
 
         A row has the raw replies (`texts`: the first one uses `sampling`, then come the `samples`),
         why each ended (`finish`), token counts and how many sentences were left out. An example
         that cannot be asked has `refused`, the reason, instead. If an example takes several calls,
         each call has a row.
         """
-        claim(self.job, cases, self.console, asked=True)
+        record = claim(self.job, cases, self.console, asked=True)
         path = cases.folder / COMPLETIONS
         earlier = EarlierRows(path) if path.exists() else None
         done = earlier.answered(cases.reader, cases.file, self.job.labels) if earlier else set()
+        if cases.reader.highest_hash:  # rows may be of other held-out cases
+            done &= {str(example.id) for example in cases.reader.read(cases.file)}
         if len(done) >= cases.count:
             self.console.print(f"{path}: all {cases.count} are answered already")
-            return
+            return answered_by(self.job, cases, record)
         if earlier:
             self.console.print(f"continuing: {len(done)} of {cases.count} are answered already")
         self.console.print(f"2/3 answering {cases.count - len(done)} cases")
@@ -107,6 +136,12 @@ class Session:
 
             work = answer_all(todo, answer, answerer.slots)
             answerer.runner.run(self.signals.until_stopped(work))
+        return answered_by(self.job, cases, record)
+
+    def leave(self, cases: Cases) -> Answered:
+        """Return the answers to the cases, about which the model is not asked."""
+        record = claim(self.job, cases, self.console, asked=False)
+        return answered_by(self.job, cases, record)
 
     def switch(self, job: Job) -> None:
         """Ask with another adapter of the same base from now on, which is not merged."""
@@ -151,7 +186,13 @@ class Session:
         return self.answerer
 
 
-def claim(job: Job, cases: Cases, console: Console, *, asked: bool) -> None:
+def answered_by(job: Job, cases: Cases, record: AnswersRecord) -> Answered:
+    """Return the answers of a job to cases, as they are recorded."""
+    answers = Answers(cases.folder, record, job.trained, job.labels, changed="")
+    return Answered(answers, cases.reader, cases.file, cases.sha256)
+
+
+def claim(job: Job, cases: Cases, console: Console, *, asked: bool) -> AnswersRecord:
     """Write the record, the labels and the skipped rows of the answers to their folder.
 
     `asked` says whether the model is asked about them. Answers that are there are resumed; if they
@@ -159,22 +200,32 @@ def claim(job: Job, cases: Cases, console: Console, *, asked: bool) -> None:
     """
     folder = cases.folder
     record = record_of(job, cases, asked=asked)
-    if (folder / MANIFEST).exists():
-        old = AnswersRecord.read(folder)
+    old = AnswersRecord.read(folder) if (folder / MANIFEST).exists() else None
+    if old:
         check_resumes(old, record, folder)
-        if old.asked:  # the versions are those of the replies that are kept
+        if old.asked and has_answers(folder):  # the versions are those of the replies that are kept
             if changed := difference(old.versions, record.versions):
                 console.print(f"resuming with other versions: {changed}")
             record = record.model_copy(update={"versions": old.versions, "asked": True})
-    record.write(folder)  # first: it makes the folder ours
-    job.labels.save(folder)
-    skipped = cases.reader.skipped
-    skipped.write(folder / "skipped-test.jsonl")
-    skipped.show()
+    if record != old:
+        record.write(folder)  # first: it makes the folder ours
+        job.labels.save(folder)
+    if cases.were_read:
+        skipped = cases.reader.skipped
+        skipped.write(folder / "skipped-test.jsonl")
+        skipped.show()
+    return record
 
 
 def check_resumes(old: AnswersRecord, record: AnswersRecord, folder: Path) -> None:
-    """Refuse answers that are to other cases, or whose replies were made in another way."""
+    """Refuse answers that are to other cases, or whose replies were made in another way.
+
+    A record without any answer, of a command that ended before its first, may be replaced.
+    """
+    if not has_answers(folder):
+        return
+    if old.held_out:  # more or fewer of the same held-out cases; each keeps its row
+        old = old.model_copy(update={"highest_hash": record.highest_hash})
     shaped = (CASES, REPLIES) if old.asked else (CASES,)
     changed = without_resources(old).difference(without_resources(record), *shaped)
     if changed:
@@ -186,13 +237,14 @@ def check_resumes(old: AnswersRecord, record: AnswersRecord, folder: Path) -> No
 
 def record_of(job: Job, cases: Cases, *, asked: bool) -> AnswersRecord:
     """Return what the answers are made from; a run resumes if this shapes the same replies."""
-    trained = job.run.result
+    trained = job.trained
     # Of the settings the record has those that shape replies: adapter, seed, sampling and so on.
     known = job.config.model_dump(include=set(AnswersRecord.model_fields))
     known |= {
         "task": job.task_name,
         "test": str(cases.file),
-        "test_sha256": sha256(cases.file),
+        "test_sha256": cases.sha256,
+        "cases": cases.count,
         "prompt_sha256": prompt_sha256(job.task_name),
         "max_tokens": job.budget.usual,
         "asked": asked,
@@ -208,8 +260,8 @@ def record_of(job: Job, cases: Cases, *, asked: bool) -> AnswersRecord:
     }
     known["versions"]["prompt rules"] = shared_rules()[:8]
     if trained:
-        known["split_by"] = job.run.record.split_by
-        known["trained"] = str(trained)
-        known["trained_sha256"] = model_sha256(trained)
-        known["labels_sha256"] = sha256(trained / "labels.json")
+        known["split_by"] = trained.record.split_by
+        known["trained"] = str(trained.folder)
+        known["trained_sha256"] = trained.sha256
+        known["labels_sha256"] = trained.labels_sha256
     return AnswersRecord(**known)

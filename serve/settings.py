@@ -9,14 +9,14 @@ from typing import Any, Literal, cast, get_args
 
 from pydantic import Field
 
-from panjue.prompts.fingerprint import base_change, model_sha256
-from panjue.prompts.labels import Labels, load_labels
+from panjue.finetune.trained import Trained, open_trained, refuse_other_choice, refuse_untrained
+from panjue.prompts.fingerprint import base_change
+from panjue.prompts.labels import Labels
 from panjue.prompts.model import model_folder, prompt_sha256
 from panjue.prompts.plumbing.config import Config, check_known, check_managed, load_section
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import sha256
-from panjue.prompts.plumbing.run import CHOSEN, Run, RunRecord
-from panjue.prompts.reader import OnBadRow, Reader
+from panjue.prompts.plumbing.run import CONFIG
+from panjue.prompts.reader import OnBadRow
 from panjue.prompts.task import Task, load_task, no_labels
 
 AnswerSetting = Literal["auto", "model", "classifier"]
@@ -172,6 +172,9 @@ class GenerateConfig(EngineConfig):
 class ServeConfig(EngineConfig):
     """Settings of the server: the section `serve` of a run's config.yaml."""
 
+    answer: Literal["auto", "model"] = "auto"
+    """Who answers: for auto, in each field the model or the text classifier, whoever was better on
+    held-out cases, which `panjue generate` asks; for model, the model everything."""
     max_tokens: int | None = Field(None, ge=64)
     """Limit on prompt plus reply; by default that of training: cases are then shortened alike."""
     host: str = "127.0.0.1"
@@ -194,16 +197,18 @@ def answer_setting(word: str | None) -> AnswerSetting | None:
     return cast(AnswerSetting, value)
 
 
-def generate_settings(run: Run, test: Path, words: Sequence[str] = ()) -> GenerateConfig:
+def generate_settings(
+    run: Path, trained: Trained | None, words: Sequence[str] = ()
+) -> GenerateConfig:
     """Read the settings of a run and check them before vLLM is imported."""
-    config = load_section(GenerateConfig, run.config, "generate", words)
+    config = load_section(GenerateConfig, run / CONFIG, "generate", words)
     if config.replicas > 1 and not config.ray:
         raise UserError("replicas: needs ray=auto; without Ray, set engine.data_parallel_size")
     if config.ray and config.endpoint:
         raise UserError("ray: an endpoint answers already; leave out `ray` or `endpoint`")
     if config.ray and not find_spec("ray"):
         raise UserError("ray: is not installed; .ci/install python3 ray")
-    task = load_task(task_name(run, config))
+    check_task(run, trained, config)
     if config.endpoint:
         check_known("sampling", config.sampling, ENDPOINT_SAMPLING)
         further = config.sampling.get("extra_body") or {}
@@ -211,55 +216,49 @@ def generate_settings(run: Run, test: Path, words: Sequence[str] = ()) -> Genera
             raise UserError("sampling.extra_body: give fields, e.g. sampling.extra_body.top_k=3")
         managed = [*OF_REQUESTS, *(["response_format"] if config.constrained else [])]
         check_managed("sampling.extra_body", further, managed)
-    if not test.exists():
-        raise UserError(f"no file {test}")
-    cases = Reader(task, on_bad_row=config.on_bad_row).read(test)
-    next(cases, None)  # a file of another format is refused at its first row
     return config
 
 
-def choose_settings(run: Run, words: Sequence[str] = ()) -> GenerateConfig:
+def choose_settings(trained: Trained, words: Sequence[str] = ()) -> GenerateConfig:
     """Read the settings of `panjue choose`: those of generation that say how a model answers."""
     for word in words:
         key = word.partition("=")[0].partition(".")[0]
         if key in NOT_CHOSEN_BY:
             raise UserError(f"{word}: `panjue choose` asks each adapter itself; leave it out")
-    config = load_section(GenerateConfig, run.config, "generate", words)
+    config = load_section(GenerateConfig, trained.run / CONFIG, "generate", words)
     if config.adapter == "none":
         raise UserError("adapter=none: asks the base alone; use merge or lora")
-    check_trained(Run(run.folder / "adapter"))
+    check_trained(trained)
     defaults = {name: GenerateConfig.model_fields[name].default for name in NOT_CHOSEN_BY}
     return config.model_copy(update=defaults)
 
 
-def task_name(run: Run, config: GenerateConfig) -> str:
-    """Return the name of the task that a run was trained for, or that its endpoint is asked."""
-    if not config.endpoint or run.result:
-        task = check_trained(run).task
+def check_task(run: Path, trained: Trained | None, config: GenerateConfig) -> None:
+    """Refuse settings that name another task than the training's, or for an endpoint none."""
+    if trained:
+        check_trained(trained)
+        task = trained.record.task
         if config.task not in (None, task):
-            raise UserError(f"task: {run.folder} was trained for {task!r}; leave out `task`")
-        return task
+            raise UserError(f"task: {run} was trained for {task!r}; leave out `task`")
+        return
+    if not config.endpoint:
+        refuse_untrained(run)
     if config.task is None:
-        raise UserError(f"task: set it, e.g. task=dialogue: nothing trained is in {run.folder}")
+        raise UserError(f"task: set it, e.g. task=dialogue: nothing trained is in {run}")
     if load_task(config.task).ask.labels is not no_labels:
         raise UserError(f"task: {config.task!r} has labels, which training collects; train first")
-    return config.task
 
 
-def check_trained(run: Run) -> RunRecord:
-    """Return the record of a training, whose prompt and labels must not have changed."""
-    record = run.record
-    folder = run.trained
-    if run.chosen and model_sha256(folder) != run.chosen.adapter_sha256:
-        way_out = f"`panjue choose {run.folder}` again, or delete {CHOSEN}"
-        raise UserError(f"{folder}: is not the adapter that was chosen; {way_out}")
+def check_trained(trained: Trained) -> None:
+    """Refuse a training whose prompt, labels or chosen adapter have changed since."""
+    record = trained.record
+    folder = trained.folder
+    refuse_other_choice(trained)
     prompt = prompt_sha256(record.task)
-    labels = sha256(folder / "labels.json")
-    if (prompt, labels) != (record.prompt_sha256, record.labels_sha256):
+    if (prompt, trained.labels_sha256) != (record.prompt_sha256, record.labels_sha256):
         changed = "prompt" if prompt != record.prompt_sha256 else "labels.json"
         raise UserError(f"{folder}: its {changed} has changed since training; restore it")
-    check_classes(load_task(record.task), load_labels(folder / "labels.json"), folder)
-    return record
+    check_classes(load_task(record.task), trained.labels, folder)
 
 
 def check_classes(task: Task, labels: Labels, folder: Path) -> None:
@@ -280,33 +279,33 @@ def server_key(host: str) -> str | None:
     return key
 
 
-def serve_settings(folder: Path, words: Sequence[str] = ()) -> tuple[ServeConfig, dict[str, Run]]:
-    """Return the settings of the server, and the runs that it serves, by their name for clients.
+def serve_settings(run: Path, words: Sequence[str] = ()) -> tuple[ServeConfig, dict[str, Trained]]:
+    """Return the settings of the server, and the trainings that it serves, by name for clients.
 
     A word `name=RUN`, whose name is no setting, names a further adapter of the same base.
     """
     settings = []
-    runs = {NAME: Run(folder)}
+    runs = {NAME: run}
     for word in words:
         key, _, value = word.partition("=")
         if key.partition(".")[0] in (NAME, *ServeConfig.model_fields):
             settings.append(word)
         elif key and value and Path(value).is_dir():
-            runs[key] = Run(Path(value))
+            runs[key] = Path(value)
         else:
             raise UserError(f"{word!r}: no run folder {value!r}, and no setting {key!r}")
-    config = load_section(ServeConfig, runs[NAME].config, "serve", settings)
+    config = load_section(ServeConfig, run / CONFIG, "serve", settings)
     server_key(config.host)
-    first = runs[NAME].record
-    for run in runs.values():
-        check_trained(run)
-        if run.record.base_sha256 == first.base_sha256:
+    trainings = {name: open_trained(folder) for name, folder in runs.items()}
+    first = trainings[NAME].record
+    for trained in trainings.values():
+        check_trained(trained)
+        if trained.record.base_sha256 == first.base_sha256:
             continue
         base = model_folder(config.base or first.base)
-        if change := base_change(run.record, base):
-            raise UserError(
-                f"{run.folder}: has another base than {folder} ({change}); start another server"
-            )
+        if change := base_change(trained.record, base):
+            other = f"has another base than {run} ({change})"
+            raise UserError(f"{trained.run}: {other}; start another server")
     if len(runs) > 1:
         config = config.model_copy(update={"adapter": "lora"})
-    return config, runs
+    return config, trainings

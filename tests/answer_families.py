@@ -15,7 +15,7 @@ from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import StructuredOutputsParams
 
-from panjue.prompts.plumbing.run import Run
+from panjue.finetune.trained import open_trained
 from panjue.prompts.reader import Reader
 from panjue.serve.ask import Budget
 from panjue.serve.engine import engine_settings
@@ -25,15 +25,16 @@ from panjue.serve.settings import DEFAULTS, GenerateConfig
 SETTINGS = {"enforce_eager": True, "max_num_seqs": 8}
 
 
-def answers(run: Run, adapter: str, cases: Path) -> dict[str, Any]:
+def answers(run: Path, adapter: str, cases: Path) -> dict[str, Any]:
     """Return the replies to eight cases, each with its schema, and how likely it is."""
-    job = make_job(run, GenerateConfig.model_validate({"adapter": adapter})).with_model()
+    config = GenerateConfig.model_validate({"adapter": adapter})
+    job = make_job(run, open_trained(run), config).with_model()
     assert job.served
     question_maker = job.question_maker()
     budget = Budget(job.budget.usual, job.budget.usual)
     questions = [question_maker.question(one) for one in islice(Reader(job.task).read(cases), 8)]
     # vLLM's linear attention on a CPU has no other type.
-    dtype = "bfloat16" if "qwen3-next" in str(run.folder) else "float32"
+    dtype = "bfloat16" if "qwen3-next" in str(run) else "float32"
     settings = {
         **DEFAULTS,
         **SETTINGS,
@@ -70,7 +71,7 @@ if __name__ == "__main__":
     for run in runs:
         for adapter in ("merge", "lora"):
             try:
-                found = answers(Run(run), adapter, cases)
+                found = answers(run, adapter, cases)
             except Exception as error:
                 found = {"error": f"{type(error).__name__}: {error}"}
             gc.collect()

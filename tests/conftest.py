@@ -22,6 +22,7 @@ from panjue.prompts.cli import main as command_line
 from panjue.prompts.plumbing.endpoint import CERTIFICATES, PROXIES
 from tests.cases import case, row, write  # noqa: F401  # fixtures of all folders
 from tests.machine import machine  # noqa: F401
+from tests.opened import generated
 from tests.served import PanjueServe
 
 # A .venv for the CPU is tested there also where there is a GPU, which would be refused.
@@ -199,9 +200,10 @@ def small() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def merged(trained: Path) -> Path:
     """Return the folder of the tiny base with its adapter folded in."""
+    from panjue.finetune.trained import open_trained
     from panjue.serve.merge import served_model
 
-    return served_model(trained / "adapter", "merge").model
+    return served_model(open_trained(trained), "merge").model
 
 
 @pytest.fixture(scope="session")
@@ -244,19 +246,13 @@ def running_engine(llm: Any) -> Iterator[list[Path]]:
 @pytest.fixture(scope="session")
 def answered(trained: Path, workshop: Path, together: Path, request: pytest.FixtureRequest) -> Path:
     """Return the folder of a finished run, answered by the model, which nobody may change."""
-    from panjue.prompts.cli_generate import generate
-    from panjue.prompts.plumbing.run import Run
-    from panjue.serve.settings import generate_settings
-
     folder = together / "answered/run"
     submission = folder / "answers/test/submission.jsonl"
     with FileLock(f"{together}/answered.lock"):
         if not submission.exists():
             shutil.copytree(trained, folder, dirs_exist_ok=True)
-            run = Run(folder)
-            test = workshop / "demo/test.jsonl"
             with answering(request.getfixturevalue("llm")):
-                generate(run, test, generate_settings(run, test, ["answer=model"]))
+                generated(folder, workshop / "demo/test.jsonl", ["answer=model"])
     return folder
 
 
@@ -300,11 +296,12 @@ def panjue(
 @pytest.fixture(scope="session")
 def question_maker(trained: Path, merged: Path, small: dict[str, Any]) -> Any:
     """Return what turns invented cases into constrained requests, with opinions."""
+    from panjue.finetune.trained import open_trained
     from panjue.prompts.task import load_task
     from panjue.serve.ask import Budget, QuestionMaker
 
     budget = Budget(small["max_tokens"], small["max_tokens"])
-    return QuestionMaker(load_task("judgment"), trained / "adapter", merged, budget)
+    return QuestionMaker(load_task("judgment"), open_trained(trained), merged, budget)
 
 
 RowsOf = Callable[..., list[dict[str, Any]]]
@@ -356,7 +353,7 @@ def panjue_serve(trained: Path) -> Iterator[Callable[..., PanjueServe]]:
     with ExitStack() as running:
 
         def start(*words: str) -> PanjueServe:
-            started = PanjueServe(trained, *words)
+            started = PanjueServe(trained, "answer=model", *words)
             running.callback(started.end)
             return started
 

@@ -8,6 +8,7 @@ from subprocess import CompletedProcess
 import pytest
 from safetensors.torch import load_file, save_file
 
+from panjue.finetune.trained import read_trained
 from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.plumbing.run import REPLACED, REPLACED_ANSWERS
 from panjue.serve.merge import WEIGHTS_FILE, served_model
@@ -199,6 +200,10 @@ def test_an_adapter_among_somebodys_files_is_merged_and_answers_without_touching
     assert contents(folder).items() >= before.items()
 
 
+def merged_of(adapter: Path) -> Path:
+    return served_model(read_trained(adapter), "merge").model
+
+
 def test_adapters_side_by_side_have_each_its_own_merge(trained: Path, tmp_path: Path) -> None:
     first = shutil.copytree(trained / "adapter", tmp_path / "first")
     second = shutil.copytree(trained / "adapter", tmp_path / "second")
@@ -206,14 +211,14 @@ def test_adapters_side_by_side_have_each_its_own_merge(trained: Path, tmp_path: 
     changed = {key: value + 0.01 for key, value in weights.items()}
     save_file(changed, second / WEIGHTS_FILE, {"format": "pt"})
     hashes = [model_sha256(first), model_sha256(second)]
-    models = [served_model(adapter, "merge").model for adapter in (first, second)]
+    models = [merged_of(adapter) for adapter in (first, second)]
     made = [(model / "model.safetensors").read_bytes() for model in models]
     assert made[0] != made[1]
-    assert [served_model(adapter, "merge").model for adapter in (first, second)] == models
+    assert [merged_of(adapter) for adapter in (first, second)] == models
     assert [(model / "model.safetensors").read_bytes() for model in models] == made
     assert [model_sha256(first), model_sha256(second)] == hashes
     shutil.move(models[0], tmp_path / "merged")
-    assert served_model(first, "merge").model == tmp_path / "merged", "as version 0.4 has made it"
+    assert merged_of(first) == tmp_path / "merged", "as version 0.4 has made it"
 
 
 def test_every_command_can_be_repeated_also_into_a_link(

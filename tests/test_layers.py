@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 MAY_IMPORT: dict[str, set[str]] = {
     "prompts": set(),
     "finetune": {"prompts"},
-    "serve": {"prompts", "finetune", "eval"},
+    "serve": {"prompts", "finetune"},
     "eval": {"prompts", "finetune", "serve"},
 }
 HEAVY = {"torch", "transformers", "trl", "peft", "vllm", "lightgbm", "sklearn", "scipy.optimize"}
@@ -63,18 +63,12 @@ def test_a_room_imports_only_what_it_may(room: str) -> None:
             assert all(name.startswith("panjue.prompts.plumbing.") for name in ours), path
 
 
-def test_what_the_command_line_loads_by_name_is_there() -> None:
-    tree = ast.parse((ROOT / "prompts/cli.py").read_text("utf-8"))
-    calls = [
-        [ast.literal_eval(word) for word in node.args]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "_load"
-    ]
-    assert calls
-    for module, name in calls:
-        path = ROOT / f"{module.replace('.', '/')}.py"
-        top = ast.parse(path.read_text("utf-8")).body
-        assert name in {node.name for node in top if isinstance(node, ast.FunctionDef)}, path
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_the_reading_order_of_a_folder_names_all_its_files(room: str) -> None:
+    order = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text("utf-8"))) or ""
+    named = set(re.findall(r"\b\w+\.py\b", order))
+    files = {path.name for path in (ROOT / room).glob("*.py")} - {"__init__.py"}
+    assert files <= named, files - named
 
 
 def test_contract_scoring_and_settings_stay_light() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from panjue.prompts.plumbing.files import read_json, sha256
-from panjue.prompts.plumbing.run import Choice
+from panjue.prompts.plumbing.records import Choice, if_any
 from tests.served import PanjueServe
 
 Panjue = Callable[..., CompletedProcess[str]]
@@ -101,4 +101,4 @@ def test_a_choice_of_0_4_is_not_read_as_one_of_today(old: Path) -> None:
     assert not (folder.parent / "held-out").exists()
     assert os.listdir(folder)
     with pytest.raises(Exception, match=r"choice\.json: .*; delete it"):
-        Choice.read(folder)
+        if_any(Choice, folder / "choice.json")

@@ -17,6 +17,10 @@ TINY = 1e-9
 UNSURE = 1e-6
 """No confidence in an answer counts as less, and none as closer to 1."""
 
+LEAST_SCALE = 0.1
+"""The least scale of a confidence's log-odds: doubt is never thrown away. Without it a chance of
+1e-6 and one of .999 may both become .9965, where the model was right on nearly all cases."""
+
 UNSCALED = (1.0, 0.0)
 """The scale and shift that change nothing."""
 
@@ -24,7 +28,11 @@ FOLDS = 4
 
 
 def platt(
-    logits: NDArray[Any], is_right: NDArray[np.bool_], weights: NDArray[Any] | None = None
+    logits: NDArray[Any],
+    is_right: NDArray[np.bool_],
+    weights: NDArray[Any] | None = None,
+    *,
+    least_scale: float = 0.0,
 ) -> tuple[float, float]:
     """Return the scale, which is positive, and shift of logits with the lowest log loss.
 
@@ -35,6 +43,7 @@ def platt(
         logits: Scores, of any shape.
         is_right: Of the same shape.
         weights: Of the same shape, if the logits do not count alike.
+        least_scale: No scale below it is looked for.
     """
     from scipy.optimize import minimize  # takes half a second, and answering needs none
 
@@ -48,13 +57,13 @@ def platt(
 
     def loss(parameters: NDArray[Any]) -> float:
         log_scale, shift = parameters
-        scaled_logits = logits * np.exp(log_scale) + shift
+        scaled_logits = logits * max(np.exp(log_scale), least_scale) + shift
         if_right = np.logaddexp(0, -scaled_logits)
         if_wrong = np.logaddexp(0, scaled_logits)
         return float(np.average(targets * if_right + (1 - targets) * if_wrong, weights=weights))
 
     log_scale, shift = minimize(loss, np.zeros(2), method="Nelder-Mead").x
-    return float(np.exp(log_scale)), float(shift)
+    return max(float(np.exp(log_scale)), least_scale), float(shift)
 
 
 def temperature(scores: NDArray[Any], gold: NDArray[np.bool_]) -> float:
@@ -120,7 +129,7 @@ def calibration_of(
             continue
         believed = np.array([chance for chance, _ in group])
         correct = np.array([is_right for _, is_right in group])
-        calibration[name][agreement] = platt(log_odds(believed), correct)
+        calibration[name][agreement] = platt(log_odds(believed), correct, least_scale=LEAST_SCALE)
     return dict(calibration)
 
 

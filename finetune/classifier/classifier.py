@@ -23,9 +23,9 @@ from panjue.finetune.classifier.trees import (
     load_trees,
 )
 from panjue.prompts.example import Example, LabelFields
-from panjue.prompts.model import CLASSIFIER, has_classifier
+from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump, read_json, sha256
+from panjue.prompts.plumbing.files import dump, sha256
 from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.task import Task
 
@@ -123,12 +123,9 @@ class Classifier:
         np.savez_compressed(path, allow_pickle=False, **arrays)
 
 
-def load_classifier(trained: Path, task: Task) -> Classifier | None:
-    """Return the classifier of an adapter or model; None if its training made none."""
-    if not has_classifier(trained):
-        return None
+def load_classifier(trained: Path, digest: str, task: Task) -> Classifier:
+    """Return the classifier of an adapter or model, whose record has this hash of its file."""
     path = trained / CLASSIFIER
-    digest = read_json(trained / "manifest.json")["classifier_sha256"]
     if not path.exists() or sha256(path) != digest:
         raise UserError(
             f"{path}: is missing, or is not what the training wrote; restore it, or train again"

@@ -22,7 +22,7 @@ from panjue.finetune.classifier.label_sets import (
 )
 from panjue.prompts.example import Answer, Decoded, Example, LabelFields, first_reply, is_same
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.run import Choice
+from panjue.prompts.plumbing.records import Choice
 from panjue.prompts.task import Task
 
 SHOWN_FROM = 0.08
@@ -190,8 +190,7 @@ class Advisor:
 
 def by_choice(advisor: Advisor, choice: Choice) -> Advisor:
     """Return the advisor of a choice: it answers its fields, and confidences are calibrated."""
-    fields = choice.fields.items()
-    own = [name for name, of_field in fields if of_field.answered_by == "classifier"]
+    own = [name for name, who in choice.answered_by.items() if who == "classifier"]
     return replace(advisor, answers=own, calibration=choice.calibration)
 
 
@@ -217,10 +216,9 @@ def read_answer(
     return FinalAnswer(decoded, answer, opinions, advisor.confidence(of_model, answer, opinions))
 
 
-def load_advisor(trained: Path, task: Task, labels: Labels) -> Advisor | None:
-    """Return the advisor of an adapter or model; None if its training fitted no classifier."""
-    classifier = load_classifier(trained, task)
-    return Advisor(task, labels, classifier) if classifier else None
+def load_advisor(trained: Path, digest: str, task: Task, labels: Labels) -> Advisor:
+    """Return the advisor of an adapter or model, whose record has this hash of its classifier."""
+    return Advisor(task, labels, load_classifier(trained, digest, task))
 
 
 def case_key(example: Example) -> str:

@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from fcntl import LOCK_NB, LOCK_SH, flock
 from glob import escape
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -16,7 +17,13 @@ from uuid import uuid4
 from filelock import FileLock, Timeout
 
 from panjue.prompts.plumbing.errors import Unreadable, UserError
-from panjue.prompts.plumbing.ours import IsOurs, followed, lies_in_ours, refuse_foreign
+from panjue.prompts.plumbing.ours import (
+    IsOurs,
+    followed,
+    lies_in_ours,
+    record_bytes,
+    refuse_foreign,
+)
 
 Json = Any
 """A value that `json` reads: an object, a list, a text, a number, true, false or None."""
@@ -283,6 +290,16 @@ def read_object(path: Path) -> dict[str, Json]:
         return as_object(value)
 
 
+def read_record(path: Path) -> dict[str, Json]:
+    """Return the object of a record, whose file is read once as long as it stays the same."""
+    try:
+        raw = record_bytes(path)
+    except OSError as error:
+        raise Unreadable(f"{path}: {error.strerror}") from None
+    with located(str(path)):
+        return as_object(parse_json(raw))
+
+
 @contextmanager
 def stream(path: Path) -> Iterator[IO[str]]:
     """Open an append-only JSONL stream; first drop an incomplete last line of a killed process."""
@@ -353,6 +370,27 @@ def _short(value: Json) -> str:
     return f"{text[:12]}…{text[-12:]}"
 
 
+@contextmanager
+def shared_lock(folder: Path) -> Iterator[None]:
+    """Keep those out who want a folder's `exclusive_lock` while the block reads there.
+
+    Others may read too. Whoever holds the folder is waited for, in a line.
+    """
+    with (folder / ".lock").open("ab") as file:
+        try:
+            flock(file, LOCK_SH | LOCK_NB)
+        except BlockingIOError:
+            say_waiting(folder)
+            flock(file, LOCK_SH)
+        except OSError:
+            pass  # a network file system without locks: then there is none
+        yield
+
+
+def say_waiting(folder: Path) -> None:
+    print(f"waiting for another process of panjue at work in {folder}", flush=True)
+
+
 LOCK_TIMEOUT_S = 1.0
 """A killed process, or a worker that it has just forked, may hold the lock for about this time."""
 
@@ -369,17 +407,21 @@ def exclusive_lock(
     Args:
         folder: It is made if it does not exist.
         name: Of the lock's file; a lock for a part of the folder has a name of its own.
-        wait: Wait for the other process; otherwise that is an error.
+        wait: Wait for the other process, and say so; otherwise that is an error.
         other: The setting that chooses another folder, such as `run=FOLDER`, for this error.
     """
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.resolve() / name, fallback_to_soft=False, is_singleton=True)
     try:
-        lock.acquire(timeout=-1 if wait else LOCK_TIMEOUT_S)
+        lock.acquire(timeout=LOCK_TIMEOUT_S)
     except Timeout:
-        way_out = f"wait for it, stop it, or choose another {other}" if other else "wait for it"
-        raise UserError(f"{folder}: another process is at work there; {way_out}") from None
+        if not wait:
+            way_out = f"wait for it, stop it, or choose another {other}" if other else "wait for it"
+            problem = "another process is at work there"
+            raise UserError(f"{folder}: {problem}; {way_out}") from None
+        say_waiting(folder)
+        lock.acquire()
     except OSError as error:  # a network file system without locks: then there is none
         if error.filename:
             raise

@@ -6,7 +6,9 @@ user names the place, only its content counts: earlier scores, an earlier page, 
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 
 from panjue.prompts.plumbing.errors import UserError
@@ -22,16 +24,16 @@ RECORD_KEYS = {
 
 
 def has_record(folder: Path) -> bool:
-    return any(keys <= _keys(folder / name) for name, keys in RECORD_KEYS.items())
+    return any(keys <= record_keys(folder / name) for name, keys in RECORD_KEYS.items())
 
 
 def is_base(folder: Path) -> bool:
     """Say whether a folder has an untrained model that `panjue base` made."""
-    return RECORD_KEYS["start.json"] <= _keys(folder / "start.json")
+    return RECORD_KEYS["start.json"] <= record_keys(folder / "start.json")
 
 
 def are_scores(path: Path) -> bool:
-    return {"examples", "missing"} <= _keys(path)
+    return {"examples", "missing"} <= record_keys(path)
 
 
 def lies_in_ours(path: Path) -> bool:
@@ -81,12 +83,30 @@ def check_output(path: Path | None) -> None:
     refuse_foreign(path, are_scores, other)
 
 
-def _keys(path: Path) -> set[str]:
+def record_keys(path: Path) -> set[str]:
     """Return the keys of the JSON object in a file; none if it is anything else."""
     if not path.is_file():
         return set()
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(record_bytes(path))
     except (OSError, ValueError, RecursionError):
         return set()
     return set(value) if isinstance(value, dict) else set()
+
+
+TICK_NS = 50_000_000
+"""Within one tick of the clock that dates files (4 to 10 ms) a file may be written twice."""
+
+
+def record_bytes(path: Path) -> bytes:
+    """Return the content of a record; as long as the file stays the same it is read once."""
+    found = path.stat()
+    if time.time_ns() - found.st_ctime_ns < TICK_NS:
+        return path.read_bytes()
+    return _bytes_of(os.path.abspath(path), found.st_ino, found.st_size, found.st_ctime_ns)
+
+
+@lru_cache(maxsize=256)
+def _bytes_of(path: str, *_file: int) -> bytes:
+    """Return the content of the file that these numbers describe."""
+    return Path(path).read_bytes()

@@ -3,10 +3,10 @@
 import json
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,16 +28,17 @@ from panjue.prompts.plumbing.files import (
 
 def case_rows(path: Path) -> Iterator[FileRow]:
     """Yield the rows of a file of cases: JSON lines, as `lines` reads them, or one JSON list."""
-    if _is_one_list(path):
+    numbered = lines(path)
+    first_two = list(islice(numbered, 2))
+    if _is_one_list([raw for _, raw in first_two]):
         yield from list_rows(path)
-    else:
-        for number, raw in lines(path):
-            yield number, partial(parse_row, raw)
+        return
+    for number, raw in chain(first_two, numbered):
+        yield number, partial(parse_row, raw)
 
 
-def _is_one_list(path: Path) -> bool:
+def _is_one_list(first_two: Sequence[bytes]) -> bool:
     """Say whether a file is one JSON list, and not lines of which the first is a list."""
-    first_two = [raw for _, raw in islice(lines(path), 2)]
     if not first_two or not first_two[0].lstrip().startswith(b"["):
         return False
     try:

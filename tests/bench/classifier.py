@@ -23,16 +23,13 @@ Predictions = list[list[dict[str, dict[str, float]]]]
 WORKER = f"""
 import json, sys, time
 from pathlib import Path
-from panjue.finetune.classifier.opinions import load_advisor
-from panjue.prompts.labels import load_labels
-from panjue.prompts.plumbing.run import Run
+from panjue.finetune.trained import open_trained
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
-run, cases, way = Run(Path(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
-task = load_task(run.record.task)
-labels = load_labels(run.trained / "labels.json")
-classifier = load_advisor(run.trained, task, labels).classifier
+trained, cases, way = open_trained(Path(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
+task = load_task(trained.record.task)
+classifier = trained.advisor(task).classifier
 examples = [one for one in Reader(task).read(cases) if len(one.names) == {PERSONS}]
 for _ in sys.stdin:
     began = time.process_time()

@@ -14,12 +14,10 @@ from typing import Any
 
 import torch
 
-from panjue.prompts.plumbing.run import Run
 from panjue.serve.ask import Budget, Request, row
 from panjue.serve.engine import Engine, RequestOutput, engine
-from panjue.serve.job import make_job
-from panjue.serve.settings import GenerateConfig
 from tests.bench.common import askable, compare, parser
+from tests.opened import job_of
 
 # Without prefix cache: every round must do all the work again.
 SETTINGS: dict[str, Any] = {"enable_prefix_caching": False}
@@ -32,7 +30,7 @@ def main() -> None:
     options = parser(__doc__, "trained", "cases")
     options.add_argument("--limit", type=int, default=64)
     given = options.parse_args()
-    job = make_job(Run(given.trained), GenerateConfig.model_validate({})).with_model()
+    job = job_of(given.trained).with_model()
     assert job.served
     pairs = askable(job.question_maker(), given.cases, given.limit)
     own = [Request(example.id, question, {}) for example, question in pairs]

@@ -32,11 +32,11 @@ from jsonschema import Draft202012Validator
 from rich.console import Console
 from rich.table import Table
 
+from panjue.finetune.trained import Trained, open_trained
 from panjue.prompts.example import Example
 from panjue.prompts.labels import load_labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.files import dump, read_lines, read_object
-from panjue.prompts.plumbing.run import Run
 from panjue.prompts.reader import Reader
 from panjue.prompts.render import prompt_ids, render, reply_ids
 from panjue.prompts.task import load_task
@@ -105,7 +105,7 @@ class Bench:
     """What all programs get."""
 
     folder: Path
-    run: Run
+    trained: Trained
     base: Path
     train: list[Example]
     test: list[Example]
@@ -253,7 +253,7 @@ def train_swift(bench: Bench) -> float:
 
 def answer_panjue(bench: Bench) -> list[str]:
     run = bench.new("panjue-answers")
-    shutil.copytree(bench.run.trained, run / "adapter")
+    shutil.copytree(bench.trained.folder, run / "adapter")
     bench.command(
         *("panjue", "panjue", "generate", run, bench.folder / "test.jsonl", "answer=model"),
         *("engine.dtype=bfloat16", f"engine.max_num_seqs={ANSWERED_TOGETHER}"),
@@ -267,7 +267,7 @@ def answer_factory(bench: Bench) -> list[str]:
     out = bench.new("factory-answers")
     factory(
         bench,
-        adapter_name_or_path=str(bench.run.trained),
+        adapter_name_or_path=str(bench.trained.folder),
         do_predict=True,
         predict_with_generate=True,
         eval_dataset="test",
@@ -297,7 +297,7 @@ def swift_replies(bench: Bench, peer: str, *engine: object) -> list[str]:
     out = bench.new("swift-answers.jsonl")
     swift(
         bench,
-        *(peer, "infer", "--adapters", bench.run.trained, *engine, "--temperature", 0),
+        *(peer, "infer", "--adapters", bench.trained.folder, *engine, "--temperature", 0),
         *("--val_dataset", bench.folder / "data/test.jsonl", "--result_path", out),
         *("--max_new_tokens", MAX_REPLY),
     )
@@ -370,7 +370,7 @@ def show(bench: Bench, stage: str, result: str) -> None:
 
 def valid(bench: Bench, replies: list[str]) -> int:
     """Return how many replies are JSON by the schema of their case."""
-    labels = load_labels(bench.run.trained / "labels.json")
+    labels = load_labels(bench.trained.folder / "labels.json")
     count = 0
     for example, reply in zip(bench.test, replies, strict=True):
         schema = Draft202012Validator(TASK.ask.schema(example, labels))
@@ -385,8 +385,8 @@ def prepare(given: argparse.Namespace) -> Bench:
     (folder / "data").mkdir(parents=True, exist_ok=True)
     for peer, packages in PEERS.items():
         install(folder / peer, packages)
-    run = Run(given.run.absolute())
-    base = Path(run.record.base).absolute()
+    trained = open_trained(given.run.absolute())
+    base = Path(trained.record.base).absolute()
     tokenizer = load_tokenizer(base)
 
     def tokens(example: Example) -> int:
@@ -401,7 +401,7 @@ def prepare(given: argparse.Namespace) -> Bench:
     test = first(given.test_cases, given.test)
     write_cases(folder, "train", given.train_cases, train)
     write_cases(folder, "test", given.test_cases, test)
-    return Bench(folder, run, base, train, test, sum(map(tokens, train)))
+    return Bench(folder, trained, base, train, test, sum(map(tokens, train)))
 
 
 def install(place: Path, packages: tuple[str, ...]) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 
 from panjue.prompts.plumbing.files import dump, read_lines, sha256
-from panjue.prompts.plumbing.run import Answers
 from panjue.serve.answers import open_answers
 from tests.bench.common import compare, parser
 
@@ -50,9 +49,9 @@ def write_files(answers: Path, folder: Path, count: int) -> tuple[Path, Path]:
     run = open_answers(answers)
     cases = folder / "cases.jsonl"
     result = folder / "run/answers/cases"
-    trained = run.answers.trained
+    trained = run.trained
     assert trained, "a training answered"
-    shutil.copytree(trained, folder / "run/adapter")
+    shutil.copytree(trained.folder, folder / "run/adapter")
     shutil.copytree(run.folder, result, ignore=shutil.ignore_patterns(*OWN))
     rows = [row for _, row in read_lines(run.folder / "completions.jsonl")]
     by_id = {row["id"]: row for row in rows}
@@ -70,7 +69,7 @@ def write_files(answers: Path, folder: Path, count: int) -> tuple[Path, Path]:
         "test_sha256": sha256(cases),
         "trained": str((folder / "run/adapter").resolve()),
     }
-    Answers(run.folder).record.model_copy(update=changed).write(result)
+    run.record.model_copy(update=changed).write(result)
     return cases, result
 
 

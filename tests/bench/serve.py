@@ -22,7 +22,7 @@ import aiohttp
 import httpx
 import torch
 
-from panjue.prompts.plumbing.run import Run
+from panjue.finetune.trained import open_trained
 from panjue.serve.ask import Question
 from panjue.serve.judge import ServedRun
 from panjue.serve.settings import BACKEND, NAME, ServeConfig
@@ -42,7 +42,7 @@ def main() -> None:
     options.add_argument("--clients", type=int, default=64)
     options.add_argument("--seconds", type=float, default=60)
     given = options.parse_args()
-    served = ServedRun(Run(given.run), ServeConfig.model_validate({}))
+    served = ServedRun(open_trained(given.run), ServeConfig.model_validate({}))
     pairs = askable(served.question_maker, given.cases, 64)
     cases = [{"fact": example.text, "defendants": list(example.names)} for example, _ in pairs]
     prompts = [plain_request(question) for _, question in pairs]

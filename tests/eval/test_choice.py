@@ -6,19 +6,20 @@ from typing import Any
 
 import pytest
 
-from panjue.eval.choice import choice_lines, choose, row_of_reply
+from panjue.eval.choice import best_by_field, choice_lines, row_of_reply
 from panjue.eval.report import page_data
 from panjue.finetune.classifier.classifier import Classifier
+from panjue.finetune.trained import keep_choice, read_trained
 from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
-from panjue.prompts.plumbing.run import AnsweredBy, Choice
+from panjue.prompts.plumbing.records import AnsweredBy, Choice, model_less_classifier
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from panjue.serve.answers import open_answers
-from panjue.serve.decoding import decode_answers
+from panjue.serve.answers import asked_otherwise, open_answers
+from tests.opened import decoded
 from tests.records import Row, Write, believing, write_answers, write_training
 
 TASK = load_task("judgment")
@@ -54,12 +55,16 @@ def chosen(held_out: Path, article: str = "264", penalty: int = 13, **training: 
     write_training(adapter, believing(TASK, one), **training)
     record = read_json(held_out / "manifest.json")
     write_json(held_out / "manifest.json", {**record, "trained_sha256": model_sha256(adapter)})
-    decode_answers(held_out, "model")
-    return choose(held_out)
+    decoded(held_out, "model")
+    answered = open_answers(held_out)
+    choice = best_by_field(answered)
+    assert answered.trained
+    keep_choice(answered.trained, choice)
+    return choice
 
 
-def who_answers(choice: Choice) -> dict[str, AnsweredBy]:
-    return {name: of_field.answered_by for name, of_field in choice.fields.items()}
+def trained_sha256(answers: Path) -> str:
+    return str(read_json(answers / "manifest.json")["trained_sha256"])
 
 
 @pytest.mark.parametrize(
@@ -77,26 +82,27 @@ def test_the_better_one_answers_each_field(
     better: dict[str, AnsweredBy],
 ) -> None:
     choice = chosen(held_out, article, penalty)
-    assert who_answers(choice) == better, "of two that are equal the model answers"
+    assert choice.answered_by == better, "of two that are equal the model answers"
     assert (choice.cases, choice.counted) == (10, 10)
-    found = choice.fields["articles"]
-    assert (found.metric, found.model, found.classifier) == ("article_f1", *articles)
-    assert choice.fields["penalty"].classifier == float(penalty == 13)
+    assert choice.best["articles"].metric == "article_f1"
+    assert tuple(choice.score("articles", who) for who in choice.candidates) == articles
+    assert choice.score("penalty", "classifier") == float(penalty == 13)
 
 
-def test_the_choice_lies_beside_the_answers_with_intervals_worked_by_hand(held_out: Path) -> None:
+def test_the_choice_lies_beside_the_weights_with_intervals_worked_by_hand(held_out: Path) -> None:
     choice = chosen(held_out)
-    assert Choice.read(held_out) == choice
+    assert read_trained(held_out.parents[1] / "adapter").choices == (choice,)
+    assert model_sha256(held_out.parents[1] / "adapter") == trained_sha256(held_out)
     # The model loses 1 on five of ten: a mean of 0.5 with a standard error of 0.5 / √10.
     error = 1.96 * 0.5 / 10**0.5
-    articles = choice.fields["articles"]
-    assert (articles.low, articles.high) == pytest.approx((-0.5 - error, -0.5 + error), abs=0.06)
+    _, low, high = model_less_classifier(choice.best["articles"])
+    assert (low, high) == pytest.approx((-0.5 - error, -0.5 + error), abs=0.06)
     first, _, said, _, warning = choice_lines(choice)
     assert first == "10 held-out cases compare model and text classifier; all count"
     assert said.startswith(
         "  articles: article_f1 model 0.5000, text classifier 1.0000 (difference -0.5000, 95% "
     )
-    assert said.endswith(f"interval {articles.low:+.4f} to {articles.high:+.4f}): classifier")
+    assert said.endswith(f"interval {low:+.4f} to {high:+.4f}): classifier")
     assert warning == "  under 30 cases count: who is better there may be luck"
 
 
@@ -104,8 +110,8 @@ def test_a_reply_that_cannot_be_read_counts_as_empty(held_out: Path, write: Writ
     """The classifier fills it in, but that is not what the model can."""
     write(COMPLETIONS, REFUSED)
     choice = chosen(held_out)
-    assert [of_field.model for of_field in choice.fields.values()] == [0, 0, 0]
-    assert set(who_answers(choice).values()) == {"classifier"}
+    assert [choice.score(name, "model") for name in choice.best] == [0, 0, 0]
+    assert set(choice.answered_by.values()) == {"classifier"}
     assert choice.calibration == {}, "the model itself has answered nothing"
 
 
@@ -139,7 +145,7 @@ def test_opinions_that_rows_keep_are_not_computed_again(
         rows.append({**row, "opinions": list(map(vars, advisor.opinions(example)))})
     write(COMPLETIONS, rows)
     monkeypatch.setattr(Classifier, "probabilities", None)  # whoever calls it fails
-    assert choose(held_out) == choice
+    assert best_by_field(open_answers(held_out)) == choice
     report = page_data(open_answers(held_out))
     assert report.agreements["articles"] == {"agree, right": 10, "differ, classifier right": 10}
     assert report.scores
@@ -180,30 +186,86 @@ def test_each_field_is_answered_by_whom_the_choice_names(held_out: Path, answere
     """The model has every other article wrong, the classifier all penalties."""
     chosen(held_out, penalty=8)
     made_alike(answered, held_out)
-    tally = decode_answers(answered)
+    tally = decoded(answered)
     right = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": 13}
     assert [{**one, "name": ""} for one in submission_of(answered)] == [{**right, "name": ""}] * 20
     assert [*tally.lines()][-1] == (
         "charges: model (1.00, classifier 1.00); articles: classifier (1.00, model .50); "
         "penalty: model (1.00, classifier .00)"
     )
-    decode_answers(answered, "model")
+    decoded(answered, "model")
     assert [one["articles"] for one in submission_of(answered)][2:4] == [["266"], ["266"]]
-    decode_answers(answered, "classifier")
+    decoded(answered, "classifier")
     assert {one["penalty"] for one in submission_of(answered)} == {8}
 
 
-def test_answers_made_in_another_way_have_no_choice(held_out: Path, answered: Path) -> None:
-    chosen(held_out, penalty=8)
+def test_the_choice_of_answers_made_in_the_same_way_counts_first(
+    held_out: Path, answered: Path
+) -> None:
+    """Else the newest of the same training, but none of replies without a schema."""
+    own = chosen(held_out, penalty=8)
     made_alike(answered, held_out)
+    trained = read_trained(held_out.parents[1] / "adapter")
+    free = own.model_copy(update={"asked": {**own.asked, "constrained": False}})
+    seeded = own.model_copy(update={"asked": {**own.asked, "seed": 1}})
+    for choice in (free, seeded):
+        keep_choice(trained, choice)
+    assert open_answers(answered).choice == own
     record = read_json(answered / "manifest.json")
     write_json(answered / "manifest.json", {**record, "sampling": {"temperature": 0.5}})
-    assert [*decode_answers(answered).lines()][-1] == "answered by the model"
+    opened = open_answers(answered)
+    assert opened.choice == seeded
+    assert (
+        asked_otherwise(seeded, opened.record) == "seed: 1 -> 0; sampling.temperature: null -> 0.5"
+    )
+    write_json(answered / "manifest.json", {**record, "constrained": False, "seed": 3})
+    assert open_answers(answered).choice == free
+
+
+def test_where_nobody_has_decided_an_earlier_decoding_says_who_answers(
+    held_out: Path, answered: Path
+) -> None:
+    """Held-out answers may be deleted; what is lost with the choice is never the model's."""
+    chosen(held_out, penalty=8)
+    made_alike(answered, held_out)
+    said = [*decoded(answered).lines()][-1]
+    submission = (answered / "submission.jsonl").read_bytes()
+    shutil.rmtree(held_out)
+    assert [*decoded(answered).lines()][-1] == said
+    (held_out.parents[1] / "adapter/choice.json").unlink()
+    assert decoded(answered).by_field["articles"] == "classifier"
+    assert (answered / "submission.jsonl").read_bytes() == submission
     (answered / "decode.json").unlink()
-    own = shutil.copytree(held_out, held_out.with_name("held-out-test"))
-    write_json(own / "manifest.json", {**record, "test": str(held_out.parents[2] / "cases.jsonl")})
-    write_json(answered / "manifest.json", record)
-    assert "articles: classifier" in [*decode_answers(answered).lines()][-1], "that of its name"
+    with pytest.raises(UserError, match=r"nobody has decided who answers, .* answer=classifier$"):
+        decoded(answered)
+    decoded(answered, "model")
+
+
+def test_a_choice_that_a_version_before_0_5_made_lies_beside_the_answers(
+    held_out: Path, answered: Path
+) -> None:
+    own = chosen(held_out, penalty=8)
+    made_alike(answered, held_out)
+    record = read_json(held_out / "manifest.json")
+    write_json(held_out / "manifest.json", {**record, "held_out": True})
+    (held_out.parents[1] / "adapter/choice.json").unlink()
+    fields = {}
+    for name, best in own.best.items():
+        mean, low, high = model_less_classifier(best)
+        scores = {who: own.score(name, who) for who in own.candidates}
+        assert mean == pytest.approx(scores["model"] - scores["classifier"])
+        ends = {"low": low, "high": high, "metric": best.metric}
+        fields[name] = {"answered_by": best.candidate, **scores, **ends}
+    old = {"cases": 10, "counted": 10, "fields": fields, "calibration": own.calibration}
+    write_json(held_out / "choice.json", old)
+    found = open_answers(answered)
+    assert found.choice
+    assert found.choice.answered_by == own.answered_by
+    assert found.choice.texts == own.texts
+    assert found.trained
+    keep_choice(found.trained, found.choice)
+    shutil.rmtree(held_out)
+    assert open_answers(answered).choice == found.choice, "it lies with the weights now"
 
 
 def test_another_answer_replaces_the_submission_and_what_was_made_from_it(
@@ -211,16 +273,16 @@ def test_another_answer_replaces_the_submission_and_what_was_made_from_it(
 ) -> None:
     chosen(held_out, penalty=8)
     made_alike(answered, held_out)
-    decode_answers(answered)
+    decoded(answered)
     for name in ("scores.json", "report.html"):
         (answered / name).write_text("{}", "utf-8")
-    assert not decode_answers(answered).replaced
+    assert not decoded(answered).replaced
     assert (answered / "scores.json").exists(), "they are of the same answers"
-    replaced = decode_answers(answered, "classifier").replaced
+    replaced = decoded(answered, "classifier").replaced
     assert replaced.startswith("was charges: model (1.00, ")
     assert replaced.endswith("; deleted scores.json, report.html, made from it")
     assert not (answered / "scores.json").exists()
-    again = decode_answers(answered)
+    again = decoded(answered)
     assert [*again.lines()][-1] == "answered by the text classifier, as answer=classifier says"
 
 
@@ -231,11 +293,11 @@ def test_where_the_model_was_not_asked_it_cannot_answer(held_out: Path, answered
     record = read_json(answered / "manifest.json")
     write_json(answered / "manifest.json", {**record, "asked": False})
     with pytest.raises(UserError, match=r"the model was never asked, .* answer=model`$"):
-        decode_answers(answered, "model")
-    decode_answers(answered, "classifier")
+        decoded(answered, "model")
+    decoded(answered, "classifier")
     write_json(answered / "manifest.json", {**record, "asked": True})
     with pytest.raises(UserError, match=r"completions\.jsonl: No such file"):
-        decode_answers(answered, "model")
+        decoded(answered, "model")
 
 
 def test_the_confidence_in_the_model_is_calibrated_by_held_out_cases(
@@ -245,14 +307,14 @@ def test_the_confidence_in_the_model_is_calibrated_by_held_out_cases(
     chosen(held_out, penalty=8)  # the model is right throughout, the classifier nowhere
     made_alike(answered, held_out)
     assert confidences_of(held_out, "penalty") == pytest.approx([0] * 20, abs=1e-5)
-    decode_answers(held_out, "model")
+    decoded(held_out, "model")
     assert confidences_of(held_out, "penalty") == pytest.approx([0] * 20, abs=1e-5), "its own"
-    decode_answers(answered)
+    decoded(answered)
     assert confidences_of(answered, "penalty") == [pytest.approx(21 / 22, abs=1e-3)] * 20
     same = read_json(held_out / "manifest.json")
-    record = {**same, "test": str(held_out.parents[2] / "cases.jsonl")}
+    record = {**same, "test": str(held_out.parents[2] / "cases.jsonl"), "held_out": False}
     write_json(answered / "manifest.json", record)
-    decode_answers(answered)
+    decoded(answered)
     assert confidences_of(answered, "penalty") == pytest.approx([0] * 20, abs=1e-5), (
         "the calibration was made of these very cases"
     )
@@ -260,6 +322,6 @@ def test_the_confidence_in_the_model_is_calibrated_by_held_out_cases(
 
 def test_persons_whose_charge_never_stood_with_their_articles_are_counted(held_out: Path) -> None:
     chosen(held_out)
-    tally = decode_answers(held_out)
+    tally = decoded(held_out)
     assert tally.unpaired == 10, "every other case has two persons with the article of fraud"
     assert "10 persons have a charge that never stood with their articles" in tally.lines()

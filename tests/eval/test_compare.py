@@ -171,6 +171,7 @@ def test_runs_that_were_asked_different_things_cannot_be_compared(
     runs: tuple[Path, Path], change: dict[str, str], told: str
 ) -> None:
     first = open_answers(runs[0])
-    second = replace(first, record=first.record.model_copy(update=change))
+    other = replace(first.answers, record=first.record.model_copy(update=change))
+    second = replace(first, answers=other)
     with pytest.raises(UserError, match=told):
         check_runs(first, second)

@@ -18,14 +18,15 @@ from panjue.eval.agreement import AGREEMENTS, NO_REPLY, agreement
 from panjue.eval.report import page, page_data
 from panjue.eval.shown import items_of
 from panjue.prompts.example import Example
+from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
-from panjue.prompts.plumbing.run import TrainingSummary
+from panjue.prompts.plumbing.records import TrainingSummary
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.metrics import Item, same
-from panjue.serve.answers import OpenedAnswers, check_complete, open_answers
+from panjue.serve.answers import Answered, check_complete, open_answers
 from tests.records import TRAINED, Row, Write, write_answers
 
 TASK = load_task("judgment")
@@ -86,7 +87,7 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
             return answer
 
         advisor = SimpleNamespace(opinions=lambda *_: [], alone=alone)
-        monkeypatch.setattr(OpenedAnswers, "advisor", lambda _: advisor)
+        monkeypatch.setattr(Answered, "advisor", lambda _: advisor)
 
     return by
 
@@ -135,8 +136,10 @@ def of_training(hostile: Path, tmp_path: Path) -> Path:
     )
     write_json(run / "training.json", summary.model_dump())
     change_json(hostile / "manifest.json", trained=str(run / "adapter"))
-    held_out = tmp_path / "held-out"
-    write_json(held_out / "manifest.json", read_json(hostile / "manifest.json"))
+    held_out = run / "answers/held-out"
+    record = {**read_json(hostile / "manifest.json"), "held_out": True}
+    record["trained_sha256"] = model_sha256(run / "adapter")
+    write_json(held_out / "manifest.json", record)
     of_field = {"metric": "charge_f1", "model": 0.5, "classifier": 0.75, "low": -0.5, "high": 0.125}
     fields = {"charges": {**of_field, "answered_by": "classifier"}}
     choice = {"cases": 40, "counted": 40, "fields": fields, "calibration": {}}

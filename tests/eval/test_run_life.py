@@ -23,7 +23,8 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, sha256
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from panjue.serve.decoding import decode_answers
+from panjue.serve.answers import open_answers
+from tests.opened import decoded
 from tests.records import believing, write_training
 from tests.records import write_answers as write_record
 
@@ -89,7 +90,7 @@ def write_answers(run: Path, training: str, test: Path) -> None:
     rest = {"finish": ["stop"], "dropped_sentences": 0}
     rows = [{"id": i, "texts": [reply(training, test.stem, i)], **rest} for i in range(CASES)]
     write_lines(folder / "completions.jsonl", rows)
-    decode_answers(folder)
+    decoded(folder, "model")
 
 
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -179,12 +180,12 @@ class Life(RuleBasedStateMachine):
     @rule(place=places, name=names)
     def decode(self, place: str, name: str) -> None:
         with suppress(UserError):
-            decode_answers(self.top / place / "answers" / name)
+            decoded(self.top / place / "answers" / name)
 
     @rule(place=places, name=names)
     def report(self, place: str, name: str) -> None:
         with suppress(UserError):
-            write_page(self.top / place / "answers" / name, self.tests[name])
+            write_page(open_answers(self.top / place / "answers" / name, self.tests[name]))
 
     @rule(place=places, name=names, is_named=st.booleans())
     def score(self, place: str, name: str, is_named: bool) -> None:

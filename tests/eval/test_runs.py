@@ -14,7 +14,7 @@ from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, sha256, write_json
-from panjue.prompts.plumbing.run import TrainingSummary
+from panjue.prompts.plumbing.records import TrainingSummary
 from tests.records import ANSWERED, TRAINED
 
 Panjue = Callable[..., CompletedProcess[str]]
@@ -44,7 +44,10 @@ def add_answers(folder: Path, name: str, final: float | None, **more: Any) -> No
     write_json(answers / "manifest.json", {**ANSWERED, **trained, **files, **more})
     if final is not None:
         interval = {"final": [final - 0.01, final + 0.01]}
-        write_json(answers / "scores.json", {"final": final, "examples": 9, "interval": interval})
+        submission = answers / "submission.jsonl"
+        submission.write_text("{}\n", "utf-8")
+        of_it = {"submission_sha256": sha256(submission), "examples": 9}
+        write_json(answers / "scores.json", {"final": final, **of_it, "interval": interval})
 
 
 @pytest.fixture
@@ -94,6 +97,35 @@ def test_ten_runs_two_of_them_broken(ten: Path, panjue: Panjue) -> None:
     ]
     one = panjue("runs", ten / "run0").stdout.splitlines()
     assert one[1:] == lines[1:4]
+
+
+def score_of(run: Path, name: str) -> str:
+    [listed] = list_runs(run).runs
+    return dict(listed.scores)[name]
+
+
+def test_scores_of_another_submission_or_of_some_cases_do_not_count(ten: Path) -> None:
+    """Somebody edits a submission after it was scored; three of nine cases were scored."""
+    answers = ten / "run0/answers/dev"
+    write_json(answers / "decode.json", {"examples": 9})
+    assert score_of(ten / "run0", "dev") == "0.548 (0.538-0.558)"
+    write_json(answers / "decode.json", {"examples": 200})
+    assert score_of(ten / "run0", "dev") == "not scored"
+    write_json(answers / "decode.json", {"examples": 9})
+    (answers / "submission.jsonl").write_text("{ }\n", "utf-8")
+    assert score_of(ten / "run0", "dev") == "not scored"
+
+
+def test_a_score_of_another_step_than_the_chosen_one_says_so(ten: Path) -> None:
+    run = ten / "run0"
+    kept = run / "kept/step-50"
+    shutil.copytree(run / "adapter", kept)
+    (kept / "adapter_model.safetensors").write_text("others")
+    of = {"metrics": {"final": 0.5}, "sha256": model_sha256(kept), "step": 50, "loss": 0.6}
+    best = {"answer": {"candidate": "kept/step-50", "metric": "final", "less_first": {}}}
+    choice = {"candidates": {"kept/step-50": of}, "best": best, "cases": 9, "counted": 9}
+    write_json(run / "chosen.json", choice)
+    assert score_of(run, "dev (step 100)") == "0.548 (0.538-0.558)"
 
 
 def test_what_is_no_longer_that_training_s_is_named(ten: Path) -> None:

@@ -7,19 +7,20 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from panjue.eval.metric_values import MetricValues
 from panjue.eval.score import ScoreResult, in_sample, score
 from panjue.eval.show_scores import show
-from panjue.eval.twins import NEAR, TwinFinder, distinct_grams_of, share_of_both
+from panjue.eval.twins import NEAR, TwinCounter, TwinFinder, distinct_grams_of, share_of_both
 from panjue.prompts.example import Example
 from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.files import sha256, write_json
-from panjue.prompts.plumbing.run import Answers
 from panjue.prompts.reader import is_held_out
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
@@ -146,6 +147,17 @@ def test_they_are_counted_and_the_score_is_given_without_them(made: Make) -> Non
     json.dumps(scores.to_json(), allow_nan=False)
 
 
+def test_over_cases_that_do_not_count_there_is_no_score_without_them() -> None:
+    """The others have one defendant each, and so weight 0."""
+    values = MetricValues(TASK)
+    for example in (facts("theft"), replace(facts("drugs"), names=("甲某",))):
+        values.add(example, np.ones(len(TASK.score.names)))
+    counter = TwinCounter([], TASK)
+    counter._found = [True, False]
+    found = counter.found(values)
+    assert (found.examples, found.without) == (1, None)
+
+
 def test_where_all_or_none_have_one(made: Make) -> None:
     assert "no example has a near twin in training" in printed(made(["theft"], ["drugs"]))
     said = printed(made(["theft"], ["theft", "theft"]))
@@ -180,15 +192,15 @@ def test_trained_on_is_looked_for_in_gold_and_in_the_answered_file(
     """The cases of the training were answered without their outcomes, or in another layout."""
     scores = made(["theft"], ["drugs"])
     assert scores.in_sample is None
-    answers = Answers(tmp_path / "run/answers/test")
+    folder = tmp_path / "run/answers/test"
     other = tmp_path / "other.jsonl"
     other.write_text((tmp_path / "test.jsonl").read_text("utf-8") + "\n", "utf-8")
     for name in ("train_sha256", "mix_sha256"):
         for file in ("test.jsonl", "other.jsonl"):
             made(["theft"], ["drugs"], **{name: sha256(tmp_path / file)})
-            assert in_sample(answers, other) == "these cases were trained on"
-            opened = open_answers(answers.folder)
+            opened = open_answers(folder, other)
+            assert in_sample(opened) == "these cases were trained on"
             found = score(opened.reader, other, opened.folder / "submission.jsonl", opened)
             assert "text classifier" not in found.baselines
     made(["theft"], ["drugs"], dev_sha256=sha256(other))
-    assert "looked at these cases" in str(in_sample(answers, other))
+    assert "looked at these cases" in str(in_sample(open_answers(folder, other)))

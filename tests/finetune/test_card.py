@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 from panjue.finetune.card import is_as_written, update_card
+from panjue.finetune.trained import open_trained, read_trained
 from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.files import read_json, write_json
-from panjue.prompts.plumbing.run import Run, TrainingSummary
+from panjue.prompts.plumbing.records import TrainingSummary
 
 from .conftest import logged, main
 
@@ -26,7 +27,7 @@ def test_the_card_has_base_data_settings_and_loss(trained: Path, workshop: Path)
     text = card(trained)
     _, front, _ = text.split("---\n", 2)
     assert yaml.safe_load(front)["library_name"] == "peft"
-    record = Run(trained).record
+    record = open_trained(trained).record
     for digest in (record.base_sha256, record.train_sha256):
         assert digest in text
     assert "| train | `train.jsonl` |" in text
@@ -91,7 +92,7 @@ def test_scores_come_into_the_card_and_an_edited_one_stays(
     run = tmp_path / "run"
     shutil.copytree(answered, run)
     assert "Scores on" not in card(run)
-    before = Run(run).record, (run / "adapter/manifest.json").read_bytes()
+    before = open_trained(run).record, (run / "adapter/manifest.json").read_bytes()
     done = panjue("score", workshop / "demo/test.jsonl", run)
     assert done.returncode == 0, done.stderr
     scores = read_json(run / "answers/test/scores.json")
@@ -99,13 +100,13 @@ def test_scores_come_into_the_card_and_an_edited_one_stays(
     assert "## Scores on test.jsonl" in text
     low, high = scores["interval"]["final"]
     assert f"| final | {scores['final']:.4f} | {low:.4f} to {high:.4f} |" in text
-    assert before == (Run(run).record, (run / "adapter/manifest.json").read_bytes())
+    assert before == (open_trained(run).record, (run / "adapter/manifest.json").read_bytes())
     assert panjue("decode", run / "answers/test", "answer=classifier").returncode == 0
     assert "Scores on" not in card(run), "they are of another submission"
     edited = text.replace("# run", "# My adapter")
     (run / "adapter/README.md").write_text(edited, "utf-8")
     assert not is_as_written(run / "adapter/README.md")
-    update_card(run / "adapter")
+    update_card(open_trained(run))
     assert card(run) == edited
 
 
@@ -115,7 +116,7 @@ def test_broken_scores_are_no_reason_to_fail(trained: Path, tmp_path: Path) -> N
     (run / "answers/test").mkdir(parents=True)
     write_json(run / "answers/test/manifest.json", {"test_sha256": ""})
     write_json(run / "answers/test/scores.json", {"final": 0.5})
-    update_card(run / "adapter")
+    update_card(open_trained(run))
     assert "Scores on" not in card(run)
 
 
@@ -130,15 +131,14 @@ def test_scores_of_another_training_are_left_out(
     panjue("score", workshop / "demo/test.jsonl", run)
     config = run / "adapter/adapter_config.json"
     config.write_text(config.read_text("utf-8") + " ", "utf-8")
-    update_card(run / "adapter")
+    update_card(open_trained(run))
     assert "Scores on" not in card(run)
 
 
 def test_the_card_of_an_adapter_without_its_run_stays(trained: Path, tmp_path: Path) -> None:
     before = card(trained)
     shutil.copytree(trained / "adapter", tmp_path / "adapter")
-    update_card(tmp_path / "adapter")
-    update_card(tmp_path)
+    update_card(read_trained(tmp_path / "adapter"))
     assert card(tmp_path) == before
 
 

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from panjue.finetune.examples import Examples
 from panjue.prompts.example import Example
+from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.plumbing.run import Answers, AnswersRecord, RunRecord
+from panjue.prompts.plumbing.records import AnswersRecord, RunRecord
 from panjue.prompts.reader import Reader, is_held_out, text_hash
 from panjue.prompts.shorten import shorten
 from panjue.prompts.task import load_task
-from panjue.serve.answers import reader_of
+from panjue.serve.answers import Answers, with_cases
 from tests.records import ANSWERED, TRAINED
 
 from .conftest import a_config
@@ -104,8 +105,9 @@ def test_a_training_of_0_4_has_the_held_out_cases_that_it_had(
     """It has no `split_by`; its held-out cases are those of the text as it is."""
     assert RunRecord.model_validate(TRAINED).split_by == "text"
     record = AnswersRecord.model_validate({**ANSWERED, "test": "t", "test_sha256": ""})
-    record.model_copy(update={"held_out": True}).write(tmp_path)
-    reader = reader_of(Answers(tmp_path))
+    record = record.model_copy(update={"held_out": True})
+    answers = Answers(tmp_path, record, None, Labels(), "")
+    reader = with_cases(answers, files[0], "").reader
 
     def was_held_out(example: Example) -> bool:
         return int(hashlib.sha256(example.text.encode()).hexdigest()[:8], 16) % 10 == 0

@@ -8,9 +8,12 @@ from transformers import TrainerState
 
 from panjue.finetune.checkpoints import mark_complete
 from panjue.finetune.kept import FILES, keep_adapters
+from panjue.finetune.trained import open_trained
+from panjue.prompts.cli_choose import adapters_of
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
-from panjue.prompts.plumbing.run import Run, kept_adapters
+from panjue.prompts.plumbing.records import RunRecord
+from panjue.prompts.plumbing.run import kept_adapters, weights_folder
 
 from .conftest import adapter_bytes, logged, main
 
@@ -34,7 +37,7 @@ def test_three_adapters_are_kept_and_each_is_a_result_without_an_optimizer(
     assert list(kept) == steps_wanted(run)
     for step, place in kept.items():
         assert f"these weights of step {step}." in (place / "README.md").read_text("utf-8")
-        assert Run(place).record == Run(run).record
+        assert RunRecord.read(place) == open_trained(run).record
         names = {path.name for path in place.iterdir()}
         assert names <= {path.name for path in (run / "adapter").iterdir()}
         assert {WEIGHTS, "labels.json", "classifier.npz"} <= names
@@ -50,8 +53,27 @@ def test_three_adapters_are_kept_and_each_is_a_result_without_an_optimizer(
     main(workshop / "sft.yaml", [f"run={run}", "keep=3", *OFTEN])
     after = {step: (place / WEIGHTS).read_bytes() for step, place in kept_adapters(run).items()}
     assert after == before
-    assert all(Run(place).result for place in kept.values())
+    assert all(weights_folder(place) for place in kept.values())
     assert not (run / "chosen.json").exists(), "nothing was chosen of this result"
+
+
+def test_where_the_last_step_is_the_result_it_has_its_own_name(
+    workshop: Path, tmp_path: Path
+) -> None:
+    """The losses rise, so another step has the lowest one."""
+    run = tmp_path / "run"
+    last = ("trainer.load_best_model_at_end=false", "trainer.learning_rate=0.1")
+    main(workshop / "sft.yaml", [f"run={run}", "keep=3", *OFTEN, *last])
+    losses = {row["step"]: row["eval_loss"] for row in logged(run, "eval_loss")}
+    assert min(losses, key=losses.__getitem__) != 5
+    adapters = adapters_of(run)
+    found = {adapter.trained.folder.name: (adapter.step, adapter.loss) for adapter in adapters}
+    assert found == {
+        "adapter": (5, losses[5]),
+        "step-3": (3, losses[3]),
+        "step-4": (4, losses[4]),
+    }
+    assert adapters[0].loss == min(losses[step] for step in (3, 4, 5)), "of the lowest loss first"
 
 
 def test_a_kept_adapter_survives_a_kill_while_it_is_replaced(
@@ -79,7 +101,7 @@ def test_a_kept_adapter_survives_a_kill_while_it_is_replaced(
     assert len([*(run / "kept").glob(".step-*.old")]) == 1
     main(workshop / "sft.yaml", words)
     assert list(kept_adapters(run)) == steps_wanted(run)
-    assert all(Run(place).result for place in kept_adapters(run).values())
+    assert all(weights_folder(place) for place in kept_adapters(run).values())
     assert sorted(path.name for path in (run / "kept").iterdir()) == sorted(
         f"step-{step}" for step in steps_wanted(run)
     )
@@ -96,7 +118,7 @@ def test_as_many_are_kept_as_wanted_and_the_last_ones(keep: int, tmp_path: Path)
             (place / name).write_text(str(step))
         mark_complete(place)
         state.log_history.append({"step": step, "eval_loss": 1.0})
-        keep_adapters(tmp_path, keep, state)
+        keep_adapters(tmp_path, keep, state, result=3)
     others = [step for step in range(1, 7) if step != 3]
     assert [step for step in kept_adapters(tmp_path) if step != 3] == others[-(keep - 1) :]
 

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from panjue.finetune.model import context_of, load_base, with_lora
+from panjue.finetune.trained import read_trained
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json
 from panjue.serve.ask import Budget
@@ -71,11 +72,12 @@ def test_variants_of_lora_are_merged(
     adapter = tmp_path / "run/adapter"
     assert words.items() <= read_json(adapter / "adapter_config.json").items()
     assert (
-        merge(adapter) == tmp_path / "run/merged"
+        merge(read_trained(adapter)) == tmp_path / "run/merged"
     )  # compares the outputs with those of base and adapter
     budget = Budget(64, 64)
     assert engine_settings(Served(tmp_path / "run/merged"), 0, budget)["enable_lora"] is False
-    assert engine_settings(served_model(adapter, "lora"), 0, budget)["max_lora_rank"] == rank
+    served = served_model(read_trained(adapter), "lora")
+    assert engine_settings(served, 0, budget)["max_lora_rank"] == rank
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(

@@ -29,7 +29,7 @@ from panjue.finetune.packed_attention import (
     segments,
     use_packed_attention,
 )
-from panjue.prompts.plumbing.run import RunRecord
+from panjue.prompts.plumbing.records import RunRecord
 
 from .conftest import main
 

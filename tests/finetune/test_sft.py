@@ -19,8 +19,8 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from panjue.finetune.checkpoints import disk_errors_named, newest_complete
-from panjue.finetune.classifier.classifier import load_classifier
 from panjue.finetune.settings import SftConfig, sft_settings
+from panjue.finetune.trained import open_trained
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.finetune.training_log import moment_bytes, print_example
 from panjue.prompts.labels import load_labels
@@ -28,7 +28,7 @@ from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
-from panjue.prompts.plumbing.run import Run, RunRecord
+from panjue.prompts.plumbing.records import RunRecord
 from panjue.prompts.reader import Reader, is_held_out
 from panjue.prompts.task import load_task
 
@@ -46,17 +46,17 @@ def test_a_run_leaves_everything_and_learns(trained: Path, workshop: Path) -> No
     curve = [entry["loss"] for entry in logged(trained, "loss")]
     assert len(curve) == 12
     assert sum(curve[-3:]) < sum(curve[:3])
-    classifier = load_classifier(trained / "adapter", TASK)
-    assert classifier
+    opened = open_trained(trained)
+    advisor = opened.advisor(TASK)
+    assert advisor
     example = next(Reader(TASK).read(workshop / "demo/test.jsonl"))
-    assert [set(item) for item in classifier.probabilities(example)] == [FIELDS] * len(
+    assert [set(item) for item in advisor.classifier.probabilities(example)] == [FIELDS] * len(
         example.names
     )
-    run = Run(trained)
-    settings = load_section(SftConfig, run.config, "sft")
+    settings = load_section(SftConfig, trained / "config.yaml", "sft")
     assert settings.lora == {"r": 8, "target_modules": "all-linear"}
-    assert run.record.base == f"{workshop}/base/model"
-    assert not RunRecord.read(trained).difference(run.record.model_copy(update=UNFINISHED))
+    assert opened.record.base == f"{workshop}/base/model"
+    assert not RunRecord.read(trained).difference(opened.record.model_copy(update=UNFINISHED))
 
 
 def test_labels_come_from_what_is_trained_on_and_not_from_the_held_out_tenth(

@@ -34,9 +34,9 @@ from transformers.utils import is_flash_attn_2_available
 
 from panjue.finetune.settings import sft_settings
 from panjue.finetune.sft import train as sft
+from panjue.finetune.trained import Trained, open_trained
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.files import read_lines
-from panjue.prompts.plumbing.run import Run
 from panjue.prompts.reader import Reader
 from panjue.serve.ask import Budget, Question, Request
 from panjue.serve.engine import VLLM_VERSION, RequestOutput, engine
@@ -114,18 +114,18 @@ class Ground:
             *words,
         ]
 
-    def train(self, name: str, *words: str) -> tuple[Run, str]:
+    def train(self, name: str, *words: str) -> tuple[Trained, str]:
         """Train, if that is not done; return the run and what was printed."""
         config, *rest = self.training(name, *words)
         with redirect_stdout(StringIO()) as printed:
             sft(sft_settings(Path(config), rest))
         gc.collect()  # else the model would stay beside an engine's memory
         torch.cuda.empty_cache()
-        return Run(self.runs / name), printed.getvalue()
+        return open_trained(self.runs / name), printed.getvalue()
 
-    def questions(self, run: Run) -> list[Question]:
+    def questions(self, trained: Trained) -> list[Question]:
         """Return the questions of some cases, from the start again after the last."""
-        job = make_job(run, GenerateConfig.model_validate({})).with_model()
+        job = make_job(trained.run, trained, GenerateConfig.model_validate({})).with_model()
         question_maker = job.question_maker()
         examples = cycle(Reader(job.task).read(self.cases / "test.jsonl"))
         return [
@@ -139,8 +139,8 @@ def training(ground: Ground) -> Iterator[str]:
         rmtree(ground.runs / name, ignore_errors=True)  # else there is nothing to measure
         if IS_GPU:
             torch.cuda.reset_peak_memory_stats()
-        run, printed = ground.train(name, *words)
-        log = [row for _, row in read_lines(run.folder / "log.jsonl") if "loss" in row]
+        trained, printed = ground.train(name, *words)
+        log = [row for _, row in read_lines(trained.run / "log.jsonl") if "loss" in row]
         assert all(math.isfinite(row["loss"]) for row in log)
         first = log[len(log) // 4]  # the steps before it compile and measure
         last = log[-1]
@@ -154,19 +154,19 @@ def training(ground: Ground) -> Iterator[str]:
 
 def parity(ground: Ground) -> Iterator[str]:
     """One adapter, greedy: vLLM merged and unmerged, by both runners, against transformers."""
-    run, _ = ground.train("lora-packs")
+    trained, _ = ground.train("lora-packs")
     base = AutoModelForCausalLM.from_pretrained(ground.model, dtype="auto")
     dtype = str(base.dtype).removeprefix("torch.")
-    questions = [question._replace(schema=None) for question in ground.questions(run)]
-    limit = run.record.max_tokens
+    questions = [question._replace(schema=None) for question in ground.questions(trained)]
+    limit = trained.record.max_tokens
     ways = {}
     for runner in ("0", "1") if IS_GPU else ("0",):
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = runner
         for adapter in ("merge", "lora"):
-            served = served_model(run.trained, adapter)
+            served = served_model(trained, adapter)
             outputs = asked(served, questions, dtype, limit)
             ways[f"runner V{int(runner) + 1}, {adapter}"] = outputs
-    adapted = PeftModel.from_pretrained(base.to(DEVICE), str(run.trained)).eval()
+    adapted = PeftModel.from_pretrained(base.to(DEVICE), str(trained.folder)).eval()
     for way, outputs in ways.items():
         checked = [against_transformers(adapted, output) for output in outputs]
         gaps = torch.cat([gap for gap, _ in checked])
@@ -194,12 +194,12 @@ def against_transformers(model: Any, output: RequestOutput) -> tuple[torch.Tenso
 
 def speed(ground: Ground) -> Iterator[str]:
     """The engine with a schema a case and without; the server against plain vLLM."""
-    run, _ = ground.train("lora-packs")
+    trained, _ = ground.train("lora-packs")
     cases = ground.cases / "test.jsonl"
     replies = ground.size["replies"]
-    yield from bench("generate", run.trained, cases, "--limit", replies)
+    yield from bench("generate", trained.run, cases, "--limit", replies)
     seconds = ground.size["seconds"]
-    yield from bench("serve", run.folder, cases, "--seconds", seconds, "--clients", replies)
+    yield from bench("serve", trained.run, cases, "--seconds", seconds, "--clients", replies)
 
 
 def kills(ground: Ground) -> Iterator[str]:

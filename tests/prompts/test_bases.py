@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from panjue.finetune.model import load_base
+from panjue.finetune.trained import open_trained
 from panjue.prompts.architecture import load_language_model, text_config
 from panjue.prompts.model import load_tokenizer, model_folder
 from panjue.prompts.plumbing.errors import UserError
@@ -112,7 +113,8 @@ def test_a_base_in_four_bits_is_one_for_qlora(
     done = panjue(*words, "method=qlora", "quantization.load_in_4bit=true", *UNEVALUATED)
     assert done.returncode == 0, done.stderr
     assert "four bits" not in done.stdout, "it answers in the type that its four bits stand for"
-    merged = load_language_model(served_model(tmp_path / "run/adapter", "merge").model)
+    served = served_model(open_trained(tmp_path / "run"), "merge")
+    merged = load_language_model(served.model)
     assert {weight.dtype for weight in merged.parameters()} == {torch.bfloat16}
     assert not getattr(merged, "is_quantized", False)
 

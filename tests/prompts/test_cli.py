@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from panjue.finetune.settings import SftConfig
 from panjue.prompts import cli
 from panjue.prompts.plumbing.config import Config
 from panjue.prompts.plumbing.files import read_json, sha256
-from panjue.prompts.plumbing.run import AnswersRecord
+from panjue.prompts.plumbing.records import AnswersRecord
 from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
@@ -39,15 +40,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_generate_names_a_file_of_another_format_before_it_imports_vllm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, panjue: Panjue
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, panjue: Panjue
 ) -> None:
     path = tmp_path / "other.jsonl"
     path.write_text('{"fact": "张某盗窃。"}', "utf-8")
-    monkeypatch.setattr("panjue.serve.settings.task_name", lambda *_: "judgment")
-    monkeypatch.setitem(sys.modules, "panjue.prompts.cli_generate", None)
-    done = panjue("generate", tmp_path, path)
+    monkeypatch.setitem(sys.modules, "panjue.serve.engine", None)
+    done = panjue("generate", trained, path, "on_bad_row=stop")
     told = f"panjue: {path}:1: 'id' must be a whole number or a string\n"
     assert (done.returncode, done.stderr) == (2, told)
+
+
+def test_generate_names_a_file_that_is_missing(trained: Path, panjue: Panjue) -> None:
+    done = panjue("generate", trained, "nowhere.jsonl")
+    assert (done.returncode, done.stderr) == (2, "panjue: no file nowhere.jsonl\n")
 
 
 def test_the_module_is_the_command() -> None:
@@ -108,18 +113,18 @@ def test_a_guessed_task_is_in_doubt_if_a_row_is_not_of_it(folder: Path, panjue: 
 
 
 def test_garbage_is_collected_after_an_import_that_failed_too() -> None:
-    with pytest.raises(ModuleNotFoundError):
-        cli._load("no_such_stage", "run")
+    with pytest.raises(ModuleNotFoundError), cli.importing():
+        import_module("panjue.no_such_stage")
     assert gc.isenabled()
 
 
 def test_a_package_that_is_missing_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, panjue: Panjue
 ) -> None:
-    def missing(*_: object) -> None:
+    def missing() -> None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
-    monkeypatch.setattr(cli, "_load", missing)
+    monkeypatch.setattr(cli, "importing", missing)
     done = panjue("merge", folder)
     told = "panjue: torch is not installed; make install, or "
     told += "pip install 'panjue[cpu]' (with a GPU 'panjue[gpu]')\n"
@@ -174,17 +179,14 @@ def test_swapped_arguments_say_which_comes_first(
 def test_ctrl_c_before_the_first_step_says_what_is_kept(
     folder: Path, monkeypatch: pytest.MonkeyPatch, panjue: Panjue
 ) -> None:
-    def load(_module: str, name: str) -> Callable[..., object]:
-        def call(*_: object) -> object:
-            if name == "train":
-                raise KeyboardInterrupt
-            if name == "training_words":
-                return Path("config.yaml"), []
-            return SimpleNamespace(run=folder)
+    def train(_: object) -> None:
+        raise KeyboardInterrupt
 
-        return call
-
-    monkeypatch.setattr(cli, "_load", load)
+    training = SimpleNamespace(run=folder)
+    monkeypatch.setattr("panjue.finetune.words.training_words", lambda _: (Path("a.yaml"), []))
+    monkeypatch.setattr("panjue.finetune.settings.sft_settings", lambda *_: training)
+    monkeypatch.setattr("panjue.finetune.settings.launch", lambda *_: None)
+    monkeypatch.setattr("panjue.finetune.sft.train", train)
     done = panjue("sft", "config.yaml")
     told = f"panjue: stopped; {folder} has what was finished, run the same command to resume\n"
     assert (done.returncode, done.stderr) == (130, told)

@@ -7,9 +7,11 @@ import pytest
 from rich.console import Console
 
 from panjue.eval.metric_values import MetricValues, scored, submission_rows
-from panjue.prompts.cli_choose import Adapter, best_of, show_candidates
+from panjue.finetune.trained import Trained
+from panjue.prompts.cli_choose import Adapter, best_adapter, show_candidates
+from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.files import write_json
-from panjue.prompts.plumbing.run import Chosen, Run
+from panjue.prompts.plumbing.records import WHOLE, Choice, RunRecord, if_any
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
 
@@ -27,27 +29,34 @@ def values_of(name: str, folder: Path, *, gold: bool) -> MetricValues:
     return scored(Reader(task), sample, submission_rows(task, folder))
 
 
-def adapters_in(run: Path) -> list[Adapter]:
+PLACES = ("adapter", "kept/step-1")
+
+
+def adapters_in(run: Path, task: str) -> list[Adapter]:
     adapters = []
-    for step, place in ((2, "adapter"), (1, "kept/step-1")):
+    for step, place in zip((2, 1), PLACES, strict=True):
         write_json(run / place / "manifest.json", {"step": step})
-        adapters.append(Adapter(run / place, step, loss=0.25 / step))
+        record = RunRecord.model_construct(task=task)
+        trained = Trained(run, run / place, record, f"{step}", Labels(), "")
+        adapters.append(Adapter(trained, step, loss=0.25 / step))
     return adapters
 
 
 @pytest.mark.parametrize("name", task_folders())
 def test_the_metric_of_every_task_chooses(name: str, tmp_path: Path) -> None:
     values = [values_of(name, tmp_path / kind, gold=kind == "gold") for kind in ("worse", "gold")]
-    run = Run(tmp_path / "run")
-    chosen = best_of(run, adapters_in(run.folder), values)
+    run = tmp_path / "run"
+    chosen = best_adapter(adapters_in(run, name), dict(zip(PLACES, values, strict=True)))
     headline = load_task(name).score.headline
-    assert (chosen.adapter, chosen.metric) == ("kept/step-1", headline)
+    best = chosen.best[WHOLE]
+    assert (chosen.adapter, best.metric) == ("kept/step-1", headline)
     assert chosen.cases == len(values[0])
     of_both = [of.metrics[headline] for of in chosen.candidates.values()]
-    assert chosen.gain[0] == pytest.approx(of_both[1] - of_both[0])
-    assert chosen.gain[0] > 0
-    write_json(run.folder / "chosen.json", chosen.model_dump(mode="json"))
-    assert Chosen.read(run.folder) == chosen
+    gain, _, _ = best.less_first["kept/step-1"]
+    assert gain == pytest.approx(of_both[1] - of_both[0])
+    assert gain > 0
+    write_json(run / "chosen.json", chosen.model_dump(mode="json"))
+    assert if_any(Choice, run / "chosen.json") == chosen
     told = StringIO()
     show_candidates(chosen, Console(file=told, width=80))
     for metric in load_task(name).score.names:
@@ -57,7 +66,7 @@ def test_the_metric_of_every_task_chooses(name: str, tmp_path: Path) -> None:
 
 def test_of_equal_ones_the_lowest_loss_counts(tmp_path: Path) -> None:
     values = [values_of("severity", tmp_path / kind, gold=True) for kind in ("a", "b")]
-    run = Run(tmp_path / "run")
-    chosen = best_of(run, adapters_in(run.folder), values)
+    run = tmp_path / "run"
+    chosen = best_adapter(adapters_in(run, "severity"), dict(zip(PLACES, values, strict=True)))
     assert chosen.adapter == "adapter"
-    assert chosen.gain == (0, 0, 0)
+    assert chosen.best[WHOLE].less_first == {"kept/step-1": (0, 0, 0)}

@@ -11,7 +11,7 @@ import pytest
 from panjue.prompts.fingerprint import base_change, base_files, base_sha256, model_sha256
 from panjue.prompts.model import MIB
 from panjue.prompts.plumbing.files import read_json, write_json
-from panjue.prompts.plumbing.run import RunRecord
+from panjue.prompts.plumbing.records import RunRecord
 from tests.records import TRAINED
 
 Change = Callable[[Path], object]

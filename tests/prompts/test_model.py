@@ -13,14 +13,13 @@ from panjue.prompts.model import (
     MODEL_FILES,
     TINY_BYTES,
     _from_hub,
-    has_classifier,
     is_demo,
     model_folder,
     threads_for,
 )
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
-from panjue.prompts.plumbing.run import RunRecord
+from panjue.prompts.plumbing.records import RunRecord
 from panjue.prompts.plumbing.threads import SPINS
 
 OF_A_HUB = ["config.json", "model-00001-of-00001.safetensors", "tokenizer.json", "a.jinja"]
@@ -116,7 +115,7 @@ def test_what_keeps_a_request_from_the_hub_is_named_by_its_variable(
 @pytest.mark.parametrize("wrong", [[], "base"])
 def test_a_manifest_that_is_no_object_is_named(folder: Path, wrong: Any) -> None:
     write_json(folder / "manifest.json", wrong)
-    for read in (is_demo, has_classifier, RunRecord.read):
+    for read in (is_demo, RunRecord.read):
         with pytest.raises(UserError, match=r"manifest.json: .*expected a JSON object"):
             read(folder)
     write_json(folder / "adapter_config.json", wrong)

@@ -26,7 +26,7 @@ def server(trained: Path, merged: Path) -> Iterator[PanjueServe]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PANJUE_API_KEY", KEY)
-        started = PanjueServe(trained)
+        started = PanjueServe(trained, "answer=model")
     try:
         started.ready()
         yield started

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from panjue.finetune.trained import read_trained
 from panjue.prompts.architecture import load_language_model
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
@@ -36,7 +37,7 @@ def renamed(weights: Weights) -> Weights:
 @pytest.fixture(scope="module")
 def unmerged(trained: Path, small: dict[str, Any]) -> Iterator[Engine]:
     """Return an engine that has checked the adapter of the short training."""
-    served = served_model(trained / "adapter", "lora")
+    served = served_model(read_trained(trained / "adapter"), "lora")
     with engine(served, small["engine"], Budget(3072, 3072), 0) as started:
         yield started
 
@@ -58,9 +59,9 @@ def test_one_engine_answers_with_several_adapters_in_turns(
     first = found()
     adapter = shutil.copytree(trained / "adapter", tmp_path / "adapter")
     shutil.copy(trained / "checkpoints/checkpoint-6" / WEIGHTS_FILE, adapter)
-    unmerged.switch(served_model(adapter, "lora"))
+    unmerged.switch(served_model(read_trained(adapter), "lora"))
     assert found() != first
-    unmerged.switch(served_model(trained / "adapter", "lora"))
+    unmerged.switch(served_model(read_trained(trained / "adapter"), "lora"))
     assert found() == first
 
 

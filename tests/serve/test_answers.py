@@ -10,17 +10,19 @@ from panjue.eval.agreement import NO_REPLY
 from panjue.eval.report import page_data
 from panjue.eval.score import ScoreResult, score
 from panjue.eval.show_scores import remarks
+from panjue.prompts.cli_generate import decode_again, next_step
 from panjue.prompts.labels import collect
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing import files
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
+from panjue.prompts.plumbing.records import StoredScores
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
-from panjue.serve import decoding
-from panjue.serve.answers import next_step, open_answers
-from panjue.serve.decoding import decode_answers
+from panjue.serve.answers import open_answers
+from panjue.serve.decoding import decode
+from tests.opened import decoded
 from tests.records import Row, Write, believing, write_answers, write_training
 
 TASK = load_task("judgment")
@@ -91,13 +93,14 @@ def test_after_answers_comes_a_score_or_without_gold_a_check(
     run: Path, case: Row, write: Write
 ) -> None:
     test = run.with_name("test.jsonl")
-    assert next_step(open_answers(run)) == f"next: panjue check {run} --cases {test}"
+    assert next_step(open_answers(run), decoded(run)) == f"next: panjue check {run} --cases {test}"
     gold = write("my gold.jsonl", [case(key, *PEOPLE) for key in KEYS])
-    assert next_step(open_answers(run, gold)) == f"next: panjue score '{gold}' {run}"
+    answered = open_answers(run, gold)
+    assert next_step(answered, decode(answered)) == f"next: panjue score '{gold}' {run}"
 
 
 def test_every_case_is_answered_in_the_order_of_the_test_file(run: Path) -> None:
-    decode_answers(run)
+    decoded(run)
     commonest = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": 8}
     assert submission_of(run) == judged(commonest)
 
@@ -117,7 +120,7 @@ def test_decoding_that_is_killed_is_neither_clean_nor_scored_as_if_all_were_aske
 ) -> None:
     """So many of its files have replaced those of an earlier decoding."""
     check = ("check", run, "--cases", run.parent / "test.jsonl")
-    decode_answers(run, "classifier")
+    decoded(run, "classifier")
     (run / "scores.json").write_text("{}", "utf-8")
     left = kept
     plain = files.replace
@@ -131,7 +134,7 @@ def test_decoding_that_is_killed_is_neither_clean_nor_scored_as_if_all_were_aske
 
     monkeypatch.setattr(files, "replace", killed)
     with pytest.raises(Killed):
-        decode_answers(run, "model")
+        decoded(run, "model")
     monkeypatch.setattr(files, "replace", plain)
     if kept:
         way_out = f"stopped before the end; run `panjue decode {run}`, or wait if one runs"
@@ -140,7 +143,7 @@ def test_decoding_that_is_killed_is_neither_clean_nor_scored_as_if_all_were_aske
             assert (done.returncode, way_out in done.stderr, done.stdout) == (2, True, "")
     else:
         assert scored(run, gold).answered_by.startswith("answered by the text classifier")
-    tally = decode_answers(run, None if kept else "model")
+    tally = decoded(run, None if kept else "model")
     assert tally.replaced.startswith("was answered by the text classifier, as answer=classifier")
     assert not (run / "scores.json").exists()
     assert "never asked: 1, " in panjue(*check).stdout
@@ -150,7 +153,7 @@ def test_decoding_that_is_killed_is_neither_clean_nor_scored_as_if_all_were_aske
 def test_a_case_that_was_never_asked_is_named_everywhere(
     run: Path, gold: Path, panjue: Callable[..., CompletedProcess[str]]
 ) -> None:
-    decode_answers(run)
+    decoded(run)
     reason = "5: the prompt needs 9000 tokens, max_tokens is 4096"
     said = (
         f"never asked: 1, their answers are not the model's: id {reason}; "
@@ -177,7 +180,7 @@ def test_a_case_that_was_never_asked_is_named_everywhere(
 
 
 def test_what_was_met_is_counted(run: Path) -> None:
-    tally = decode_answers(run)
+    tally = decoded(run)
     lines = list(tally.lines())
     assert lines[:4] == [
         "6 examples: 1 first replies valid as they came, 3 repaired, 1 unreadable",
@@ -203,7 +206,7 @@ def test_other_reasons_to_end_are_counted_and_named(run: Path, write: Write) -> 
     rows = [*filtered, completion(4, "", finish="content_filter"), completion(5, WHOLE, "repeat")]
     rows.append({"id": "f", "refused": '400: {"code": "data_inspection_failed"}'})
     write("run/completions.jsonl", rows)
-    lines = list(decode_answers(run).lines())
+    lines = list(decoded(run).lines())
     assert "ended by a content filter: 4; by repeat: 1" in lines
     [line] = [line for line in lines if line.startswith("never asked: 1")]
     assert line.endswith("; 1 refused for their content: another model can be asked")
@@ -218,14 +221,14 @@ def test_the_model_is_not_said_to_have_answered_where_no_reply_could_be_read(
     unread = [completion(key, "我无法判断。") for key in KEYS[:-1]]
     write("run/completions.jsonl", [*unread, COMPLETIONS[-1] | {"id": KEYS[-1]}])
     said = "answered by: commonest labels, since no reply could be read"
-    assert list(decode_answers(run).lines())[-1] == said
+    assert list(decoded(run).lines())[-1] == said
     assert read_json(run / "decode.json")["answered_by"] == said
 
 
 def test_decoding_again_writes_the_same_bytes(run: Path) -> None:
     written = []
     for _ in range(2):
-        decode_answers(run)
+        decoded(run)
         written.append({path.name: path.read_bytes() for path in run.iterdir()})
     assert written[0] == written[1]
 
@@ -258,7 +261,7 @@ BELIEVED = {"charges": ["诈骗罪"], "articles": ["266"], "penalty": 10}
 
 
 def test_the_classifier_answers_what_no_reply_has(run: Path, adapter: Path, gold: Path) -> None:
-    tally = decode_answers(run)
+    tally = decoded(run, "model")
     assert "what no reply has is answered by: text classifier" in tally.lines()
     assert submission_of(run) == judged(BELIEVED)
     told = [row for _, row in read_lines(run / "confidence.jsonl")]
@@ -269,7 +272,7 @@ def test_the_classifier_answers_what_no_reply_has(run: Path, adapter: Path, gold
     with pytest.raises(UserError, match=r"confidence\.jsonl: was changed; run `panjue decode "):
         scored(run, gold)
     (adapter / "manifest.json").unlink()
-    decode_answers(run)
+    decoded(run)
     assert not (run / "confidence.jsonl").exists()
 
 
@@ -285,8 +288,9 @@ def test_decoding_reads_the_record_that_is_there_once_it_has_the_lock(
         with plain(folder):
             yield
 
-    monkeypatch.setattr(decoding, "exclusive_lock", lock_after_another)
-    assert decode_answers(run).fallback == "text classifier"
+    monkeypatch.setattr("panjue.prompts.cli_generate.exclusive_lock", lock_after_another)
+    decode_again(run, "model")
+    assert files.read_json(run / "decode.json")["fallback"] == "text classifier"
 
 
 def test_where_the_classifier_answers_no_reply_is_needed(
@@ -295,7 +299,7 @@ def test_where_the_classifier_answers_no_reply_is_needed(
     (run / "completions.jsonl").unlink()
     change(run, asked=False)
     told = "answered by the text classifier"
-    assert list(decode_answers(run).lines()) == ["6 examples", told]
+    assert list(decoded(run).lines()) == ["6 examples", told]
     both = [{"name": name, **BELIEVED} for name in ("甲", "乙")]
     assert [row["judgments"] for row in submission_of(run)] == [both] * 6
     assert len(list(read_lines(run / "confidence.jsonl"))) == 6
@@ -306,12 +310,12 @@ def test_where_the_classifier_answers_no_reply_is_needed(
     assert done.returncode == 0, done.stderr
     (adapter / "manifest.json").unlink()
     with pytest.raises(UserError, match=r"the model was never asked, which needs the engine"):
-        decode_answers(run)
+        decoded(run)
 
 
 def test_a_classifier_that_is_broken_is_no_baseline(run: Path, adapter: Path, gold: Path) -> None:
     change(run, test=str(gold), test_sha256=sha256(gold))
-    decode_answers(run)
+    decoded(run, "model")
     (run / "completions.jsonl").write_text('{"id": 7, "tex', "utf-8")
     scores = scored(run, gold)
     assert ("text classifier" in scores.baselines, bool(scores.classifier_fault)) == (False, True)
@@ -334,7 +338,7 @@ def test_kept_opinions_are_of_the_answered_file_alone(
     people = [(name, *PEOPLE[0][1:]) for name in names]
     gold = write("gold.jsonl", [{**case(key, *people), "note": "other bytes"} for key in KEYS])
     change(run, test=str(test), test_sha256=sha256(test))
-    decode_answers(run)
+    decoded(run, "model")
     assert scored(run, test).baselines["text classifier"]["charge_f1"] == 1
     found = page_data(open_answers(run, gold))
     assert found.scores
@@ -356,7 +360,7 @@ def test_cases_that_training_has_seen_are_told(
     run: Path, adapter: Path, gold: Path, seen_as: str, told: str
 ) -> None:
     change(run, test=str(gold), test_sha256=sha256(gold))
-    decode_answers(run)
+    decoded(run, "model")
     write_training(adapter, FRAUD, **{seen_as: sha256(gold)})
     scores = scored(run, gold)
     assert scores.in_sample == told
@@ -371,7 +375,7 @@ def test_cases_that_training_has_seen_are_told(
 def test_a_missing_completion_is_named_and_nothing_is_written(run: Path, write: Write) -> None:
     write("run/completions.jsonl", [row for row in COMPLETIONS if row["id"] != 4])
     with pytest.raises(UserError, match=r"completions\.jsonl: no row for id 4; .*generate"):
-        decode_answers(run)
+        decoded(run)
     assert not [path for path in run.iterdir() if path.stem in ("submission", "decode", "cases")]
 
 
@@ -379,38 +383,85 @@ def test_a_changed_or_missing_test_file_is_named(run: Path) -> None:
     test = run.parent / "test.jsonl"
     test.write_text(test.read_text("utf-8").replace("事实", "事"), "utf-8")
     with pytest.raises(UserError, match=r"test\.jsonl: missing, or not the file"):
-        decode_answers(run)
+        decoded(run)
     test.unlink()
     with pytest.raises(UserError, match=r"test\.jsonl: missing"):
-        decode_answers(run)
+        decoded(run)
 
 
 def test_a_run_without_answers_is_named(run: Path) -> None:
     (run / "manifest.json").unlink()
     with pytest.raises(UserError, match="run: has no answers; `panjue generate` makes them"):
-        decode_answers(run)
+        decoded(run)
     with pytest.raises(UserError, match="nowhere: there is no such folder"):
-        decode_answers(run / "nowhere")
+        decoded(run / "nowhere")
 
 
 def test_missing_or_broken_completions_are_told_with_the_way_on(run: Path, write: Write) -> None:
-    decode_answers(run)
+    decoded(run)
     place = run / "completions.jsonl"
     place.write_text('{"id": 7, "tex', "utf-8")
     with pytest.raises(UserError, match=r"not JSON.*`panjue generate` again drops it if it is the"):
-        decode_answers(run)
+        decoded(run)
     write("run/completions.jsonl", [{"id": 1, "texts": ["{}"]}])
-    for read in (decode_answers, lambda path: page_data(open_answers(path))):
+    for read in (decoded, lambda path: page_data(open_answers(path))):
         with pytest.raises(UserError, match=r"id 1: needs 'texts', .*delete the line"):
             read(run)
     place.unlink()
     with pytest.raises(UserError, match=r"No such file or directory; run `panjue generate`$"):
-        decode_answers(run)
+        decoded(run)
+
+
+def test_an_edited_submission_is_said_everywhere_to_be_edited(
+    run: Path, gold: Path, panjue: Callable[..., CompletedProcess[str]]
+) -> None:
+    decoded(run)
+    assert panjue("score", gold, run).returncode == 0
+    assert (run / "scores.json").exists()
+    path = run / "submission.jsonl"
+    path.write_text(path.read_text("utf-8").replace('"264"', '"266"', 1), "utf-8")
+    told = f"{path}: was changed since it was decoded, so nobody knows who answers"
+    before = (run / "scores.json").read_bytes()
+    for words in (
+        ("score", gold, run),
+        ("check", run, "--cases", gold),
+        ("fairness", gold, run, "--by", "defendants"),
+        ("compare", run, run, "--gold", gold),
+    ):
+        assert told in panjue(*words).stdout, words
+    assert (run / "scores.json").read_bytes() == before, "its scores are not kept"
+    assert StoredScores.read(run, path.name) is None
+    page = page_data(open_answers(run, gold))
+    assert page.by
+    assert page.by[0].startswith("The submission was changed since it was decoded")
+    assert not any(case.opinions or case.reply for case in page.cases)
+    refused = panjue("vote", run.parent / "test.jsonl", run.parent / "out", run, run)
+    assert refused.returncode == 2
+
+
+def test_scores_of_some_cases_or_of_other_outcomes_are_not_kept(
+    run: Path,
+    gold: Path,
+    case: Row,
+    write: Write,
+    panjue: Callable[..., CompletedProcess[str]],
+) -> None:
+    decoded(run)
+    some = write("some.jsonl", [row for _, row in read_lines(gold)][:2])
+    assert "and 6 were answered" in panjue("score", some, run).stdout
+    assert not (run / "scores.json").exists()
+    change(run, test=str(gold), test_sha256=sha256(gold))
+    others = write("others.jsonl", [case(key, *PEOPLE[::-1]) for key in KEYS])
+    said = panjue("score", others, run).stdout
+    assert f"it has outcomes of its own, and {others} has others" in said
+    assert not (run / "scores.json").exists()
+    panjue("score", gold, run)
+    assert (run / "scores.json").exists()
 
 
 def test_a_submission_of_other_answers_is_not_replaced_without_a_word(run: Path) -> None:
     told = f"{run}/submission.jsonl: replaced: was answered by the model"
-    decode_answers(run)
-    assert told not in decode_answers(run).lines()
+    decoded(run)
+    assert told not in decoded(run).lines()
     (run / "submission.jsonl").write_text("{}\n", "utf-8")
-    assert told in decode_answers(run).lines()
+    assert told in decoded(run).lines()

@@ -2,20 +2,23 @@
 
 import os
 import shutil
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from panjue.prompts.cli_generate import generate
+from panjue.finetune.trained import open_trained
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
-from panjue.prompts.plumbing.run import AnswersRecord, Run
+from panjue.prompts.plumbing.records import AnswersRecord
 from panjue.serve.bundle import bundle, requirements, verify
-from panjue.serve.settings import GenerateConfig, generate_settings
+from panjue.serve.settings import GenerateConfig
+from tests.opened import generated
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +46,10 @@ def run(answered: Path, tmp_path: Path) -> Path:
 def test_a_bundle_is_a_run_folder_with_the_settings_of_the_answers(
     unpacked: Path, answered: Path
 ) -> None:
-    opened = Run(unpacked)
+    opened = open_trained(unpacked)
     assert opened.record.base == "base"
-    assert opened.trained == unpacked / "adapter"
-    settings = load_section(GenerateConfig, opened.config, "generate")
+    assert opened.folder == unpacked / "adapter"
+    settings = load_section(GenerateConfig, unpacked / "config.yaml", "generate")
     record = AnswersRecord.read(answered / "answers/test")
     assert (settings.engine, settings.sampling) == (record.engine, record.sampling)
     assert settings.on_bad_row == record.on_bad_row == "skip"
@@ -59,7 +62,7 @@ def test_what_the_classifier_answered_it_answers_without_an_engine(
     """`make torture` does it with the model; no folder is left beside the ZIP."""
     cases = workshop / "demo/test.jsonl"
     words = ["answer=classifier", "answers=a", "engine.download_dir=/own/models"]
-    generate(Run(run), cases, generate_settings(Run(run), cases, words))
+    generated(run, cases, words)
     bundle(run / "answers/a", tmp_path / "bundle.zip")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle.zip", "run"]
     with zipfile.ZipFile(tmp_path / "bundle.zip") as archive:
@@ -96,6 +99,31 @@ def test_it_has_everything_and_no_data(unpacked: Path, answered: Path, workshop:
     packages = contents["requirements.txt"].decode()
     assert "\ntransformers==" in packages
     assert "panjue" not in packages
+
+
+def test_no_other_task_is_packed(unpacked: Path) -> None:
+    """A private task lies beside the public ones."""
+    tasks = unpacked / "code/panjue/prompts/tasks"
+    folders = {path.name for path in tasks.iterdir() if path.is_dir()}
+    assert folders == {"judgment"}
+
+
+@pytest.mark.parametrize("change", ["another", "missing"])
+@pytest.mark.parametrize("name", ["adapter/adapter_model.safetensors", "config.yaml"])
+def test_a_bundle_with_a_changed_file_does_not_answer(
+    name: str, change: str, unpacked: Path, workshop: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(unpacked, tmp_path / "bundle")
+    if change == "another":
+        (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
+    else:
+        (folder / name).unlink()
+    words = [sys.executable, "-P", "answer.py", str(workshop / "demo/test.jsonl")]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    told = "was changed since it was packed" if change == "another" else "is missing"
+    assert done.returncode == 1
+    assert done.stderr == f"{folder / name}: {told}; unpack the archive again\n"
+    assert not (folder / "answers").exists()
 
 
 def test_imported_versions_are_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

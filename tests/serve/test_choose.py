@@ -8,10 +8,12 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from panjue.finetune.trained import open_trained, read_trained
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
-from panjue.prompts.plumbing.run import Answers, Chosen, Run, RunRecord
+from panjue.prompts.plumbing.records import WHOLE, AnswersRecord, Choice, RunRecord, if_any
 from panjue.prompts.reader import Reader, half_of
 from panjue.prompts.task import load_task
+from panjue.serve.answers import read_answers
 from panjue.serve.merge import WEIGHTS_FILE, merge
 
 Panjue = Callable[..., CompletedProcess[str]]
@@ -38,18 +40,24 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 
 def answers_of(run: Path, step: int) -> Path:
-    return run / f"answers/held-out-step-{step}"
+    return run / f"answers/held-out.step-{step}"
 
 
-def chosen_of(run: Path) -> Chosen:
-    chosen = Chosen.read(run)
+def trained_of(answers: Path) -> Path:
+    trained = read_answers(answers).trained
+    assert trained
+    return trained.folder
+
+
+def chosen_of(run: Path) -> Choice:
+    chosen = if_any(Choice, run / "chosen.json")
     assert chosen
     return chosen
 
 
 def give_gold(folder: Path) -> None:
     """Have an adapter answered all right."""
-    held_out = Answers(folder).record
+    held_out = AnswersRecord.read(folder)
     gold = {str(one.id): one for one in Reader(TASK).read(Path(held_out.test))}
     rows = [row for _, row in read_lines(folder / "completions.jsonl")]
     with (folder / "completions.jsonl").open("w", encoding="utf-8") as out:
@@ -84,14 +92,14 @@ def test_each_adapter_answers_the_half_that_chooses(
     assert running_engine == [run / "merged"] * 3, "an engine for each merged adapter"
     chosen = chosen_of(run)
     assert chosen.adapter == "adapter", "the same engine answered: of equal ones the lowest loss"
-    assert list(chosen.candidates) == ["adapter", "kept/step-3", "kept/step-4"]
-    assert [of.step for of in chosen.candidates.values()] == [LOWEST, 3, 4]
-    assert chosen.gain == (0, 0, 0)
+    assert list(chosen.candidates) == ["adapter", "kept/step-4", "kept/step-3"]
+    assert [of.step for of in chosen.candidates.values()] == [LOWEST, 4, 3]
+    assert set(chosen.best[WHOLE].less_first.values()) == {(0, 0, 0)}
     for step in (LOWEST, 3, 4):
-        record = Answers(answers_of(run, step)).record
+        record = AnswersRecord.read(answers_of(run, step))
         assert (record.half, record.held_out) == ("choosing", True)
         assert asked_ids(answers_of(run, step)) == half_ids(workshop, "choosing")
-    assert Answers(answers_of(run, 3)).trained == run / "kept/step-3"
+    assert trained_of(answers_of(run, 3)) == run / "kept/step-3"
     assert not (run / "merged").exists(), "the merges of the others are deleted"
 
 
@@ -115,11 +123,11 @@ def test_the_best_adapter_is_chosen(chosen_run: Path, panjue: Panjue) -> None:
     chosen = chosen_of(chosen_run)
     assert chosen.adapter == "kept/step-4"
     assert chosen.candidates["kept/step-4"].metrics["final"] == pytest.approx(1)
-    mean, low, high = chosen.gain
+    mean, low, high = chosen.best[WHOLE].less_first["kept/step-4"]
     assert 0 < low <= mean <= high
     assert said_of(chosen_run) in lines
     assert lines[-1] == f"next: panjue generate {chosen_run} TEST"
-    assert Run(chosen_run).trained == chosen_run / "kept/step-4"
+    assert open_trained(chosen_run).folder == chosen_run / "kept/step-4"
 
 
 def test_the_chosen_adapter_answers_and_the_other_half_says_who(
@@ -132,7 +140,7 @@ def test_the_chosen_adapter_answers_and_the_other_half_says_who(
     merged = RunRecord.read(chosen_run / "merged")
     assert merged.adapter_sha256 == chosen_of(chosen_run).adapter_sha256
     held_out = chosen_run / "answers/held-out"
-    record = Answers(held_out).record
+    record = AnswersRecord.read(held_out)
     assert (record.half, record.trained) == ("other", str(chosen_run / "kept/step-4"))
     assert asked_ids(held_out) == half_ids(workshop, "other")
     assert panjue("score", test, chosen_run / "answers/test").returncode == 0
@@ -150,14 +158,14 @@ def test_a_bundle_has_the_chosen_adapter(
         packed.extractall(tmp_path / "out")
     packed_weights = sha256(tmp_path / "out/adapter" / WEIGHTS_FILE)
     assert packed_weights == sha256(chosen_run / "kept/step-4" / WEIGHTS_FILE)
-    assert Run(tmp_path / "out").result == tmp_path / "out/adapter"
+    assert open_trained(tmp_path / "out").folder == tmp_path / "out/adapter"
 
 
 def test_another_adapter_than_the_chosen_one_is_refused(
     chosen_run: Path, panjue: Panjue, workshop: Path, tmp_path: Path
 ) -> None:
     moved = chosen_run.rename(tmp_path / "moved")
-    assert Answers(answers_of(moved, 4)).trained == moved / "kept/step-4"
+    assert trained_of(answers_of(moved, 4)) == moved / "kept/step-4"
     (moved / "kept/step-4" / WEIGHTS_FILE).write_bytes(b"another")
     for words in (("generate", moved, workshop / "demo/test.jsonl"), ("serve", moved)):
         done = panjue(*words)
@@ -198,7 +206,7 @@ def test_what_cannot_choose_is_one_line(run: Path, trained: Path, panjue: Panjue
     for word in ("answer=classifier", "endpoint=x#y", "ray=auto"):
         assert "`panjue choose` asks each adapter itself; leave it out" in told(run, word)
     assert "adapter=none: asks the base alone" in told(run, "adapter=none")
-    merged = merge(run / "adapter")
+    merged = merge(read_trained(run / "adapter"))
     for place in ("adapter", "kept/step-3", "kept/step-4"):
         path = run / place / "manifest.json"
         write_json(path, {**read_json(path), "train": "gone.jsonl"})

@@ -17,7 +17,6 @@ import pytest
 from panjue.prompts.example import call_key
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines, sha256
-from panjue.prompts.plumbing.run import Run
 from panjue.prompts.task import load_task, task_folders
 from panjue.serve.ask import Budget, Question, QuestionMaker, Request
 from panjue.serve.endpoint import ENDPOINT_KEY, MAX_REFUSALS, Endpoint
@@ -387,4 +386,4 @@ def test_without_a_training_a_task_without_labels_is_needed(
     tmp_path: Path, words: list[str], named: str
 ) -> None:
     with pytest.raises(UserError, match=named):
-        generate_settings(Run(tmp_path), SAMPLE, ["endpoint=http://127.0.0.1:9/v1#x", *words])
+        generate_settings(tmp_path, None, ["endpoint=http://127.0.0.1:9/v1#x", *words])

@@ -13,6 +13,7 @@ from transformers import Qwen3NextConfig
 
 from panjue.finetune.classifier.fit import training_advisor
 from panjue.finetune.data import RowMaker, RowReport
+from panjue.finetune.trained import open_trained
 from panjue.prompts.example import Example
 from panjue.prompts.labels import collect
 from panjue.prompts.reader import Reader
@@ -137,8 +138,9 @@ def test_a_schema_that_the_grammar_library_refuses_is_found_before_the_request(
 ) -> None:
     bad_schema = {"type": "array", "uniqueItems": True}
     bad = replace(TASK, ask=replace(TASK.ask, schema=lambda _example, _labels: bad_schema))
+    maker = QuestionMaker(bad, open_trained(trained), merged, question_maker.budget)
     with pytest.raises(Refusal, match="grammar library"):
-        QuestionMaker(bad, trained / "adapter", merged, question_maker.budget).question(examples[0])
+        maker.question(examples[0])
 
 
 ODD = (

@@ -13,18 +13,19 @@ import jsonschema
 import pytest
 
 from panjue.eval.choice import choice_lines
-from panjue.finetune.classifier.opinions import load_advisor
-from panjue.prompts.cli_generate import generate
+from panjue.finetune.trained import open_trained
+from panjue.prompts.cli_generate import decode_again
 from panjue.prompts.example import Example
+from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.labels import load_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
-from panjue.prompts.plumbing.run import Answers, Choice, Run
+from panjue.prompts.plumbing.records import AnswersRecord, Choice
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
+from panjue.serve.answers import Answered
 from panjue.serve.ask import answer_all
-from panjue.serve.decoding import decode_answers
-from panjue.serve.settings import generate_settings
+from tests.opened import decoded, generated
 
 Panjue = Callable[..., CompletedProcess[str]]
 Lines = Callable[..., list[str]]
@@ -55,8 +56,7 @@ def change_record(run: Path, **changes: Any) -> None:
 
 
 def answer(run: Path, test: Path, *words: str) -> None:
-    settings = generate_settings(Run(run), test, ["answer=model", *words])
-    generate(Run(run), test, settings)
+    generated(run, test, ["answer=model", *words])
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def submission(run: Path) -> bytes:
 def of_classifier(run: Path, cases: Path) -> list[dict[str, Any]]:
     """Return the rows of a submission that the text classifier of a training makes."""
     task = load_task("judgment")
-    advisor = load_advisor(run / "adapter", task, load_labels(run / "adapter/labels.json"))
+    advisor = open_trained(run).advisor(task)
     assert advisor
     rows = []
     for case in Reader(task).read(cases):
@@ -93,8 +93,7 @@ def held_out_of(run: Path) -> Path:
 
 
 def choice_of(run: Path) -> Choice:
-    choice = Choice.read(held_out_of(run))
-    assert choice
+    [choice] = open_trained(run).choices
     return choice
 
 
@@ -115,7 +114,7 @@ def test_generate_writes_completions_and_a_clean_submission(
     report = read_json(folder / "decode.json")
     assert report["examples"] == 24
     assert report["unreadable"] == report["cut"] == 0
-    record = Answers(folder).record
+    record = AnswersRecord.read(folder)
     assert (record.task, record.max_tokens, record.is_of_adapter) == ("judgment", 1024, True)
 
 
@@ -131,21 +130,20 @@ def test_the_first_generate_asks_held_out_cases_and_each_field_has_who_is_better
     assert all((fresh / "answers/test" / name).is_file() for name in files)
     assert {"confidence.jsonl", "decode.json"} <= set(files)
     assert step == f"next: panjue score {cases} {fresh}/answers/test"
-    who = {name: of_field.answered_by for name, of_field in choice.fields.items()}
+    who = choice.answered_by
     assert [part.partition(" (")[0] for part in said.split("; ")] == [
         f"{name}: {one}" for name, one in who.items()
     ]
-    assert Answers(held_out_of(fresh)).record.held_out
+    assert AnswersRecord.read(held_out_of(fresh)).held_out
     asked = list(read_lines(held_out_of(fresh) / "completions.jsonl"))
     assert len(asked) == choice.cases > 0
     assert running_engine == [fresh / "merged"], "once for both files"
 
-    record = Answers(fresh / "answers/test").record
+    record = AnswersRecord.read(fresh / "answers/test")
     assert record.asked == ("model" in who.values()), "no more is asked than is needed"
     assert (fresh / "answers/test/completions.jsonl").exists() == record.asked
     task = load_task("judgment")
-    labels = load_labels(fresh / "adapter/labels.json")
-    advisor = load_advisor(fresh / "adapter", task, labels)
+    advisor = open_trained(fresh).advisor(task)
     assert advisor
     rows = dict(read_submission(fresh))
     for case in Reader(task).read(cases):
@@ -167,7 +165,7 @@ def test_the_choice_is_resumed_and_made_once_for_each_way_to_reply(
     torn = held_out_of(fresh) / "completions.jsonl"
     kept, _, last = torn.read_bytes().rstrip().rpartition(b"\n")
     torn.write_bytes(kept + b"\n" + last[:-10])
-    (held_out_of(fresh) / "choice.json").unlink()
+    (fresh / "adapter/choice.json").unlink()
     again = lines_of(fresh)
     held_out = choice_of(fresh).cases
     assert f"continuing: {held_out - 1} of {held_out} are answered already" in again
@@ -176,12 +174,13 @@ def test_the_choice_is_resumed_and_made_once_for_each_way_to_reply(
     assert len(running_engine) == 2
     for words in (["answers=free", "constrained=false"], ["answers=seeded", "seed=1"]):
         lines_of(fresh, *words)
-        assert Choice.read(fresh / "answers" / f"held-out-{words[0][8:]}")
+        assert (fresh / "answers" / f"held-out-{words[0][8:]}").exists()
+    assert len(open_trained(fresh).choices) == 3
     assert len(running_engine) == 4, "other replies are compared anew"
     with pytest.raises(AssertionError, match="has answers made with other settings"):
         lines_of(fresh, "seed=2")
     assert len(running_engine) == 4, "refused before the engine starts"
-    monkeypatch.setattr("panjue.prompts.cli_generate.held_out_cases", None)  # nobody looks for them
+    monkeypatch.setattr("panjue.prompts.cli_generate.held_out_file", None)  # nobody looks for them
     before = held_out_of_all(fresh)
     assert lines_of(fresh, "answers=later")[-4] == lines[-4]
     assert held_out_of_all(fresh) == before, "these answers are made as those of the first choice"
@@ -197,9 +196,18 @@ def test_at_most_so_many_held_out_cases_are_asked(
     lines_of(fresh, "held_out_cases=4")
     choice = choice_of(fresh)
     assert choice.cases == 4
-    rows = list(read_lines(held_out_of(fresh) / "completions.jsonl"))
-    assert len(rows) == 4
-    assert lines_of(fresh)[-4] == lines_of(fresh, "held_out_cases=4")[-4], "a choice is kept"
+    rows = held_out_of(fresh) / "completions.jsonl"
+    asked = rows.read_bytes()
+    assert asked.count(b"\n") == 4
+    lines_of(fresh, "held_out_cases=4")
+    assert rows.read_bytes() == asked, "the choice is kept"
+    lines_of(fresh)
+    choice = choice_of(fresh)
+    assert choice.cases > 4
+    assert rows.read_bytes().startswith(asked), "more cases decide, and none is asked twice"
+    lines_of(fresh, "held_out_cases=4")
+    assert choice_of(fresh).cases == 4, "and fewer"
+    assert rows.read_bytes().count(b"\n") == choice.cases
 
 
 def test_a_dev_file_of_the_training_is_asked_once(
@@ -209,7 +217,7 @@ def test_a_dev_file_of_the_training_is_asked_once(
     lines = lines_of(fresh)
     assert choice_of(fresh).cases == 24
     assert len(running_engine) == 1
-    asked = Answers(fresh / "answers/test").record.asked
+    asked = AnswersRecord.read(fresh / "answers/test").asked
     if asked:
         rows = fresh / "answers/test/completions.jsonl"
         assert rows.read_bytes() == (held_out_of(fresh) / "completions.jsonl").read_bytes()
@@ -238,15 +246,24 @@ def test_who_answers_can_be_said_and_said_again(
     assert not list(run.glob("answers/held-out*"))
 
 
-def test_without_the_file_of_the_training_the_model_answers(
-    fresh: Path, lines_of: Lines, running_engine: list[Path]
+def test_without_the_file_of_the_training_an_earlier_choice_counts_or_who_answers_is_said(
+    fresh: Path, cases: Path, lines_of: Lines, running_engine: list[Path]
 ) -> None:
-    change_record(fresh, train="gone.jsonl")
+    elsewhere = shutil.copytree(fresh, fresh.with_name("elsewhere"))
+    change_record(elsewhere, train="gone.jsonl")
+    why = "gone.jsonl is missing, or was changed; say answer=model or answer=classifier$"
+    with pytest.raises(UserError, match=f"^{elsewhere}: nobody can decide who answers, .*: {why}"):
+        answer(elsewhere, cases, "answer=auto")
+    assert not running_engine
     lines = lines_of(fresh)
-    why = "no held-out cases to choose by, so the model answers: gone.jsonl is missing, or was"
-    assert any(line.startswith(why) for line in lines)
-    assert lines[-4] == "answered by the model"
-    assert len(running_engine) == 1
+    choices = (fresh / "adapter/choice.json").read_text("utf-8")
+    of_fresh, of_elsewhere = (model_sha256(run / "adapter") for run in (fresh, elsewhere))
+    choices = choices.replace(of_fresh, of_elsewhere)
+    (elsewhere / "adapter/choice.json").write_text(choices, "utf-8")
+    assert lines_of(elsewhere)[-4] == lines[-4]
+    other = lines_of(elsewhere, "answers=seeded", "seed=1")
+    assert other[-4] == lines[-4]
+    assert "who answers was decided by answers that were made otherwise: seed: 0 -> 1" in other
 
 
 def test_a_classifier_that_was_not_fitted_cannot_answer(fresh: Path, cases: Path) -> None:
@@ -330,15 +347,14 @@ def test_answers_of_other_settings_are_kept_and_another_name_is_offered(
 def test_nobody_else_writes_the_answers_until_they_are_decoded(
     run: Path, cases: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def while_held(folder: Path, _: str) -> None:
+    def while_held(answered: Answered, _: str) -> None:
         with ThreadPoolExecutor(1) as another:
-            another.submit(decode_answers, folder).result()
+            another.submit(decode_again, answered.folder, None).result()
 
-    settings = generate_settings(Run(run), cases, ["answer=model"])
-    monkeypatch.setattr("panjue.prompts.cli_generate.decode_answers", while_held)
+    monkeypatch.setattr("panjue.prompts.cli_generate.decode", while_held)
     with pytest.raises(UserError, match="answers/test: another process is at work there"):
-        generate(Run(run), cases, settings)
-    decode_answers(run / "answers/test")
+        generated(run, cases, ["answer=model"])
+    decoded(run / "answers/test")
 
 
 def test_a_case_that_training_has_no_room_for_is_asked(
@@ -354,7 +370,8 @@ def test_a_case_that_training_has_no_room_for_is_asked(
     printed = "\n".join(lines_of(run, "answer=model", test=test))
     rows = {row["id"]: row for _, row in read_lines(run / "answers/many/completions.jsonl")}
     assert len(rows[1]["texts"]) == 1
-    assert rows[1]["prompt_tokens"] + rows[1]["completion_tokens"] > Run(run).record.max_tokens
+    limit = open_trained(run).record.max_tokens
+    assert rows[1]["prompt_tokens"] + rows[1]["completion_tokens"] > limit
     assert rows[2]["refused"].endswith("delete this row of completions.jsonl")
     assert f"bad rows skipped: 1; the first: {test}:3: " in printed
     assert "what no reply has is answered by: text classifier" in printed

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from panjue.finetune.trained import open_trained
+from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines, write_json
-from panjue.prompts.plumbing.run import Choice, Run
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
@@ -25,7 +26,6 @@ from panjue.serve.ask import QuestionMaker
 from panjue.serve.judge import ServedRun, agreeing, load
 from panjue.serve.middleware import JUDGMENTS
 from panjue.serve.settings import ServeConfig
-from tests.records import write_answers
 from tests.serve.conftest import CASE, FACT, LONG_CASE
 from tests.served import PanjueServe, until
 
@@ -153,7 +153,7 @@ def test_python_gets_what_the_server_answers(
     cases = [{"fact": FACT, "defendants": [f"甲{i}"]} for i in range(40)]
 
     async def in_a_notebook() -> None:
-        with load(trained, {**small, "in_flight": 4}) as judge_case:
+        with load(trained, {**small, "in_flight": 4, "answer": "model"}) as judge_case:
             assert judge_case(**CASE) == judge(http, CASE)
             with pytest.raises(UserError, match="defendants: Field required"):
                 next(judge_case.many([{"fact": FACT}]))
@@ -185,29 +185,25 @@ def test_the_probabilities_of_classes_agree_with_the_confidence(
     assert agreeing({"a": 1.0}, "b", 0.5) == {"a": 0.5, "b": 0.5}
 
 
-@pytest.mark.parametrize("broken", ["manifest.json", "choice.json"])
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"task": 7}', None])
-def test_answers_that_cannot_be_read_keep_no_server_from_starting(
-    broken: str, content: str | None, trained: Path, tmp_path: Path
+@pytest.mark.parametrize("constrained", [None, False])
+def test_where_nobody_has_decided_who_answers_a_server_does_not_start(
+    constrained: bool | None, trained: Path, tmp_path: Path
 ) -> None:
+    """Nor where it was decided by replies without a schema, which the server's always have."""
     run = shutil.copytree(trained, tmp_path / "run", ignore=shutil.ignore_patterns("answers"))
-    folder = run / "answers/held-out"
-    choice = Choice(cases=1, counted=1, fields={}, calibration={})
-    write_json(folder / "choice.json", choice.model_dump())
-    write_answers(folder, run / "manifest.json")
-    if content is None:
-        (folder / broken).unlink()
-    else:
-        (folder / broken).write_text(content, "utf-8")
-    said = ServedRun(Run(run), ServeConfig.model_validate({})).who_answers()
-    assert said.startswith("the model; ")
-    assert "\n" not in said
-    is_missing = content is None and broken == "choice.json"
-    assert (str(folder / broken) in said) != is_missing
+    model = {"metrics": {}, "sha256": model_sha256(run / "adapter")}
+    choice = {"candidates": {"model": model}, "best": {}, "cases": 1, "counted": 1}
+    if constrained is not None:
+        choices = [{**choice, "asked": {"constrained": constrained}}]
+        write_json(run / "adapter/choice.json", {"choices": choices})
+    with pytest.raises(UserError, match=r"run: nobody has decided who answers.* answer=model$"):
+        ServedRun(open_trained(run), ServeConfig.model_validate({}))
+    served = ServedRun(open_trained(run), ServeConfig.model_validate({"answer": "model"}))
+    assert served.who_answers() == "the model"
 
 
 def test_the_reason_why_it_does_not_start_is_one_line(trained: Path) -> None:
-    settings = {"engine": {"dtype": "nonsense"}}
+    settings = {"engine": {"dtype": "nonsense"}, "answer": "model"}
     with pytest.raises(UserError, match=r"^engine: dtype"), load(trained, settings):
         pass
     with pytest.raises(UserError, match="should be 'merge'"), load(trained, {"adapter": "𠮷"}):

@@ -18,10 +18,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from panjue.finetune.trained import read_trained
 from panjue.prompts.fingerprint import base_files, base_sha256, model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
-from panjue.prompts.plumbing.run import RunRecord
+from panjue.prompts.plumbing.records import RunRecord
 from panjue.serve.merge import logits, merge, named_for_vllm, served_model, write_merged
 
 # Of peft, for an adapter of a kind that is hard to merge; here such adapters are merged.
@@ -94,7 +95,7 @@ def test_a_merged_model_has_the_outputs_of_base_and_adapter(kind: str, tmp_path:
         torch.testing.assert_close(merged, adapted)
 
 
-def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+def weights_folder(folder: Path) -> dict[str, torch.Tensor]:
     weights = {}
     for path in folder.glob("*.safetensors"):
         weights.update(load_file(path))
@@ -105,9 +106,9 @@ def test_sums_are_computed_in_float32_and_other_weights_stay(tmp_path: Path) -> 
     base, adapter, out = make(tmp_path, dtype=torch.bfloat16, target_modules=LAYERS)
     assert len([*base.glob("*.safetensors")]) > 3
     write_merged(base, adapter, out, range(40))
-    old = weights_of(base)
-    new = weights_of(out)
-    matrices = weights_of(adapter)
+    old = weights_folder(base)
+    new = weights_folder(out)
+    matrices = weights_folder(adapter)
     assert new.keys() == old.keys()
     for key, before in old.items():
         layer = f"base_model.model.{key.removesuffix('.weight')}"
@@ -127,7 +128,7 @@ def test_weights_that_a_model_keeps_in_float32_stay_in_it(
     kept = ("model.norm", "lm_head")
     monkeypatch.setattr(Qwen3ForCausalLM, "_keep_in_fp32_modules_strict", [*kept])
     write_merged(*places, range(40))
-    for key, weight in weights_of(tmp_path / "out").items():
+    for key, weight in weights_folder(tmp_path / "out").items():
         assert weight.dtype == (torch.float32 if key.startswith(kept) else torch.bfloat16), key
 
 
@@ -143,7 +144,7 @@ def test_a_merge_with_other_outputs_is_refused_and_leaves_nothing(
     adapter = shutil.copytree(trained / "adapter", tmp_path / "adapter")
     monkeypatch.setattr(LoraModel, "merge_and_unload", LoraModel.unload)
     with pytest.raises(UserError, match=r"merging it changes the outputs \(by"):
-        merge(adapter)
+        merge(read_trained(adapter))
     assert [path.name for path in tmp_path.rglob("*") if path.is_dir()] == ["adapter"]
 
 
@@ -158,7 +159,7 @@ def test_a_tiny_model_is_merged_by_two_threads_of_three(
         return logits(model, ids)
 
     monkeypatch.setattr("panjue.serve.merge.logits", counted)
-    merge(shutil.copytree(trained / "adapter", tmp_path / "adapter"))
+    merge(read_trained(shutil.copytree(trained / "adapter", tmp_path / "adapter")))
     assert counts == [2, 2], "with the adapter, and merged"
 
 
@@ -189,15 +190,15 @@ def test_a_merge_is_made_once_and_keeps_sampling_settings_that_transformers_drop
     digest = {"base": str(base), "base_sha256": base_sha256(files), "base_files": files}
     RunRecord.read(adapter).model_copy(update=digest).write(adapter)
     before = model_sha256(adapter)
-    out = merge(adapter)
+    out = merge(read_trained(adapter))
     assert out == adapter / "merged", "another one may lie beside it"
     for same in (file, *base.glob("tokenizer*"), *base.glob("*.jinja")):
         assert (out / same.name).read_bytes() == same.read_bytes()
     assert read_json(out / "config.json")["rope_theta"] == 10_000, "where transformers 4 reads it"
     made = (out / "model.safetensors").stat().st_mtime_ns
-    assert merge(adapter) == out
+    assert merge(read_trained(adapter)) == out
     monkeypatch.chdir(adapter)
-    assert served_model(Path(), "merge").model == out
+    assert served_model(read_trained(Path()), "merge").model == out
     monkeypatch.setattr("panjue.serve.merge.is_part", lambda _: True)
     assert (named_for_vllm(Path(), base) / "labels.json").exists()
     assert model_sha256(adapter) == before

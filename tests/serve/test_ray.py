@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from panjue.finetune.trained import open_trained
 from panjue.prompts.example import Example
 from panjue.prompts.model import CLASSIFIER, TINY_BYTES
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.plumbing.run import Run
 from panjue.serve import ray as driver
 from panjue.serve.job import Job
 from panjue.serve.merge import Served
@@ -112,7 +112,7 @@ def test_a_replica_with_another_model_labels_or_classifier_is_refused(
     """Its machine has copies, which may be of another training."""
     run = shutil.copytree(trained, tmp_path / "run")
     config = GenerateConfig.model_validate({})
-    job = Job(config, Run(run), "judgment", served=Served(run / merged.name))
+    job = Job(config, run, open_trained(run), "judgment", served=Served(run / merged.name))
     of_driver = driver.fingerprints(job)
     with (run / folder / file).open("ab") as copy:
         copy.write(b" ")
@@ -126,7 +126,7 @@ def test_a_replica_takes_its_gpus_or_its_share_of_a_machines_cores(
 ) -> None:
     engine = {"tensor_parallel_size": 2, "data_parallel_size": 2}
     config = GenerateConfig.model_validate({"engine": engine, "ray": "auto", "replicas": 3})
-    job = Job(config, Run(Path("run")), "judgment", served=Served(tmp_path))
+    job = Job(config, Path("run"), None, "judgment", served=Served(tmp_path))
     weights = tmp_path / "model.safetensors"
     weights.touch()
     os.truncate(weights, TINY_BYTES + 1)

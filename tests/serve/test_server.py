@@ -27,7 +27,7 @@ from tests.served import PanjueServe, left_of, until
 
 
 def start(run: Path, word: str) -> None:
-    serve(*serve_settings(run, ["port=0", word]))
+    serve(*serve_settings(run, ["port=0", "answer=model", word]))
 
 
 def test_a_port_in_use_is_said_before_anything_slow(trained: Path) -> None:
@@ -99,7 +99,7 @@ def several(trained: Path, other: Path) -> Iterator[PanjueServe]:
     """Return a server of two trainings of one base, to whose threads nobody has said anything."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMP_NUM_THREADS")
-        started = PanjueServe(trained, f"other={other}")
+        started = PanjueServe(trained, "answer=model", f"other={other}")
     try:
         started.ready()
         yield started

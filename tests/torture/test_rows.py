@@ -10,7 +10,7 @@ import pytest
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.plumbing.run import AnswersRecord
+from panjue.prompts.plumbing.records import AnswersRecord
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import sentence

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from panjue.finetune.classifier.calibration import (
+    LEAST_SCALE,
     UNSURE,
     FieldAnswer,
     calibrated,
@@ -39,6 +40,21 @@ def test_confidences_follow_how_often_the_model_was_right() -> None:
     assert confidence_in(calibration, few) == 0.5, "too few to say"
     never_wrong = confidence_in(calibration, judged("articles", "agree", 0.3))
     assert 0.9 < never_wrong < 1, "but not certain"
+
+
+def test_doubt_is_never_thrown_away() -> None:
+    """Where the model was right on nearly all cases, whatever the classifier thought of them."""
+    chances = [0.001 + 0.998 * n / 499 for n in range(500)]
+    answers = [(FieldAnswer(0, "penalty", None, "agree", chance), True) for chance in chances]
+    unsure = (FieldAnswer(0, "penalty", None, "agree", 0.999), False)
+    calibration = calibration_of([*answers, unsure])
+    scale, _ = calibration["penalty"]["agree"]
+    assert scale >= LEAST_SCALE
+
+    def confidence(chance: float) -> float:
+        return confidence_in(calibration, FieldAnswer(0, "penalty", None, "agree", chance))
+
+    assert 1 - confidence(1e-6) > 2 * (1 - confidence(0.5)) > 2.5 * (1 - confidence(0.999))
 
 
 @pytest.mark.parametrize("gap", [1e-3, 1, 1e3])

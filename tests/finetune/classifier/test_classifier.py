@@ -23,7 +23,7 @@ from panjue.finetune.classifier.label_sets import LabelField
 from panjue.prompts.example import Example, LabelFields
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump, write_json
+from panjue.prompts.plumbing.files import dump, sha256
 from panjue.prompts.task import load_task
 from tests.records import write_training
 
@@ -174,8 +174,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_is_written_is_read_again(path: Path) -> None:
-    read = load_classifier(path.parent, TWO_CLASSES)
-    assert read
+    read = load_classifier(path.parent, sha256(path), TWO_CLASSES)
     example = Example(id=1, text="甲乙")
     assert read.probabilities(example) == small(is_set=False).probabilities(example)
     first = path.read_bytes()
@@ -199,12 +198,6 @@ def test_a_file_of_version_0_4_is_read(path: Path) -> None:
         assert read.probabilities(example) == small(is_set=False).probabilities(example)
 
 
-def test_a_training_without_a_classifier_has_none(tmp_path: Path) -> None:
-    assert load_classifier(tmp_path, TASK) is None
-    write_json(tmp_path / "manifest.json", {})
-    assert load_classifier(tmp_path, TASK) is None
-
-
 def test_no_pickle_is_read(tmp_path: Path) -> None:
     np.savez(tmp_path / CLASSIFIER, about=np.array([{}], dtype=object))
     with pytest.raises(ValueError, match="allow_pickle=False"):
@@ -213,12 +206,13 @@ def test_no_pickle_is_read(tmp_path: Path) -> None:
 
 def test_a_file_that_is_missing_or_another_is_one_line(path: Path) -> None:
     line = f"^{path}: is missing, or is not what the training wrote; restore it, or train again$"
+    digest = sha256(path)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(UserError, match=line):
-        load_classifier(path.parent, TWO_CLASSES)
+        load_classifier(path.parent, digest, TWO_CLASSES)
     path.unlink()
     with pytest.raises(UserError, match=line):
-        load_classifier(path.parent, TWO_CLASSES)
+        load_classifier(path.parent, digest, TWO_CLASSES)
 
 
 def test_a_file_of_another_version_or_task_is_one_line(
@@ -226,7 +220,7 @@ def test_a_file_of_another_version_or_task_is_one_line(
 ) -> None:
     line = f"^{path}: is no classifier of this version of panjue; train again$"
     with pytest.raises(UserError, match=line):
-        load_classifier(path.parent, TASK)
+        load_classifier(path.parent, sha256(path), TASK)
     monkeypatch.setattr("panjue.finetune.classifier.classifier.FILE_VERSION", 0)
     with pytest.raises(UserError, match=line):
-        load_classifier(path.parent, TWO_CLASSES)
+        load_classifier(path.parent, sha256(path), TWO_CLASSES)

@@ -30,7 +30,8 @@ from panjue.prompts.plumbing.ours import (
     lies_in_ours,
     refuse_claim,
 )
-from panjue.prompts.plumbing.run import REPLACED, AnswersRecord, RunRecord
+from panjue.prompts.plumbing.records import AnswersRecord, RunRecord
+from panjue.prompts.plumbing.run import REPLACED
 
 FOREIGN = r"was not made by panjue, so it is kept; move it, or choose another "
 RECORD = json.dumps(dict.fromkeys(RECORD_KEYS["manifest.json"]))

@@ -6,26 +6,26 @@ from typing import Any
 
 import pytest
 
+from panjue.finetune.trained import open_trained
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256, write_json
-from panjue.prompts.plumbing.run import (
+from panjue.prompts.plumbing.records import (
     CASES,
     CHOICE,
     DATA,
-    HELD_OUT,
     NAMES,
     REPLIES,
     RESULT,
     ROWS,
     WEIGHTS,
-    Answers,
     AnswersRecord,
     Choice,
-    FieldChoice,
-    Run,
     RunRecord,
-    find_answers,
+    if_any,
+    model_less_classifier,
 )
+from panjue.prompts.plumbing.run import HELD_OUT, find_answers, weights_that_answered
+from panjue.serve.answers import read_answers
 
 TRAINED: dict[str, Any] = {
     **{"task": "judgment", "base": "b", "base_sha256": "1", "train": "t", "train_sha256": "2"},
@@ -40,18 +40,19 @@ ANSWERED: dict[str, Any] = {
 }
 
 
-def trained_run(folder: Path, name: str = "adapter") -> Run:
+def trained_run(folder: Path, name: str = "adapter") -> Path:
     (folder / name).mkdir(parents=True)
     RunRecord.model_validate(TRAINED).write(folder / name)
     (folder / name / "labels.json").write_text("{}", "utf-8")
-    return Run(folder)
+    return folder
 
 
 @pytest.mark.parametrize("name", ["adapter", "model", "."])
 def test_a_record_comes_back_as_it_was_written(tmp_path: Path, name: str) -> None:
     run = trained_run(tmp_path / "run", name)
-    assert run.trained == run.result == tmp_path / "run" / name
-    assert run.record == RunRecord.model_validate(TRAINED)
+    trained = open_trained(run)
+    assert trained.folder == tmp_path / "run" / name
+    assert trained.record == RunRecord.model_validate(TRAINED)
 
 
 def test_records_differ_by_all_but_versions_and_moved_files() -> None:
@@ -80,26 +81,30 @@ def test_a_record_of_version_0_4_is_read_without_what_went(who: str) -> None:
 
 
 def test_a_choice_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    field = FieldChoice(
-        answered_by="model", metric="final", model=0.5, classifier=0.4, low=0.0, high=0.2
-    )
-    choice = Choice(cases=3, counted=2, fields={"a": field}, calibration={"a": {"agree": (1, 0)}})
-    assert Choice.read(tmp_path) is None
-    write_json(tmp_path / CHOICE, choice.model_dump(mode="json"))
-    assert Choice.read(tmp_path) == choice
-    (tmp_path / CHOICE).write_text('{"metric": "final", "cases": 10}', "utf-8")
-    with pytest.raises(UserError, match=r"choice\.json: .*; delete it$"):
-        Choice.read(tmp_path)
+    field = {"answered_by": "model", "metric": "final", "model": 0.5, "classifier": 0.4}
+    of_0_4 = {"cases": 3, "counted": 2, "calibration": {"a": {"agree": (1, 0)}}}
+    fields = {"a": {**field, "low": 0.0, "high": 0.2}}
+    choice = Choice.model_validate({**of_0_4, "fields": fields})
+    assert (choice.answered_by, choice.score("a", "classifier")) == ({"a": "model"}, 0.4)
+    assert model_less_classifier(choice.best["a"]) == pytest.approx((0.1, 0.0, 0.2))
+    path = tmp_path / CHOICE
+    assert if_any(Choice, path) is None
+    write_json(path, choice.model_dump(mode="json"))
+    assert if_any(Choice, path) == choice
+    for broken in ('{"metric": "final", "cases": 10}', '{"fields": 3}', '{"adapter": "a"}'):
+        path.write_text(broken, "utf-8")
+        with pytest.raises(UserError, match=r"choice\.json: .*; delete it$"):
+            if_any(Choice, path)
 
 
 def test_what_is_missing_or_of_an_older_version_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no such folder; nothing trained is there"):
-        _ = Run(tmp_path / "nowhere").trained
+        open_trained(tmp_path / "nowhere")
     with pytest.raises(UserError, match="`panjue generate` makes them"):
-        _ = Answers(tmp_path).record
+        read_answers(tmp_path)
     (tmp_path / "manifest.json").write_text('{"generate": {}}', "utf-8")
     with pytest.raises(UserError, match="another version of panjue made it"):
-        _ = Answers(tmp_path).record
+        read_answers(tmp_path)
 
 
 def test_a_path_means_the_answers_to_the_gold_file(tmp_path: Path) -> None:
@@ -113,27 +118,27 @@ def test_a_path_means_the_answers_to_the_gold_file(tmp_path: Path) -> None:
         (run / "answers" / name).mkdir(parents=True)
         record = AnswersRecord.model_validate({**ANSWERED, "test_sha256": digest})
         record.write(run / "answers" / name)
-    assert find_answers(run, gold) == Answers(run / "answers/b")
+    assert find_answers(run, gold, sha256(gold)) == run / "answers/b"
     (run / "answers/c").mkdir()
     for content in ("{", '{"test_sha256": 7}'):  # nothing else needs to be read
         (run / "answers/c/manifest.json").write_text(content, "utf-8")
-        assert find_answers(run, gold) == Answers(run / "answers/b")
+        assert find_answers(run, gold, sha256(gold)) == run / "answers/b"
     (run / "answers/c/manifest.json").unlink()
-    assert find_answers(run / "answers/a", gold) == Answers(run / "answers/a")
-    assert find_answers(run / "answers/a/submission.jsonl") == Answers(run / "answers/a")
+    assert find_answers(run / "answers/a", gold, sha256(gold)) == run / "answers/a"
+    assert find_answers(run / "answers/a/submission.jsonl") == run / "answers/a"
     assert find_answers(tmp_path / "other.jsonl") is None
     with pytest.raises(UserError, match="has several answers; say which: "):
         find_answers(run)
     shutil.copytree(run / "answers/b", run / "answers/gold")
     with pytest.raises(UserError) as error:
-        find_answers(run, gold)
+        find_answers(run, gold, sha256(gold))
     assert str(error.value).endswith(f"which: {run}/answers/b, {run}/answers/gold")
     shutil.rmtree(run / "answers/gold")
     for name in (HELD_OUT, f"{HELD_OUT}-b"):
         folder = (run / "answers/b").rename(run / "answers" / name)
-        assert find_answers(run) == Answers(run / "answers/a")
-        assert find_answers(run, gold) == Answers(run / "answers/a")
-        assert find_answers(folder, gold) == Answers(folder), "where they are named"
+        assert find_answers(run) == run / "answers/a"
+        assert find_answers(run, gold, sha256(gold)) == run / "answers/a"
+        assert find_answers(folder, gold, sha256(gold)) == folder, "where they are named"
         folder.rename(run / "answers/b")
 
 
@@ -146,7 +151,7 @@ def test_a_folder_of_cases_is_recognised_by_its_content(tmp_path: Path) -> None:
         record = AnswersRecord.model_validate({**ANSWERED, "test_sha256": digest})
         folder.mkdir(parents=True)
         record.write(folder)
-    assert find_answers(tmp_path / "run", gold) == Answers(tmp_path / "run/answers/a")
+    assert find_answers(tmp_path / "run", gold, sha256(gold)) == tmp_path / "run/answers/a"
 
 
 def test_of_several_answers_the_empty_ones_do_not_count(tmp_path: Path) -> None:
@@ -162,15 +167,14 @@ def test_of_several_answers_the_empty_ones_do_not_count(tmp_path: Path) -> None:
     places = tmp_path / "answers"
     assert str(error.value).endswith(f"which: {places}/a, {places}/b")
     shutil.rmtree(places / "b")
-    assert find_answers(tmp_path) == Answers(places / "a")
+    assert find_answers(tmp_path) == places / "a"
 
 
 def test_answers_of_a_moved_run_find_its_adapter(tmp_path: Path) -> None:
     run = trained_run(tmp_path / "moved")
-    folder = run.folder / "answers/test"
+    folder = run / "answers/test"
     folder.mkdir(parents=True)
-    AnswersRecord.model_validate(ANSWERED).write(folder)
-    assert Answers(folder).trained == run.trained
+    assert weights_that_answered(folder, ANSWERED["trained"]) == run / "adapter"
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", '{"name": "a web page"}', ""])
@@ -182,7 +186,7 @@ def test_a_manifest_of_something_else_is_not_read(content: str, tmp_path: Path) 
 
 def test_a_folder_of_answers_is_no_training(tmp_path: Path) -> None:
     run = trained_run(tmp_path / "answers/run", ".")
-    assert run.trained == run.folder, "whatever the folder around it is called"
-    AnswersRecord.model_validate(ANSWERED).write(run.folder)
+    assert open_trained(run).folder == run, "whatever the folder around it is called"
+    AnswersRecord.model_validate(ANSWERED).write(run)
     with pytest.raises(UserError, match=r"run: has answers; give the run folder"):
-        _ = run.trained
+        open_trained(run)

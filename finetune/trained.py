@@ -1,0 +1,188 @@
+"""A training that is there, opened once: a command holds it and passes it on."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+from panjue.finetune.classifier.opinions import Advisor, load_advisor
+from panjue.prompts.fingerprint import model_sha256
+from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import (
+    exclusive_lock,
+    read_lines,
+    sha256,
+    shared_lock,
+    write_json,
+)
+from panjue.prompts.plumbing.records import (
+    CHOICE,
+    CHOSEN,
+    REPLIES,
+    AnswersRecord,
+    Choice,
+    Choices,
+    RunRecord,
+    TrainingSummary,
+    if_any,
+)
+from panjue.prompts.plumbing.run import (
+    ANSWERS,
+    CASES_FILE,
+    HELD_OUT,
+    refuse_answers,
+    run_around,
+    step_of_kept,
+    weights_folder,
+)
+from panjue.prompts.task import Task
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The weights of a training, with what lies beside them.
+
+    Attributes:
+        run: The run folder; an adapter alone is its own.
+        folder: Of the weights: an adapter, or a whole model.
+        record: What they were made from.
+        sha256: Their fingerprint (`model_sha256`).
+        labels: The label sets of the training.
+        labels_sha256: Of the file that has them.
+        chosen: Why it is this adapter, if `panjue choose` has chosen one; None: of lowest loss.
+    """
+
+    run: Path
+    folder: Path
+    record: RunRecord
+    sha256: str
+    labels: Labels
+    labels_sha256: str
+    chosen: Choice | None = None
+
+    @property
+    def is_adapter(self) -> bool:
+        return (self.folder / "adapter_config.json").exists()
+
+    @property
+    def has_classifier(self) -> bool:
+        """Say whether the training fitted a text classifier."""
+        return self.record.classifier_sha256 is not None
+
+    def advisor(self, task: Task) -> Advisor | None:
+        """Return the training's text classifier; None if it fitted none."""
+        digest = self.record.classifier_sha256
+        return load_advisor(self.folder, digest, task, self.labels) if digest else None
+
+    @cached_property
+    def choices(self) -> tuple[Choice, ...]:
+        """Return who answers each field, the model or the text classifier, by held-out cases.
+
+        There is one choice for each way in which the model was asked, the newest last.
+        """
+        return read_choices(self)
+
+    def step(self, summary: TrainingSummary) -> int | None:
+        """Return the step of these weights; None if nobody has recorded it."""
+        return step_of_kept(self.folder) or summary.kept_step
+
+
+def open_trained(run: Path) -> Trained:
+    """Open the training of a run folder; UserError: nothing trained is there."""
+    refuse_answers(run)
+    trained = find_trained(run)
+    return trained or refuse_untrained(run)
+
+
+@contextmanager
+def held_training(run: Path) -> Iterator[Trained | None]:
+    """Open the training of a run folder, which no training or choice changes within the block.
+
+    None: nothing trained is there, as in the folder of an endpoint's answers.
+    """
+    if weights_folder(run, if_any(Choice, run / CHOSEN)) is None:
+        yield None
+        return
+    with shared_lock(run):
+        yield find_trained(run)
+
+
+def refuse_untrained(run: Path) -> NoReturn:
+    missing = "" if run.is_dir() else "there is no such folder; "
+    raise UserError(f"{run}: {missing}nothing trained is there; run `panjue sft` first")
+
+
+def find_trained(run: Path) -> Trained | None:
+    """Open the training of a run folder; None if nothing trained is there."""
+    chosen = if_any(Choice, run / CHOSEN)
+    folder = weights_folder(run, chosen)
+    return None if folder is None else read_trained(folder, run, chosen)
+
+
+def read_trained(folder: Path, run: Path | None = None, chosen: Choice | None = None) -> Trained:
+    """Open the training whose weights are in `folder`; `run` is by default the folder around it."""
+    label_file = folder / "labels.json"
+    has_labels = label_file.exists()  # else whoever needs them refuses the training
+    return Trained(
+        run=run_around(folder) if run is None else run,
+        folder=folder,
+        record=RunRecord.read(folder),
+        sha256=model_sha256(folder),
+        labels=load_labels(label_file) if has_labels else Labels(),
+        labels_sha256=sha256(label_file) if has_labels else "",
+        chosen=chosen,
+    )
+
+
+def read_choices(trained: Trained) -> tuple[Choice, ...]:
+    """Read the choices that lie beside weights; until version 0.5, beside held-out answers.
+
+    A choice of other weights, which lay there before, is none of these.
+    """
+    if found := if_any(Choices, trained.folder / CHOICE):
+        of_these = (
+            one for one in found.choices if one.candidates["model"].sha256 == trained.sha256
+        )
+        return tuple(of_these)
+    choices = []
+    for folder in sorted((trained.run / ANSWERS).glob(f"{HELD_OUT}*")):
+        try:
+            choice = if_any(Choice, folder / CHOICE)
+            record = AnswersRecord.read(folder)
+        except UserError:  # of a version before 0.4, or broken: then held-out cases are asked again
+            continue
+        if choice and record.is_of_adapter and record.trained_sha256 == trained.sha256:
+            cases = folder / CASES_FILE
+            rows = read_lines(cases) if cases.exists() else ()
+            texts = tuple(row["text_sha256"] for _, row in rows)
+            choice = choice.of_model(trained.sha256)
+            choices.append(choice.model_copy(update={**made_from(record), "texts": texts}))
+    return tuple(choices)
+
+
+def made_from(record: AnswersRecord) -> dict[str, Any]:
+    """Return what a choice says of the answers that it was made from."""
+    return {
+        "file_sha256": record.test_sha256,
+        "half": record.half,
+        "highest_hash": record.highest_hash,
+        "asked": record.part(REPLIES),
+    }
+
+
+def keep_choice(trained: Trained, choice: Choice) -> None:
+    """Write a choice beside the weights, over an earlier one of the same way of asking."""
+    with exclusive_lock(trained.folder, f".{CHOICE}.lock", wait=True):
+        others = [one for one in read_choices(trained) if one.asked != choice.asked]
+        choices = Choices(choices=(*others, choice))
+        write_json(trained.folder / CHOICE, choices.model_dump(mode="json"))
+
+
+def refuse_other_choice(trained: Trained) -> None:
+    """Refuse weights that are others than those that `panjue choose` has chosen."""
+    if trained.chosen and trained.sha256 != trained.chosen.adapter_sha256:
+        way_out = f"`panjue choose {trained.run}` again, or delete {CHOSEN}"
+        raise UserError(f"{trained.folder}: is not the adapter that was chosen; {way_out}")

@@ -1,0 +1,413 @@
+"""The records of a training and its answers: what each file of a run folder says.
+
+- `RUN/manifest.json`: the RunRecord of the training that the folder belongs to.
+- `RUN/training.json`: the TrainingSummary: where the settings came from, and how the training went.
+- `RUN/adapter/manifest.json`: the RunRecord of the finished training; `RUN/model/` if full.
+- `RUN/chosen.json`: the Choice among the adapters of a training, if there was one.
+- `RUN/adapter/choice.json`: the Choices between the model and the text classifier.
+- `RUN/answers/NAME/manifest.json`: the AnswersRecord of the answers to one test file.
+- `RUN/answers/NAME/scores.json`: the StoredScores of these answers.
+
+Where these files lie is in `run.py`.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from panjue.prompts.plumbing.config import first_complaint
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import difference, read_object, read_record, sha256, write_json
+
+MANIFEST = "manifest.json"
+CHOICE = "choice.json"
+SCORES = "scores.json"
+DECODING = "decode.json"
+SUMMARY = "training.json"
+CHOSEN = "chosen.json"
+
+AnsweredBy = Literal["model", "classifier"]
+
+Kind = TypeVar("Kind", bound=BaseModel)
+
+SplitBy = Literal["text", "normal text"]
+"""What of a case decides whether it is held out or chosen; in version 0.4 white space did too."""
+
+Half = Literal["", "choosing", "other"]
+"""The half of held-out cases that chooses the adapter, the other one, or "": all of them."""
+
+# What an entry of a record shapes, as its annotation says. A test fails for an entry without.
+NAMES = "a name or path; the hash beside it counts"
+DATA = "the choice of the examples"
+ROWS = "the token rows"
+WEIGHTS = "the trained weights alone"
+RESULT = "nothing: it is known when all is done"
+CASES = "the cases, and all answers to them"
+REPLIES = "the model's replies alone"
+
+
+class Record(BaseModel):
+    """Base of the records; a `manifest.json` has exactly these keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    versions: Annotated[Mapping[str, str], RESULT] = Field(default_factory=dict)
+    """Library -> version, of panjue with the commit. A run may resume with others."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        path = folder / MANIFEST
+        try:
+            return cls.model_validate(read_record(path))
+        except ValidationError as error:
+            problem = first_complaint(error)
+            raise UserError(
+                f"{path}: {problem}; another version of panjue made it: make it again"
+            ) from None
+
+    def write(self, folder: Path) -> None:
+        """Write the record into a folder, without the entries that are not set."""
+        write_json(folder / MANIFEST, self.model_dump(mode="json", exclude_unset=True))
+
+    def part(self, *shaped: str) -> dict[str, Any]:
+        """Return the entries that shape one of these."""
+        names = set()
+        for name, info in type(self).model_fields.items():
+            if not set(shaped).isdisjoint(info.metadata):
+                names.add(name)
+        return self.model_dump(include=names, mode="json")
+
+    def difference(self, new: Self, *shaped: str) -> str:
+        """Return what of the entries that shape these `new` has otherwise, in one line."""
+        return difference(self.part(*shaped), new.part(*shaped))
+
+
+class RunRecord(Record):
+    """What a training was made from; trainings with equal records give equal adapters."""
+
+    task: Annotated[str, DATA]
+    base: Annotated[str, NAMES]
+    base_sha256: Annotated[str, ROWS]
+    base_files: Annotated[dict[str, str], NAMES] = Field(default_factory=dict)
+    """File of the base -> its hash; `base_sha256` is of them all. Versions before 0.5 had none."""
+    train: Annotated[str, NAMES]
+    train_sha256: Annotated[str, DATA]
+    dev: Annotated[str | None, NAMES] = None
+    dev_sha256: Annotated[str | None, DATA] = None
+    mix: Annotated[str | None, NAMES] = None
+    mix_sha256: Annotated[str | None, DATA] = None
+    mix_ratio: Annotated[float | None, DATA] = None
+    on_bad_row: Annotated[Literal["stop", "skip"], DATA] = "stop"
+    split_by: Annotated[SplitBy, DATA] = "text"
+    solve: Annotated[dict[str, Any], ROWS] = Field(default_factory=dict)
+    opinions: Annotated[bool, WEIGHTS] = False
+    """Whether the prompts show what the text classifier thinks."""
+    prompt_sha256: Annotated[str, ROWS]
+    task_sha256: Annotated[str | None, DATA] = None
+    """Of the code and prompt in the task's folder, which make the token rows."""
+    batch: Annotated[int, WEIGHTS] = 16
+    processes: Annotated[int, WEIGHTS] = 1
+    """Each has its own random state and its share of every step."""
+    max_tokens: Annotated[int, ROWS]
+    method: Annotated[str, WEIGHTS]
+    dtype: Annotated[str, WEIGHTS]
+    seed: Annotated[int, WEIGHTS]
+    patience: Annotated[int, WEIGHTS]
+    attn_implementation: Annotated[str, WEIGHTS] = "sdpa"
+    trainer: Annotated[dict[str, Any], WEIGHTS]
+    lora: Annotated[dict[str, Any], WEIGHTS]
+    quantization: Annotated[dict[str, Any], WEIGHTS]
+
+    attention: Annotated[str | None, RESULT] = None
+    """As transformers calls it; `panjue_packed` is that of `finetune.packed_attention`."""
+    examples: Annotated[int | None, RESULT] = None
+    """Training examples; like the hashes below, not known when the training is set up."""
+    labels_sha256: Annotated[str | None, RESULT] = None
+    classifier_sha256: Annotated[str | None, RESULT] = None
+    adapter_sha256: Annotated[str | None, RESULT] = None
+    """In the folder of a merged model: the adapter that was merged into the base."""
+    merged_files: Annotated[dict[str, str], RESULT] = Field(default_factory=dict)
+    """In this folder too: file of weights -> its hash. Versions before 0.5 had none."""
+
+    @property
+    def is_before_0_5(self) -> bool:
+        """Say whether a version before 0.5 made it, which hashed base and code in another way."""
+        return not self.base_files
+
+
+class AnswersRecord(Record):
+    """What answers were made from; a generation resumes only with an equal record."""
+
+    task: Annotated[str, CASES]
+    test: Annotated[str, NAMES]
+    test_sha256: Annotated[str, CASES]
+    trained: Annotated[str | None, NAMES] = None
+    """Adapter or model folder; None for an endpoint without a training."""
+    trained_sha256: Annotated[str | None, CASES] = None
+    labels_sha256: Annotated[str | None, CASES] = None
+    prompt_sha256: Annotated[str, REPLIES]
+    adapter: Annotated[str, REPLIES]
+    constrained: Annotated[bool, REPLIES]
+    max_tokens: Annotated[int, REPLIES]
+    seed: Annotated[int, REPLIES]
+    engine: Annotated[dict[str, Any], REPLIES]
+    sampling: Annotated[dict[str, Any], REPLIES]
+    samples: Annotated[int, REPLIES]
+    cases: Annotated[int | None, RESULT] = None
+    """How many there are; until version 0.5 nobody wrote it down."""
+    asked: Annotated[bool, RESULT] = True
+    """Whether the model was asked, or the text classifier answers everything."""
+    held_out: Annotated[bool, CASES] = False
+    split_by: Annotated[SplitBy, CASES] = "text"
+    """As in the record of the training."""
+    highest_hash: Annotated[str, CASES] = ""
+    """Of the texts of held-out cases that are asked, if not all are; see `reader.hash_by`."""
+    half: Annotated[Half, CASES] = ""
+    endpoint: Annotated[str | None, REPLIES] = None
+    solve: Annotated[dict[str, Any], CASES] = Field(default_factory=dict)
+    on_bad_row: Annotated[Literal["stop", "skip"], CASES] = "stop"
+    voted: Annotated[Mapping[str, str], RESULT] = Field(default_factory=dict)
+    """Folder of answers -> SHA-256 of its submission, if these answers are the vote of several."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_entries_of_0_4(cls, found: dict[str, Any]) -> dict[str, Any]:
+        if "answered_by" in found:
+            found = {"asked": found["answered_by"] == "model", **found}
+        gone = ("answered_by", "because", "scaling", "for_choice")
+        return {name: value for name, value in found.items() if name not in gone}
+
+    @property
+    def is_of_adapter(self) -> bool:
+        """Say whether the fine-tuned model answered, not its base or an endpoint."""
+        return bool(self.trained) and not self.endpoint and self.adapter != "none"
+
+
+class TrainingSummary(BaseModel):
+    """Where the settings of a training came from, and how it went; `training.json`.
+
+    The record of the training has what shapes the result. This is beside it, since two equal
+    trainings take different times. What is None is not known before the training is finished.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    config: str = ""
+    """Name of the config file."""
+    changed: dict[str, Any] = Field(default_factory=dict)
+    """Setting -> its value, where the command line changed that of the config; None: emptied."""
+    finished: str | None = None
+    """The date, as in 2026-11-28."""
+    steps: int | None = None
+    kept_step: int | None = None
+    held_out: int | None = None
+    """Held-out examples, whose mean loss at the kept step is `held_out_loss`."""
+    held_out_loss: float | None = None
+    tokens: int | None = None
+    """Tokens of prompts and replies that were trained on; those of two epochs count twice."""
+    seconds: float | None = None
+    """Of the steps and evaluations, without those that a crash lost."""
+    memory: int | None = None
+    """Peak bytes of the first process: of its GPU, or without one of its main memory."""
+    device: str | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> "TrainingSummary | None":
+        """Return the summary in a run folder, if there is one; version 0.4 wrote none."""
+        return if_any(cls, folder / SUMMARY)
+
+
+class StoredScores(BaseModel):
+    """What `scores.json` has for a table; the metrics are further keys, as `panjue score` has."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    examples: int
+    interval: dict[str, tuple[float | None, float | None]]
+    """Metric -> its 95% interval."""
+    answered_by: str = ""
+    in_sample: str = ""
+    submission_sha256: str = ""
+
+    @classmethod
+    def read(cls, folder: Path, submission: str) -> "StoredScores | None":
+        """Return the scores of the submission in a folder of answers; None if there are none.
+
+        Those of another submission, or of some of its cases alone, do not count.
+        """
+        scores = if_any(cls, folder / SCORES)
+        path = folder / submission
+        if scores is None or not path.exists() or scores.submission_sha256 != sha256(path):
+            return None
+        decoding = folder / DECODING
+        examples = read_object(decoding).get("examples") if decoding.exists() else None
+        return scores if examples in (None, scores.examples) else None
+
+    def mean(self, metric: str) -> float | None:
+        return (self.model_extra or {}).get(metric)
+
+
+WHOLE = "answer"
+"""What is decided where candidates answer whole cases, and not single fields."""
+
+MeanInterval = tuple[float, float, float]
+"""A mean, and the ends of its 95% interval, by a paired bootstrap over the same cases."""
+
+
+class Candidate(BaseModel):
+    """Who may answer, and how they answered held-out cases."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    metrics: dict[str, float]
+    interval: dict[str, tuple[float | None, float | None]] = Field(default_factory=dict)
+    """Metric -> its 95% interval."""
+    sha256: str = ""
+    """Of the weights, if the candidate is an adapter of one step."""
+    step: int | None = None
+    loss: float | None = None
+    """Of this adapter, on all held-out cases."""
+
+
+class Best(BaseModel):
+    """Which candidate is best at a field, or at whole cases, by its metric."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    candidate: str
+    metric: str
+    less_first: dict[str, MeanInterval]
+    """Candidate -> its metric less that of the first candidate."""
+
+
+def model_less_classifier(best: Best) -> MeanInterval:
+    """Return how much better the model is at a field than the text classifier."""
+    mean, low, high = best.less_first["classifier"]
+    return 0 - mean, 0 - high, 0 - low
+
+
+class Choice(BaseModel):
+    """Who answers: the best of several candidates on held-out cases; `choice.json`, `chosen.json`.
+
+    It lies with the weights. In an adapter's folder it is between the model and the text
+    classifier, for each field; in the run folder it is between the adapters of several steps.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    candidates: dict[str, Candidate]
+    """Of those that are equally good the first one answers."""
+    best: dict[str, Best]
+    """Field, or `WHOLE` -> who answers it."""
+    panjue: str = ""
+    """Version and commit that compared them."""
+    cases: int
+    counted: int
+    """The cases with a weight in the metric."""
+    file_sha256: str = ""
+    """Of the file that has the cases, and which of those that training held out they are."""
+    half: Half = ""
+    most: int = 0
+    """The setting `held_out_cases`."""
+    highest_hash: str = ""
+    asked: dict[str, Any] = Field(default_factory=dict)
+    """How the model was asked: the entries of the answers' record that shape replies."""
+    calibration: dict[str, dict[str, tuple[float, float]]] = Field(default_factory=dict)
+    """Of the confidences in the model's answers; see `classifier.calibration.Calibration`."""
+    texts: tuple[str, ...] = ()
+    """Hashes of the cases' texts: on these, calibrated confidences would look too good."""
+
+    def score(self, name: str, candidate: str) -> float:
+        """Return a candidate's metric of a field, or of whole cases."""
+        return self.candidates[candidate].metrics[self.best[name].metric]
+
+    def of_model(self, sha256: str) -> "Choice":
+        """Return the choice with the fingerprint of the model that answered."""
+        model = self.candidates["model"].model_copy(update={"sha256": sha256})
+        return self.model_copy(update={"candidates": {**self.candidates, "model": model}})
+
+    @property
+    def answered_by(self) -> dict[str, AnsweredBy]:
+        """Return field -> who answers it, of a choice between model and text classifier."""
+        return {name: cast(AnsweredBy, best.candidate) for name, best in self.best.items()}
+
+    @property
+    def adapter(self) -> str:
+        """Return the folder of the best adapter in its run folder, of a choice among adapters."""
+        return self.best[WHOLE].candidate
+
+    @property
+    def adapter_sha256(self) -> str:
+        return self.candidates[self.adapter].sha256
+
+    def __str__(self) -> str:
+        """Return which adapter is best and why, in one line."""
+        best = self.best[WHOLE]
+        score = f"{best.metric} {self.score(WHOLE, best.candidate):.4f}"
+        step = self.candidates[best.candidate].step
+        return f"adapter of step {step}, chosen by {score} on {self.cases} held-out cases"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_0_4(cls, found: Any) -> Any:
+        """Read what versions before 0.5 wrote."""
+        if not isinstance(found, dict) or "best" in found:
+            return found
+        try:
+            return choice_among_adapters(found) if "adapter" in found else choice_by_field(found)
+        except (LookupError, TypeError, AttributeError, ValueError):
+            return found  # it is broken: what it lacks is named
+
+
+class Choices(BaseModel):
+    """The choices between model and text classifier of one adapter, one for each way of asking."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    choices: tuple[Choice, ...]
+
+
+def choice_among_adapters(found: dict[str, Any]) -> dict[str, Any]:
+    """Return a `chosen.json` of a version before 0.5 as it is written now."""
+    adapter = found["adapter"]
+    candidates = {name: dict(one) for name, one in found["candidates"].items()}
+    candidates[adapter]["sha256"] = found["adapter_sha256"]
+    first = next(iter(candidates))
+    less_first = {} if adapter == first else {adapter: found["gain"]}
+    best = {"candidate": adapter, "metric": found["metric"], "less_first": less_first}
+    sizes = {"cases": found["cases"], "counted": found["counted"], "half": "choosing"}
+    sizes["panjue"] = found.get("panjue", "")
+    return {"candidates": candidates, "best": {WHOLE: best}, **sizes}
+
+
+def choice_by_field(found: dict[str, Any]) -> dict[str, Any]:
+    """Return a `choice.json` of a version before 0.5 as it is written now."""
+    candidates: dict[str, dict[str, dict[str, float]]] = {
+        "model": {"metrics": {}},
+        "classifier": {"metrics": {}},
+    }
+    best = {}
+    for name, field in found["fields"].items():
+        metric = field["metric"]
+        for who, of_candidate in candidates.items():
+            of_candidate["metrics"][metric] = field[who]
+        difference = (field["classifier"] - field["model"], -field["high"], -field["low"])
+        best[name] = {
+            "candidate": field["answered_by"],
+            "metric": metric,
+            "less_first": {"classifier": difference},
+        }
+    others = {name: value for name, value in found.items() if name != "fields"}
+    return {"candidates": candidates, "best": best, **others}
+
+
+def if_any(kind: type[Kind], path: Path) -> Kind | None:
+    """Return what a file has, if it exists."""
+    if not path.exists():
+        return None
+    try:
+        return kind.model_validate(read_object(path))
+    except ValidationError as error:
+        raise UserError(f"{path}: {first_complaint(error)}; delete it") from None

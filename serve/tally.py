@@ -1,0 +1,142 @@
+"""What decoding counts: replies that were valid, repaired, cut or never made."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from panjue.prompts.example import ENGINE_FAILED, Decoded, Example
+from panjue.prompts.plumbing.endpoint import CONTENT_FILTER
+from panjue.prompts.plumbing.records import AnsweredBy
+
+MAX_SHOWN_REFUSALS = 5
+"""Refused examples that are printed; decode.json has all."""
+
+TOO_LONG = re.compile(r"token|context|length|too long")
+"""What refusals for the length of a case have in common, our own and those of servers."""
+
+FINISH = {
+    "content_filter": "a content filter",
+    "error": "an error of the engine (the same `panjue generate` asks again)",
+}
+"""Why a reply ended -> the same in words."""
+
+
+def never_asked(refusals: Sequence[str]) -> str:
+    """Return a line on the examples that the model was never asked: ids, reasons, way out."""
+    shown = "; id ".join(refusals[:MAX_SHOWN_REFUSALS])
+    more = len(refusals) - MAX_SHOWN_REFUSALS
+    rest = f"; {more} more in decode.json" if more > 0 else ""
+    line = f"never asked: {len(refusals)}, their answers are not the model's: id {shown}{rest}"
+    if any(map(TOO_LONG.search, refusals)):
+        line += "; a model with a longer context can be asked"
+    if failed := sum(refusal.endswith(ENGINE_FAILED) for refusal in refusals):
+        line += f"; {failed} on which the engine failed: the same `panjue generate` asks again"
+    if filtered := sum(bool(CONTENT_FILTER.search(refusal)) for refusal in refusals):
+        line += f"; {filtered} refused for their content: another model can be asked"
+    return line
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """Counts of what happened in decoding, over all examples of a run."""
+
+    examples: int = 0
+    calls: int = 0
+    valid: int = 0
+    repaired: int = 0
+    unreadable: int = 0
+    cut: int = 0
+    finish: Counter[str] = field(default_factory=Counter)
+    """Why replies ended, but for their end and the limit on their length."""
+    refused: int = 0
+    shortened: int = 0
+    skipped_rows: int = 0
+    left_out: int = 0
+    """Items that readable replies leave out."""
+    missing_fields: int = 0
+    """Single fields that readable replies leave out."""
+    unpaired: int = 0
+    """Items with a label that never stood together in training with any label of the other set."""
+    has_gold: bool = False
+    """Whether the test file has gold answers, to score these by."""
+    replaced: str = ""
+    """What there was before of another submission: who answered it, and what was made from it."""
+    by_field: Mapping[str, AnsweredBy]
+    answered_by: str  # the line of `who_answered`
+    fallback: str  # what answers where no reply does
+    submission: Path
+    repairs: Counter[str] = field(default_factory=Counter)
+    refusals: list[str] = field(default_factory=list)
+
+    def add(
+        self, example: Example, row: Mapping[str, Any], decoded: Decoded, item_fields: int
+    ) -> None:
+        """Count the first reply to an example; each item of its answer has so many fields."""
+        self.calls += 1
+        if row.get("refused") is not None:
+            self.refused += 1
+            self.refusals.append(f"{example.id}: {row['refused']}")
+            return
+        reason = row["finish"][0]
+        self.cut += reason == "length"
+        if reason not in ("stop", "length"):
+            self.finish[reason] += 1
+        self.shortened += row["dropped_sentences"] > 0
+        for text in decoded.repairs:
+            name, _, repair = text.partition(": ")
+            self.repairs[repair if name in example.names else text] += 1
+        if not decoded.readable:
+            self.unreadable += 1
+            return
+        self.repaired += bool(decoded.repairs)
+        self.valid += not decoded.repairs
+        for filled in Counter(item for item, _ in decoded.from_fallback).values():
+            if filled == item_fields:
+                self.left_out += 1
+            else:
+                self.missing_fields += filled
+
+    def lines(self) -> Iterator[str]:
+        """Yield what a person reads after decoding."""
+        if self.calls:
+            yield from self._lines_on_replies()
+        else:
+            yield f"{self.examples} examples"
+        if self.skipped_rows:
+            yield f"{self.skipped_rows} bad rows were skipped, see skipped-test.jsonl"
+        if self.refusals:
+            yield never_asked(self.refusals)
+        yield from (f"  {count:5d} × {kind}" for kind, count in self.repairs.most_common(8))
+        if self.unpaired:
+            yield f"{self.unpaired} persons have a charge that never stood with their articles"
+        if self.replaced:
+            yield f"{self.submission}: replaced: {self.replaced}"
+        yield self.answered_by
+
+    def _lines_on_replies(self) -> Iterator[str]:
+        calls = f" in {self.calls:,} calls" if self.calls != self.examples else ""
+        yield (
+            f"{self.examples} examples{calls}: {self.valid} first replies valid as they came, "
+            f"{self.repaired} repaired, {self.unreadable} unreadable"
+        )
+        yield (
+            f"{self.cut} cut by length, {self.refused} could not be asked, "
+            f"{self.shortened} shortened to fit"
+        )
+        if self.finish:
+            kinds = (f"{FINISH.get(why, why)}: {count}" for why, count in self.finish.most_common())
+            yield f"ended by {'; by '.join(kinds)}"
+        if self.left_out or self.missing_fields:
+            yield f"left out by replies: {self.left_out} persons, {self.missing_fields} fields"
+        if self.unreadable or self.refused or self.left_out or self.missing_fields:
+            yield f"what no reply has is answered by: {self.fallback}"
+
+    def to_json(self) -> dict[str, Any]:
+        numbers = {**vars(self), "submission": self.submission.name}
+        numbers["repairs"] = dict(self.repairs.most_common())
+        numbers["finish"] = dict(self.finish.most_common())
+        del numbers["replaced"], numbers["has_gold"]  # only the next lines on the console need them
+        return numbers
