@@ -106,8 +106,8 @@ class Certainty:
         confidences = self._rows.of(example, row) if row else None
         if row is None or confidences is None:
             return
-        # By name as in the metric (None where items have none): persons whom gold does not have,
-        # or a second time, are ignored.
+        # As in the metric items are found by (name, how often it came before); tasks whose items
+        # have no names have one item. Persons whom gold does not have are left out.
         gold_items = by_name(self._answer.items_of(gold))
         items = by_name(self._answer.items_of(row))
         for confidence, (name, item) in zip(confidences, items.items(), strict=True):

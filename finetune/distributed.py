@@ -24,7 +24,10 @@ CHANGES_TRAINING = ("mixed_precision", "dynamo_backend")
 
 
 def join_processes(config: SftConfig) -> PartialState:
-    """Join the processes of this training, with the config's timeout for all communication."""
+    """Join the processes of this training, with the config's timeout for all communication.
+
+    Before the first use of a GPU the machine is checked, and torch's own variables are set.
+    """
     check_environment()
     # Rows differ tenfold in length: fixed segments would leave gaps in a GPU's memory. Read at the
     # first use of a GPU (c10/cuda/CUDAAllocatorConfig.h:136).

@@ -51,7 +51,7 @@ def task_sha256(task: str) -> str:
 
 
 def asking_files(folder: Path) -> list[Path]:
-    """Return the files of a task's folder, sorted, without what only scores.
+    """Return the files of a task's folder that shape what the model is asked, for their hash.
 
     What is named in `ONLY_SCORES` counts if other files than `task.py`, which assembles the scoring
     too, import it.
@@ -64,11 +64,11 @@ def asking_files(folder: Path) -> list[Path]:
             continue
         only_scores = any(fnmatch(names[0], pattern) for pattern in ONLY_SCORES)
         (scoring if only_scores else found).append(path)
-    waiting = [path for path in found if path.suffix == ".py" and path.name != "task.py"]
-    while waiting:
-        imported = imported_names(waiting.pop())
+    to_follow = [path for path in found if path.suffix == ".py" and path.name != "task.py"]
+    while to_follow:
+        imported = imported_names(to_follow.pop())
         for path in [one for one in scoring if one.suffix == ".py" and one.stem in imported]:
             scoring.remove(path)
             found.append(path)
-            waiting.append(path)
+            to_follow.append(path)
     return sorted(found)

@@ -146,6 +146,7 @@ def _sampled_sha256(data: BinaryIO, size: int) -> str:
 
 
 def _line_before_0_5(path: Path) -> str:
+    """Return what stands for a file in the fingerprints that panjue recorded before 0.5."""
     size = path.stat().st_size
     with path.open("rb") as data:
         return f"{path.name} {size} {_sampled_sha256(data, size)}"

@@ -163,7 +163,11 @@ WHITE_SPACE = re.compile(r"\s+")
 
 
 def half_of(example: Example) -> Half:
-    """Return the half that an example belongs to, by other digits of its hash."""
+    """Return the half of the held-out examples that one belongs to.
+
+    The first half chooses among adapters, the other one who answers each field. The first eight
+    digits of the hash say what is held out, so the next eight say which half.
+    """
     return "choosing" if int(text_hash(example)[8:16], 16) % 2 else "other"
 
 

@@ -224,7 +224,11 @@ class Answered:
         return row
 
     def row_if_any(self, rows: Rows, call: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the row of a call if it has one, complete or refused."""
+        """Return the row of a call: with its replies, or `refused`; None if it was never asked.
+
+        `call` has the example's `id`, and `call`, its number, if there are several. UserError: the
+        row is damaged.
+        """
         row = rows.get(call_key(call))
         if row is None or isinstance(row.get("refused"), str):
             return row

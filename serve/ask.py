@@ -249,6 +249,7 @@ class Answerer:
 
     @property
     def runner(self) -> asyncio.Runner:
+        """Return what runs the event loop in which the engine or endpoint is asked."""
         return self.source.runner
 
     async def answer(self, example: Example, write: Write, old_rows: OldRows) -> None:

@@ -274,13 +274,15 @@ class _Decoder:
     def _answer(
         self, example: Example, row: Mapping[str, Any], opinions: Sequence[Opinion] | None
     ) -> tuple[Answer, Sequence[Mapping[str, float]]]:
+        """Return the answer to an example, and for each item: field -> the confidence in it."""
         task = self.answered.task
         labels = self.answered.labels
         advisor = self.advisor
+        # On a case that the calibration was fitted on, it would flatter.
         if advisor and not self.calibrating.isdisjoint(text_hashes(example)):
             advisor = replace(advisor, calibration={})
         read = read_answer(task, labels, advisor, example, row, opinions)
-        if self.rows is not None:
+        if self.rows is not None:  # else the classifier answers, and there is no reply to count
             self.tally.add(example, row, read.decoded, len(task.answer.fields))
         if task.ranking:
             return ranked(task, example, row.get("texts", ()), labels), []

@@ -149,6 +149,7 @@ def merge(trained: Trained, base: str | None = None) -> Path:
     adapter = trained.folder
     if not trained.is_adapter:
         raise UserError(f"{adapter}: is a model, of method=full, which needs no merge")
+    # A merge is used again only if it was made of these very weights.
     record = trained.record.model_copy(update={"adapter_sha256": trained.sha256})
     out = place_of(adapter, "merged")
     of_version_0_4 = adapter.absolute().with_name("merged")

@@ -183,6 +183,7 @@ class Advisor:
         """Return the probability that field `name` has exactly this value: a class, or labels."""
         if name in self.task.answer.classes:
             return probabilities.get(value, 0.0)
+        # How likely each number of labels is: a set has exactly its labels, and no other.
         sizes = self.classifier.fields[name].sizes
         [chance] = set_chances(sizes, probabilities, [frozenset(value)])
         return chance

@@ -135,13 +135,13 @@ class FieldTrees:
         return {**vars(self), "trees": self.trees.model_to_string(), "classes": classes}
 
 
-def load_trees(known: Mapping[str, Any]) -> FieldTrees:
-    """Return what `FieldTrees.dump` returned."""
+def load_trees(dumped: Mapping[str, Any]) -> FieldTrees:
+    """Return the trees that `FieldTrees.dump` gave as this."""
     import lightgbm  # takes a second, which scoring without a classifier does not need
 
-    trees = lightgbm.Booster(model_str=known["trees"])
-    classes = {name: np.array(table) for name, table in known["classes"].items()}
-    return FieldTrees(**{**known, "trees": trees, "classes": classes})
+    trees = lightgbm.Booster(model_str=dumped["trees"])
+    classes = {name: np.array(table) for name, table in dumped["classes"].items()}
+    return FieldTrees(**{**dumped, "trees": trees, "classes": classes})
 
 
 def corrected_probabilities(stage: Mapping[str, FieldTrees], items: Items) -> dict[str, Array]:

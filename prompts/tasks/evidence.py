@@ -58,6 +58,6 @@ def evidence(text: str) -> list[float]:
 
 
 def _sizes(amounts: list[float]) -> list[float]:
-    """Return the logarithms of the largest and of the sum, and the number of amounts."""
+    """Return three features of the sums in a text: log10 of the largest, of all, and how many."""
     largest = max(amounts, default=0)
     return [math.log10(largest + 1), math.log10(sum(amounts) + 1), len(amounts)]

@@ -198,6 +198,7 @@ def check(_example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
 
 
 def has_answer(row: Row) -> bool:
+    """Say whether a row of a submission has any answer; the contest refuses rows without one."""
     return bool(row["ret"])
 
 

@@ -192,6 +192,7 @@ def source_number(value: Any) -> int | None:
 
 
 def _number_as_text(value: Any) -> Any:
+    """Return the number of a sentence as the text that the contest reads; others as they are."""
     return value if source_number(value) is None else source_text(value)
 
 

@@ -79,7 +79,7 @@ def _in_order(names: list[str], judgments: list[dict[str, Any]]) -> list[dict[st
     """Return the judgment of each name; equal names take theirs in the order of the outcomes."""
     if names == [judgment["name"] for judgment in judgments]:
         return judgments
-    waiting = by_name(judgments)
+    waiting = by_name(judgments)  # (name, how often it came before) -> its judgment
     keys = numbered(names)
     odd = sorted({name for name, _ in waiting.keys() ^ set(keys)})
     if odd:
