@@ -1,8 +1,10 @@
 """Check a submission before it is handed in: every fault, with its place."""
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 from panjue.eval.metric_values import COMPARED, metric_values, other_cases
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.names import NameCount
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
@@ -18,13 +21,51 @@ from panjue.prompts.tasks.metrics import Row
 from panjue.serve.decoding import decoding_of
 from panjue.serve.tally import never_asked
 
+MAX_SHOWN_LABELS = 5
 
-def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
+
+@dataclass
+class Notes:
+    """What is no fault of a submission, but may be why it scores little.
+
+    Attributes:
+        names: Those of the cases, and those that their facts do not have.
+        gold: The labels of the cases' answers; empty if they have none.
+        not_in_gold: Field and label -> how often the submission has it, of labels that are not.
+    """
+
+    names: NameCount = field(default_factory=NameCount)
+    gold: Labels = field(default_factory=Labels)
+    not_in_gold: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def add(self, task: Task, row: Row) -> None:
+        with suppress(KeyError, TypeError):  # a row of another form, whose faults are named
+            for item in task.answer.items_of(row) if self.gold.counts else ():
+                for name in task.answer.sets:
+                    known = self.gold.counts[task.answer.kind(name)]
+                    self.not_in_gold.update((name, one) for one in item[name] if one not in known)
+
+    def lines(self, task: Task) -> Iterator[str]:
+        yield from self.names.lines()
+        shown = []
+        for (name, label), count in self.not_in_gold.most_common(MAX_SHOWN_LABELS):
+            hint = self.gold.did_you_mean(task.answer.kind(name), label)
+            shown.append(f"{count} × {name} {label!r}{hint}")
+        if more := len(self.not_in_gold) - len(shown):
+            shown.append(f"{more} more")
+        if shown:
+            yield f"labels that no gold answer has: {' | '.join(shown)}"
+
+
+def check(
+    reader: Reader, submission: Path, cases: Path, notes: Notes | None = None
+) -> Iterator[str]:
     """Yield every fault of `submission`, one line of text each: `FILE:PLACE: fault`.
 
     A correct submission has the task's form, answers every case of `cases` once and in order, and
     every row passes the task's own rules. If `labels.json` is beside it, other labels are faults;
-    if `decode.json` is, so are cases that the model was never asked.
+    if `decode.json` is, so are cases that the model was never asked. What is no fault is added to
+    `notes`.
     Only the ids, and cases that rows out of order have passed, are in memory.
     """
     task = reader.task
@@ -33,15 +74,16 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
     label_file = submission.parent / "labels.json"
     labels = load_labels(label_file) if label_file.exists() else None
     same = task.data.submission.same
-    case_ids: dict[str, int | str] = {
-        same(example.id): example.id for example in reader.read(cases)
-    }
+    notes = notes or Notes()
+    examples = notes.names.of(reader.read(cases))
+    case_ids: dict[str, int | str] = {same(example.id): example.id for example in examples}
     if not case_ids:
         raise UserError(f"{cases}: has no cases")
     message = _other_cases(reader, submission, cases)
     if message:
         yield message
         return
+    notes.gold = Labels() if labels else _gold_labels(reader, cases)
     moved = _moved_ids(task, submission, list(case_ids))
     unread = reader.read(cases)
     waiting: dict[str, Example] = {}  # cases that were read before their row was
@@ -69,11 +111,18 @@ def check(reader: Reader, submission: Path, cases: Path) -> Iterator[str]:
         example = waiting.pop(key)
         faults = list(task.data.check(example, row, labels)) or unscorable(task, example, row)
         yield from (f"{submission}:{place}: id {row['id']}: {fault}" for fault in faults)
+        notes.add(task, row)
     for key, case_id in case_ids.items():
         if key not in seen:
             yield f"{submission}: id {case_id} is not answered"
     for refusal in decoding.get("refusals", ()) if decoding else ():
         yield f"{submission}: {never_asked([refusal])}"
+
+
+def _gold_labels(reader: Reader, cases: Path) -> Labels:
+    """Return the labels of the cases' answers; none if the first case has no answer."""
+    is_gold = next(reader.read(cases)).answer is not None
+    return reader.task.ask.labels(reader.read(cases)) if is_gold else Labels()
 
 
 def _moved_ids(task: Task, submission: Path, case_ids: Sequence[str]) -> set[str]:

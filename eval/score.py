@@ -22,6 +22,7 @@ from panjue.eval.reliability import Certainty, Reliability
 from panjue.eval.stage import Lists, outside, read_lists, scored_by
 from panjue.eval.twins import NearTwins, TwinCounter
 from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.names import NameCount
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.reader import Reader
@@ -48,6 +49,7 @@ class ScoreResult:
     answered_by: str  # a line on who answered, the model or the text classifier, and why
     outside: Mapping[str, int]  # labels that the lists of a stage do not have, if there are any
     notes: Sequence[str]  # `id: note` on gold examples
+    names: NameCount  # those that their facts do not have
     never_asked: Sequence[str]  # `id: reason` of examples that the model was never asked about
     in_sample: str | None  # how the answers come from these very cases, if they do
     twins: NearTwins | None  # test cases that training has almost so; None without a classifier
@@ -86,8 +88,10 @@ class ScoreResult:
             "groups": groups,  # as means, without intervals
         }
         # `total` is spread above; the others are only for the console.
-        for name in ("total", "headline", "classifier_fault", "changed", "edited"):
+        for name in ("total", "headline", "classifier_fault", "changed", "edited", "names"):
             del numbers[name]
+        if self.names.missing:
+            numbers["names_not_in_facts"] = self.names.missing
         for name in (
             "ranked_groups",
             "ranked_by",
@@ -139,6 +143,7 @@ def score(
     faulty = 0
     unanswered = 0
     notes: list[str] = []
+    names = NameCount()
     n_outside = Counter[str]()
     for example, gold_row, row in score_rows(reader, gold, rows, values):
         if answered:
@@ -151,6 +156,7 @@ def score(
         faulty += row is not None and any(task.data.check(example, row, None))
         unanswered += bool(row and task.score.needs and not task.score.needs(row))
         notes += [f"{example.id}: {note}" for note in example.notes]
+        names.add(example)
         n_outside["gold"] += outside(lists, task, gold_row)
         n_outside["submission"] += outside(lists, task, row) if row else 0
     groups = {}
@@ -180,6 +186,7 @@ def score(
         answered_by=decoding.get("answered_by", ""),
         outside=dict(n_outside) if n_outside.total() else {},
         notes=notes,
+        names=names,
         never_asked=decoding.get("refusals", ()),
         in_sample=in_sample(answered) if answered and decoding else None,
         twins=twins.found(values) if twins else None,

@@ -179,6 +179,9 @@ def _remarks_on_numbers(scores: ScoreResult) -> Iterator[Remark]:
         f"{count}; {scores.missing} without a row, scored as unanswered",
         f"{in_chinese}；{scores.missing} 个在提交文件里没有对应的行，按未回答计分。",
     )
+    for line in scores.names.lines():
+        count = f"{scores.names.names} 个姓名中有 {scores.names.missing} 个"
+        yield Remark(line, f"{count}在案件事实中找不到，第一个：{scores.names.first}")
     if any(map(scores.uncounted_groups, scores.groups)):
         yield Remark(
             "* a group whose examples all have weight 0: its means are unweighted",

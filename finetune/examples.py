@@ -9,6 +9,7 @@ from tempfile import TemporaryFile
 
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.example import Example
+from panjue.prompts.names import NameCount
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader, is_held_out, text_hash
 
@@ -47,6 +48,7 @@ class Examples:
         self.train = Spool(config.run)
         self.held_out = Spool(config.run)
         self.mixable = Spool(config.run)
+        self.names = NameCount()  # those that their facts do not have, of all files
         self.dropped = 0  # cases of `train` that `dev` has too
         in_dev: set[str] = set()
         for example in self._read(config.dev):
@@ -79,7 +81,7 @@ class Examples:
                 yield example
 
     def _read(self, path: Path | None) -> Iterator[Example]:
-        for example in self.reader.read(path) if path else ():
+        for example in self.names.of(self.reader.read(path)) if path else ():
             if example.answer is None:
                 raise UserError(
                     f"{path}: id {example.id} has no answer to learn from; use a training file"

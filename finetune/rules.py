@@ -14,7 +14,7 @@ from panjue.finetune.source_code import code, code_sha256, imported_names
 from panjue.prompts.task import load_task, task_folders
 
 SHARED = (
-    *("prompts/names.py", "prompts/render.py", "prompts/shorten.py"),
+    *("prompts/plain.py", "prompts/names.py", "prompts/render.py", "prompts/shorten.py"),
     *("prompts/tasks/classes.py", "prompts/tasks/evidence.py"),
     *("finetune/classifier/opinions.py", "finetune/classifier/label_sets.py"),
 )

@@ -108,6 +108,7 @@ def print_plan(
     alike = labels.look_alikes(map(label_fields.kind, label_fields.fields))
     plan += [("labels", line) for line in islice(alike, MAX_SHOWN_EXAMPLES)]
     plan += [("labels", line) for line in examples.reader.task.ask.doubts(labels)]
+    plan += [("names", line) for line in examples.names.lines()]
     if examples.reader.skipped.rows:
         plan.append(("skipped", str(examples.reader.skipped)))
     for name, text in plan:

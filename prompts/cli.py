@@ -93,6 +93,22 @@ def demo(folder: Path) -> None:
 
 
 @app.command()
+def convert(
+    file: Annotated[Path, typer.Argument(help="JSON, CSV, Parquet, or gzip of them; or a folder")],
+    out: Annotated[Path, typer.Argument(help="the file of cases")],
+    task: Annotated[str, typer.Option(help="whose cases")] = "judgment",
+    form: Annotated[str, typer.Option(help="e.g. alpaca; default: by what FILE has")] = "",
+    years: Annotated[bool, typer.Option("--years", help="terms are years, not months")] = False,
+) -> None:
+    """Make cases of FILE, which has another form; what it does not say for certain is left out."""
+    with importing():
+        from panjue.prompts.convert import convert as make_cases
+    made = make_cases(file, out, task, form, in_years=years)
+    for line in made.lines():
+        print(printable(line))
+
+
+@app.command()
 def base(config: Path, overrides: Overrides = None) -> None:
     """Train a tiny base model and its tokenizer from scratch, on invented cases."""
     with importing():

@@ -67,6 +67,8 @@ def generate(run: Path, trained: Trained | None, test: Path, config: GenerateCon
         console.print(str(trained.chosen))
     console.print("1/3 reading the cases")
     cases = test_cases(job, test)
+    for line in cases.names.lines():
+        console.print(printable(line))
     job.check_engine()
     with exclusive_lock(cases.folder, other="answers=NAME"):
         with session(job, console) as asking:

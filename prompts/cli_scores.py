@@ -239,16 +239,20 @@ def check(
     task: OptionalTask = None,
 ) -> None:
     """Print every fault of SUBMISSION, with its place; exit code 1 if any."""
+    from panjue.eval.check import Notes
     from panjue.eval.check import check as find_faults
 
     submission, reader, answered = submission_of(submission, cases, task)
     say_changes(answered)
     faults = 0
+    notes = Notes()
     with reader.explaining():
-        for fault in find_faults(reader, submission, cases):
+        for fault in find_faults(reader, submission, cases, notes):
             print(printable(fault))
             faults += 1
     reader.skipped.show()
+    for line in notes.lines(reader.task):
+        print(printable(line))
     if not faults:
         print(f"{submission}: clean")
         return

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from panjue.prompts.plumbing.config import first_complaint
 from panjue.prompts.plumbing.decode import flatten_forms
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import read_json, write_json
 
 Counts = Mapping[str, int]
@@ -53,6 +53,11 @@ class Labels:
         for label in self.names(kind):
             forms.setdefault(normal(label), []).append(label)
         return forms
+
+    def did_you_mean(self, kind: str, label: str) -> str:
+        """Return `; did you mean 'x'?` for the same label written otherwise, or the nearest one."""
+        same = snap(label, self.normal_forms.get(kind, {}))
+        return f"; did you mean {same!r}?" if same else did_you_mean(label, self.counts[kind])
 
     def commonest(self, kind: str) -> str | None:
         """Return the label with the highest count; ties go to the first by code point."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from panjue.prompts.forms.values import JSONP
 from panjue.prompts.plumbing.files import BOM
 from panjue.prompts.plumbing.rows import case_rows
 from panjue.prompts.task import Task, load_task, task_folders
@@ -37,10 +38,15 @@ FORMAT_KEYS = {
     "queries with responses": {"query", "response"},
     "CAIL2018": {"meta", "accusation", "term_of_imprisonment"},
     "MultiLJP": {"criminals_info", "accusations"},
+    "Label Studio": {"data", "annotations"},
+    "CMRC2018": {"context_text", "query_text"},
     "LeCaRD": {"ajjbqk", "pjjg"},
     "a submission, which comes after the cases": {"judgments", "penalty"},
 }
 """A format -> keys that its rows have, and no row of a task has all."""
+
+OWN_KEYS = 2
+"""So many keys of the task's own rows, beside the id: a file of the task. CAIL2018 has one."""
 
 HEAD = 2**16
 """Bytes that are looked at: a few rows."""
@@ -53,50 +59,77 @@ FORMS = {
 }
 """How a text begins -> what it is."""
 
+FORMS_ANYWHERE = {
+    re.compile(r'"answers"\s*:\s*\[\s*\['): "answers of several spans (CAIL2021)",
+}
+"""What a text has that no file of a task has."""
+
 FORMS_OF_OBJECTS = {
     re.compile(
         r'\{\s*"\w+"\s*:\s*\{\s*"0"\s*:'
     ): "pandas' JSON by column; write it with orient='records', lines=True",
     re.compile(r'\{\s*"\w+"\s*:\s*\[\s*\{'): "one JSON object in which a list has the rows",
+    re.compile(r"\{\s*\n"): "one object over many lines",
+    re.compile(r"\{[^\n]*\}[ \t]*\{[^\n]*\}"): "several objects on a line, as of joined files",
 }
 """The same of a file that is one object, where the files of the task are not."""
 
 
 def other_format(path: Path, task: Task) -> str:
-    """Return the name of the format that a file seems to have; empty if it is no known one."""
+    """Return the name of the format that a file seems to have; empty if it is no known one.
+
+    A file of the task may have further columns, whatever their names.
+    """
     if not path.is_file():
         return ""
     with path.open("rb") as file:
         head = file.read(HEAD).removeprefix(BOM)
-    return next(_formats(head, one_object=task.data.rows is not case_rows), "")
+    return next(_formats(head, task), "")
 
 
-def _formats(head: bytes, *, one_object: bool) -> Iterator[str]:
+def _formats(head: bytes, task: Task) -> Iterator[str]:
     for beginning, name in BEGINNINGS.items():
         if head.startswith(beginning):
             yield name
     text = head.decode("utf-8", errors="replace").lstrip()
     keys = set(KEY.findall(text))
+    of_task = [field for row in _sample_rows(task) for field in row if field != "id"]
+    is_of_task = len(keys.intersection(of_task)) >= OWN_KEYS
     for name, wanted in FORMAT_KEYS.items():
-        if wanted <= keys:
+        if wanted <= keys and not is_of_task:
             yield name
+    one_object = task.data.rows is not case_rows
     forms = FORMS if one_object else FORMS | FORMS_OF_OBJECTS
     for form, name in forms.items():
         if form.match(text):
             yield name
+    for form, name in FORMS_ANYWHERE.items():
+        if form.search(text):
+            yield name
+    if JSONP.match(text):
+        yield "JavaScript around JSON (JSONP)"
+    if {"context", "question", "answers"} <= keys and "paragraphs" not in keys:
+        yield "flat rows of SQuAD"
 
 
 def example_of(task: Task) -> Iterator[str]:
     """Yield what a file of the task looks like: a short line, or the path of an example."""
-    for name, folder in task_folders().items():
-        if load_task(name).data is not task.data:
-            continue
-        lines = folder / "sample.jsonl"
-        if lines.exists():
-            first = json.loads(lines.read_text("utf-8").splitlines()[0])
-            yield f"a line looks like {json.dumps(_short(first), ensure_ascii=False)}"
-        else:
+    for first in _sample_rows(task):
+        yield f"a line looks like {json.dumps(_short(first), ensure_ascii=False)}"
+    for folder in _folders(task):
+        if not (folder / "sample.jsonl").exists():
             yield from (f"an example is {sample}" for sample in folder.glob("sample.*"))
+
+
+def _sample_rows(task: Task) -> Iterator[dict[str, Any]]:
+    """Yield the first row of the task's examples, if they are lines."""
+    for folder in _folders(task):
+        if (folder / "sample.jsonl").exists():
+            yield json.loads((folder / "sample.jsonl").read_text("utf-8").splitlines()[0])
+
+
+def _folders(task: Task) -> list[Path]:
+    return [folder for name, folder in task_folders().items() if load_task(name).data is task.data]
 
 
 def _short(value: Any) -> Any:

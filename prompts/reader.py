@@ -96,7 +96,7 @@ class Reader:
         """Raise Unreadable if the file seems to have another format than that of the task."""
         if name := other_format(path, self.task):
             reason = f"{path}: is no file of cases: it looks like {name}"
-            way_out = f"{DATA_PAGE} has lines of Python for it"
+            way_out = f"panjue convert FILE OUT makes cases of many forms ({DATA_PAGE})"
             raise Unreadable("; ".join((reason, *example_of(self.task), way_out))) from None
 
     def _read(self, path: Path) -> Iterator[Example]:

@@ -1,7 +1,7 @@
 """Shorten cases that are too long: drop whole sentences, the least useful first."""
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
-from panjue.prompts.names import name_places, split_at_names
+from panjue.prompts.names import name_places, places_in_plain
+from panjue.prompts.plain import plain_text
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.render import neutralize_messages, prompt_ids, reply_ids
 from panjue.prompts.task import Messages, Task
@@ -119,20 +120,34 @@ def reply_room(task: Task, example: Example, labels: Labels, tokenizer: Any) -> 
 def split_sentences(text: str, max_length: int | None, names: Sequence[str]) -> list[str]:
     """Cut `text` after its sentence ends, and sentences above `max_length` at their commas.
 
-    Names such as John F. Kennedy are never cut. The parts, joined again, give the text.
+    Names such as John F. Kennedy are never cut, and a line break within a sentence ends none. The
+    parts, joined again, give the text.
     """
+    plain = plain_text(text)
     masked = ""  # names without their full stops, which end no sentence
-    for piece, number in split_at_names(text, names):
-        masked += piece if number is None else "甲" * len(piece)
+    end_of_last = 0
+    for start, end, _ in places_in_plain(plain.text, names):
+        masked += plain.text[end_of_last:start] + "甲" * (end - start)
+        end_of_last = end
+    masked += plain.text[end_of_last:]
     parts: list[str] = []
     for sentence in SENTENCE.findall(masked):
         if max_length and len(sentence) > max_length:
             parts += UP_TO_COMMA.findall(sentence)
         else:
             parts.append(sentence)
-    ends = list(accumulate(map(len, parts)))
-    places = pairwise([0, *ends])
+    ends = [plain.old_end(end) for end in accumulate(map(len, parts))]
+    places = pairwise([0, *ends[:-1], len(text)])
     return [text[start:end] for start, end in places if start < end]
+
+
+def named_by(sentences: Sequence[str], names: Sequence[str]) -> list[set[int]]:
+    """Return for each sentence of a text the indices of the names that it has."""
+    ends = list(accumulate(map(len, sentences)))
+    named: list[set[int]] = [set() for _ in sentences]
+    for start, _, number in name_places("".join(sentences), names):
+        named[bisect_right(ends, start)].add(number)
+    return named
 
 
 def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str) -> list[int]:
@@ -140,8 +155,7 @@ def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str) -
     nameless = []
     naming = []  # only names that an earlier sentence has introduced
     introduced: set[int] = set()
-    for i, sentence in enumerate(sentences):
-        names_here = {place.number for place in name_places(sentence, names)}
+    for i, names_here in enumerate(named_by(sentences, names)):
         if not names_here:
             nameless.append(i)
         elif names_here <= introduced:

@@ -18,11 +18,11 @@ from panjue.finetune.trained import Trained
 from panjue.prompts.example import Example
 from panjue.prompts.gpu import check_gpu
 from panjue.prompts.model import is_demo
-from panjue.prompts.names import name_places
+from panjue.prompts.names import names_not_in
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.records import Choice
-from panjue.prompts.shorten import split_sentences
+from panjue.prompts.shorten import named_by, split_sentences
 from panjue.prompts.task import load_task
 from panjue.serve.ask import Budget, CompletionRow, OnText, Question, QuestionMaker, Refusal, ask
 from panjue.serve.decoding import who_answered
@@ -148,15 +148,13 @@ class ServedRun:
         body["repairs"] = list(read.decoded.repairs)
         body["finish"] = row["finish"][0]
         body["dropped_sentences"] = row["dropped_sentences"]
-        named = set()
-        sentences = []
-        for sentence in split_sentences(example.text, None, example.names):
-            numbers = {place.number for place in name_places(sentence, example.names)}
-            sentences.append({"text": sentence, "defendants": sorted(numbers)})
-            named |= numbers
-        body["sentences"] = sentences  # and the positions of the defendants that each names
-        unnamed = [name for number, name in enumerate(example.names) if number not in named]
-        body["notes"] = [f"the facts do not name {name}" for name in unnamed]
+        sentences = split_sentences(example.text, None, example.names)
+        body["sentences"] = [  # and the positions of the defendants that each names
+            {"text": sentence, "defendants": sorted(numbers)}
+            for sentence, numbers in zip(sentences, named_by(sentences, example.names), strict=True)
+        ]
+        missing = names_not_in(example.text, example.names)
+        body["notes"] = [f"the facts do not name {name}" for name in missing]
         usage = {name: row[name] for name in ("prompt_tokens", "completion_tokens")}
         body["usage"] = {**usage, "total_tokens": sum(usage.values())}
         return body

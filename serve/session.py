@@ -17,6 +17,7 @@ from panjue.finetune.rules import shared_rules
 from panjue.prompts.example import Example
 from panjue.prompts.gpu import unused_device
 from panjue.prompts.model import prompt_sha256
+from panjue.prompts.names import NameCount
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import difference, refuse_pipe, sha256, stream
 from panjue.prompts.plumbing.progress import meter
@@ -43,6 +44,7 @@ class Cases:
     Attributes:
         count: The number of cases.
         were_read: Whether this process has read them all, and so knows the skipped rows.
+        names: Those that their facts do not have, as far as the cases were read.
     """
 
     file: Path
@@ -51,6 +53,7 @@ class Cases:
     folder: Path
     count: int
     were_read: bool
+    names: NameCount
 
 
 def read_cases(file: Path, reader: Reader, folder: Path) -> Cases:
@@ -61,8 +64,9 @@ def read_cases(file: Path, reader: Reader, folder: Path) -> Cases:
     refuse_pipe(file)
     digest = sha256(file) if file.exists() else ""  # the reader says what is missing
     known = cases_answered(digest, reader, folder)
-    count = sum(1 for _ in reader.read(file)) if known is None else known
-    return Cases(file, digest, reader, folder, count, were_read=known is None)
+    names = NameCount()
+    count = sum(1 for _ in names.of(reader.read(file))) if known is None else known
+    return Cases(file, digest, reader, folder, count, were_read=known is None, names=names)
 
 
 def cases_answered(digest: str, reader: Reader, folder: Path) -> int | None:

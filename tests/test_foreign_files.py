@@ -88,6 +88,8 @@ def on_a_folder(folder: Path, run: Path, workshop: Path) -> Iterator[Words]:
     yield "bundle", folder, new
     yield "bundle", run, folder
     yield "bundle", run, new, "--base", folder
+    yield "convert", test, folder
+    yield "convert", folder, new
     yield "report", folder
     yield "report", run, "--gold", folder
     yield "compare", folder, run

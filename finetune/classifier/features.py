@@ -13,7 +13,8 @@ from scipy.sparse import csr_array
 
 from panjue.finetune.classifier.grams import FIRST_NAME, Hashes, Text, grams
 from panjue.prompts.example import Example
-from panjue.prompts.names import split_at_names
+from panjue.prompts.names import name_key, places_in_plain
+from panjue.prompts.plain import plain_text
 
 Array = NDArray[Any]
 
@@ -24,7 +25,7 @@ CLAUSE_END = re.compile(r"[。；，;\n]|,(?!\d)")
 
 
 class MarkedCase(NamedTuple):
-    """A case with a character from `FIRST_NAME` on in place of each name."""
+    """The plain text of a case, with a character from `FIRST_NAME` on in place of each name."""
 
     text: str
     names: int
@@ -33,15 +34,18 @@ class MarkedCase(NamedTuple):
 
 
 def marked(example: Example, items: int) -> MarkedCase:
+    plain = plain_text(example.text).text
     pieces = []
-    for piece, number in split_at_names(example.text, example.names):
-        pieces.append(piece if number is None else chr(FIRST_NAME + number))
-    text = "".join(pieces)
+    end_of_last = 0
+    for start, end, number in places_in_plain(plain, example.names):
+        pieces += [plain[end_of_last:start], chr(FIRST_NAME + number)]
+        end_of_last = end
+    text = "".join([*pieces, plain[end_of_last:]])
     names = len(example.names)
+    keys = list(map(name_key, example.names))
     persons = []
     for number in range(items):
-        is_named = number < names
-        persons.append(example.names.index(example.names[number]) if is_named else number)
+        persons.append(keys.index(keys[number]) if number < names else number)
     ends = [found.end() for found in CLAUSE_END.finditer(text)]
     bounds = [0, *ends, len(text)]
     clauses: dict[str, list[str]] = defaultdict(list)

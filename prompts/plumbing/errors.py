@@ -27,6 +27,15 @@ class Unreadable(UserError):
     """A file cannot be opened, or is of another kind: its rows are not the problem."""
 
 
+class NotSaid(UserError):
+    """A row does not say for certain what its case needs, so the row is left out."""
+
+    def __init__(self, kind: str, text: str = "") -> None:
+        """Set the kind of the reason, by which rows are counted, and the text that it is about."""
+        super().__init__(f"{kind}: {text[:60]!r}" if text else kind)
+        self.kind = kind
+
+
 class Stopped(BaseException):
     """A signal has stopped the run; the message says how to resume.
 

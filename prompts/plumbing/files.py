@@ -227,9 +227,9 @@ def restore(folder: Path, names: str = "*") -> None:
             old.rename(place)
 
 
-def delete(path: Path) -> None:
+def delete(path: Path, is_ours: IsOurs = lies_in_ours) -> None:
     """Delete a file or folder that panjue made, if it is there; of a link, only the link."""
-    refuse_foreign(path)
+    refuse_foreign(path, is_ours)
     _remove(path)
 
 

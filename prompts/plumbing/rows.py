@@ -79,7 +79,7 @@ def list_items(path: Path, key: str | None = None) -> list[Any]:
         # A byte that is no UTF-8 becomes a character that no UTF-8 has.
         text = raw.decode("utf-8", "surrogateescape")
         try:
-            value = json.loads(text, object_pairs_hook=_object_or_faulty)
+            value = json.loads(text, object_pairs_hook=object_or_faulty)
         except (ValueError, RecursionError) as error:
             whole = "a list is read whole, so no row of it can be skipped"
             raise UserError(f"not JSON: {error} ({whole})") from None
@@ -90,7 +90,7 @@ def list_items(path: Path, key: str | None = None) -> list[Any]:
         return value
 
 
-def _object_or_faulty(pairs: list[tuple[str, Json]]) -> dict[str, Json] | Faulty:
+def object_or_faulty(pairs: list[tuple[str, Json]]) -> dict[str, Json] | Faulty:
     try:
         return each_key_once(pairs)
     except ValueError as error:

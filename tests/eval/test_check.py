@@ -1,3 +1,4 @@
+import json
 from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from panjue.eval.check import check, moved_rows, unscorable
+from panjue.eval.check import Notes, check, moved_rows, unscorable
 from panjue.eval.metric_values import metric_values
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
@@ -171,13 +172,74 @@ def test_an_unknown_label_is_a_fault_where_the_labels_are_known(
 ) -> None:
     rows[2]["judgments"][0]["charges"] = ["盗窃", "诈骗罪"]
     rows[3]["judgments"][1]["articles"] = ["9"]
-    assert faults(rows) == []
+    assert faults(rows) == ["3: id 3: 甲: charges has '盗窃', which does not end in 罪"]
     charges, articles = ["盗窃罪", "诈骗罪"], ["264", "266"]
     collect([{"charges": charges, "articles": articles, "penalty": [PENALTIES[8]]}]).save(tmp_path)
     assert faults(rows) == [
         "3: id 3: 甲: charges has the unknown label '盗窃'; did you mean '盗窃罪'?",
         "4: id x: 乙: articles has the unknown label '9'",
     ]
+
+
+@pytest.mark.parametrize(
+    ("field", "label", "why"),
+    [
+        ("charges", "盗窃", "which does not end in 罪"),
+        ("charges", "盗窃罪 ", "with a blank at an end"),
+        ("charges", "盗窃罪、诈骗罪", "which is several charges in one text"),
+        ("charges", "盗窃罪 诈骗罪", "which is several charges in one text"),
+        ("articles", "第264条", "which is not written as articles are: 264, 303-2, 287.2"),
+        ("articles", "２６４", "which is not written as articles are: 264, 303-2, 287.2"),
+        ("articles", "\u3000264", "with a blank at an end"),
+        ("articles", "133之一", "which is not written as articles are: 264, 303-2, 287.2"),
+    ],
+)
+def test_a_label_of_another_form_is_a_fault_where_no_labels_are_known(
+    faults: Faults, rows: Rows, field: str, label: str, why: str
+) -> None:
+    rows[2]["judgments"][0][field] = [label]
+    assert faults(rows) == [f"3: id 3: 甲: {field} has {label!r}, {why}"]
+
+
+def test_every_official_label_has_the_form_of_one(faults: Faults, rows: Rows) -> None:
+    long = "掩饰、隐瞒犯罪所得、犯罪所得收益罪"
+    rows[0]["judgments"][0]["charges"] = [long, "组织、领导、参加黑社会性质组织罪"]
+    rows[0]["judgments"][0]["articles"] = ["264", "303-2", "287.2", "133.1-1", "13"]
+    assert faults(rows) == []
+
+
+def test_labels_of_another_form_in_gold_are_no_fault(case: Row, row: Row, write: Write) -> None:
+    cases = write("cases.jsonl", [case(1, ("甲", ["盗窃"], ["刑法264"], 8))])
+    for labels in (["盗窃"], ["刑法264"]), (["诈骗"], ["刑法266"]):
+        path = write("submission.jsonl", [row(1, ("甲", *labels, 8))])
+        assert list(check(Reader(TASK), path, cases)) == []
+
+
+def test_labels_that_no_gold_answer_has_are_named_with_the_nearest_one(
+    case: Row, row: Row, write: Write
+) -> None:
+    """They may be right in another case, so they are no faults."""
+    cases = write("cases.jsonl", [case(key, FIRST, ALSO) for key in range(3)])
+    others = ("甲", ["盗窃", "抢劫罪"], ["２６４"], 8)
+    path = write("submission.jsonl", [row(key, others, ALSO) for key in range(3)])
+    notes = Notes()
+    faults = list(check(Reader(TASK), path, cases, notes))
+    assert len(faults) == 6, "抢劫罪 has the form of a charge"
+    assert [*notes.lines(TASK)][1:] == [
+        "labels that no gold answer has: 3 × charges '盗窃'; did you mean '盗窃罪'? | "
+        "3 × charges '抢劫罪' | 3 × articles '２６４'; did you mean '264'?"
+    ]
+
+
+def test_names_that_the_facts_do_not_have_are_counted(case: Row, row: Row, write: Write) -> None:
+    cases = write("cases.jsonl", [case(1, FIRST, ALSO), case(2, ("王五", *FIRST[1:]), ALSO)])
+    known = [json.loads(line) for line in cases.read_text("utf-8").splitlines()]
+    write("cases.jsonl", [{**one, "fact": "甲、乙行窃。"} for one in known])
+    path = write("submission.jsonl", [row(1, FIRST, ALSO), row(2, ("王五", *FIRST[1:]), ALSO)])
+    notes = Notes()
+    assert list(check(Reader(TASK), path, cases, notes)) == []
+    told = "1 of 4 names does not stand in their facts, first: id 2, 王五"
+    assert list(notes.lines(TASK)) == [told]
 
 
 def test_invisible_characters_in_labels_are_a_fault(faults: Faults, rows: Rows) -> None:

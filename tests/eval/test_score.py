@@ -16,7 +16,7 @@ from rich.console import Console
 from panjue.eval.check import check
 from panjue.eval.metric_values import MetricValues, summarize
 from panjue.eval.score import ScoreResult, score
-from panjue.eval.show_scores import show
+from panjue.eval.show_scores import remarks, show
 from panjue.prompts.example import Example
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
@@ -92,6 +92,7 @@ def test_a_file_by_hand(scored: Scored, answers: list[dict[str, Any]]) -> None:
         "missing",
         "faulty",
         "answered_by",
+        "names_not_in_facts",
     ]
     assert (found["examples"], found["missing"], found["unweighted"]) == (3, 0, False)
     # Nothing lies beside the submission, so these are unknown, not zero.
@@ -278,3 +279,17 @@ def test_a_group_is_a_column_or_one_of_many_rows_and_its_name_no_markup(
     narrow = printed(scores, width=80)
     assert "…" not in narrow, "everything can be read"
     assert narrow.count("charge_recall") == 2 + is_column, "all, by defendants, by court"
+
+
+def test_names_that_their_facts_do_not_have_are_one_line(case: Row, row: Row, write: Write) -> None:
+    persons = (("甲", ["盗窃罪"], ["264"], 8), ("乙", ["诈骗罪"], ["266"], 10))
+    cases = [{**case(key, *persons), "fact": "甲\n与被告人乙行窃。"} for key in range(3)]
+    gold = write("gold.jsonl", cases)
+    path = write("submission.jsonl", [row(key, *persons) for key in range(3)])
+
+    def lines() -> list[str]:
+        return [one.english for one in remarks(score(Reader(TASK), gold, path))]
+
+    assert not any("not stand" in line for line in lines())
+    write("gold.jsonl", [*cases[:2], {**cases[2], "fact": "甲行窃。"}])
+    assert "1 of 6 names does not stand in their facts, first: id 2, 乙" in lines()

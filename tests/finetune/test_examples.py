@@ -163,3 +163,17 @@ def test_no_outcome_decides_what_is_asked_held_out_shortened_or_mixed_in(
             assert shorter[0].text == shorter[1].text
     chosen = [chosen_of(train, mix=path, mix_ratio=0.3) for path in (mix, tmp_path / "other.jsonl")]
     assert [e.id for e in chosen[0]] == [e.id for e in chosen[1]]
+
+
+def test_names_of_all_files_that_their_facts_do_not_have_are_counted(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    train, mix = files
+    assert chosen_of(train, mix=mix).names.missing == 0
+    rows = [json.loads(line) for line in mix.read_text("utf-8").splitlines()]
+    rows[3]["fact"] = "经审理查明，有人行窃。"
+    changed = tmp_path / "mix.jsonl"
+    changed.write_text("\n".join(map(dump, rows)), "utf-8")
+    names = chosen_of(train, mix=changed).names
+    assert names.missing == len(rows[3]["defendants"])
+    assert names.first == f"id {rows[3]['id']}, {rows[3]['defendants'][0]}"

@@ -1,15 +1,14 @@
-"""The page on data of other forms: its lines make cases of them. A message names the form."""
+"""The page on data of other forms, and the message that names the form of a file."""
 
 import gzip
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from panjue.prompts.convert import FORMS_OF_TASK, LAST_FORMS, OWN, convert
 from panjue.prompts.plumbing.errors import Unreadable, UserError
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
@@ -108,8 +107,11 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "MultiJustice": (
         "train_data3.csv",
         table(
-            "index,defendant_accusation,defendant_judgement,relevant_article,fact",
-            ["0", quoted({n: ["抢劫罪"] for n in WORDS}), quoted(WORDS), "[263]", FACT],
+            "index,defendant,defendant_accusation,defendant_judgement,relevant_article,fact",
+            *(
+                ["0", name, "['抢劫']", quoted(term), "[263.0]", FACT]
+                for name, term in WORDS.items()
+            ),
         ),
         "a table (CSV)",
     ),
@@ -128,30 +130,35 @@ FILES: dict[str, tuple[str, bytes, str]] = {
 """Heading of the page -> the file that its lines read, its content, and what it is called."""
 
 
-def lines_of(page: str) -> dict[str, str]:
-    """Return heading -> its Python; that of the first block is under an empty heading."""
-    text = (ROOT / "prompts" / page).read_text("utf-8")
-    parts = re.split(r"^## (.*)$", text, flags=re.MULTILINE)
-    blocks = {}
-    for heading, part in zip(["", *parts[1::2]], parts[::2], strict=True):
-        if found := re.search(r"^```python\n(.*?)^```", part, re.MULTILINE | re.DOTALL):
-            blocks[heading] = found[1]
-    return blocks
+def page(name: str) -> str:
+    return (ROOT / "prompts" / name).read_text("utf-8")
 
 
-LINES = lines_of("DATA.md")
-COMMON = "Where cases can be had"
+@pytest.mark.parametrize("name", ["DATA.md", "DATA.zh.md"])
+def test_the_page_has_every_form(name: str) -> None:
+    rows = re.findall(r"^\| (`.*?) \| ", page(name), re.MULTILINE)
+    told = {form for row in rows for form in re.findall(r"`([a-z0-9-]+)`", row)}
+    known = {form for forms in (*FORMS_OF_TASK.values(), *LAST_FORMS.values()) for form in forms}
+    assert told >= {OWN, *known}
+
+
+def test_the_pages_have_the_same_commands_and_names() -> None:
+    code = [re.findall(r"```.*?```|`[^`\n]+`", page(name), re.DOTALL) for name in PAGES]
+    assert set(code[0]) - {"pyarrow"} == set(code[1]) - {"pyarrow"}
+
+
+PAGES = ("DATA.md", "DATA.zh.md")
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_the_lines_make_cases(kind: str, tmp_path: Path) -> None:
+def test_what_is_named_can_be_converted(kind: str, tmp_path: Path) -> None:
     name, content, _ = FILES[kind]
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(content)
-    code = "\n".join((LINES[""], LINES[COMMON], LINES[kind]))
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-    [made] = Reader(TASK).read(tmp_path / "train.jsonl")
-    assert (str(made.id), made.text, made.notes) == ("0", FACT, ())
+    out = tmp_path / "train.jsonl"
+    convert(tmp_path / name, out)
+    [made] = Reader(TASK).read(out)
+    assert (made.text, made.notes) == (FACT, ())
     if kind == "CAIL2018":  # one defendant a case
         [first, _] = ANSWER["judgments"]
         assert made.answer == {"judgments": [first]}
@@ -159,54 +166,18 @@ def test_the_lines_make_cases(kind: str, tmp_path: Path) -> None:
         assert made.answer == ANSWER
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("死刑，缓期二年执行", sentence(death_penalty=True)),
-        ("无期徒刑", sentence(life_imprisonment=True)),
-        ("有期徒刑十年零六个月", sentence(imprisonment=126)),
-        ("有期徒刑二十五年", sentence(imprisonment=300)),
-        ("有期徒刑两年", sentence(imprisonment=24)),
-        ("拘役四个月，", sentence(detention=4)),
-        ("管制一年", sentence(surveillance=12)),
-        ("单处罚金人民币五千元", sentence()),
-        ("免予刑事处罚", sentence()),
-        ("驳回", None),
-    ],
-)
-def test_penalties_in_words(words: str, expected: dict[str, Any] | None) -> None:
-    names: dict[str, Any] = {}
-    exec(LINES[""] + LINES[COMMON], names)
-    found = names["penalty"](words)
-    assert (found is None) == (expected is None)
-    assert not expected or found.items() <= expected.items()
-    assert names["number"]("三百四十七") == 347
-    assert names["number"]("一百零三") == 103
-
-
-def test_terms_in_years_become_months(tmp_path: Path) -> None:
-    years = [
-        {**each, "penalty": sentence(imprisonment=m / 12)}
-        for each, (_, m) in zip(OUTCOMES, PEOPLE, strict=True)
-    ]
-    (tmp_path / "years.jsonl").write_bytes(dumped({**CASE, "outcomes": years}))
-    [read] = Reader(TASK).read(tmp_path / "years.jsonl")
-    assert read.notes[0] == "陈某1: imprisonment is 3.33333 months; are these years?"
-    code = LINES[""] + LINES["Terms in years"]
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-    [made] = Reader(TASK).read(tmp_path / "train.jsonl")
-    assert (made.answer, made.notes) == (ANSWER, ())
-
-
-def test_both_languages_have_the_same_lines() -> None:
-    assert list(lines_of("DATA.zh.md").values()) == list(LINES.values())
-
-
 OTHERS = {
     "DPO": (dumped({"prompt": "甲", "chosen": "乙", "rejected": "丙"}), "preferences"),
     "pandas": (dumped({"id": {"0": 0}, "fact": {"0": "甲"}}), "pandas' JSON by column"),
     "web page": (b"<!DOCTYPE html><html></html>", "a web page"),
     "LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of Git LFS"),
+    "pretty": (json.dumps(CASE, ensure_ascii=False, indent=2).encode(), "one object over many"),
+    "joined": (2 * dumped(CASE), "several objects on a line, as of joined files"),
+    "JSONP": (b"var data = " + dumped([CASE]), "JavaScript around JSON (JSONP)"),
+    "Label Studio": (
+        dumped([{"id": 1, "data": {"text": FACT}, "annotations": []}]),
+        "Label Studio",
+    ),
     "xlsx": (b"PK\x03\x04\x14\x00", "a ZIP file or an Excel workbook"),
 }
 
@@ -222,7 +193,7 @@ def test_what_a_file_looks_like_is_named(kind: str, on_bad_row: Any, tmp_path: P
     said = str(error.value)
     assert said.startswith(f"{path}: is no file of cases: it looks like {name}")
     assert 'a line looks like {"id": 0, "fact": "…", "defendants": [' in said
-    assert said.endswith("; prompts/DATA.md has lines of Python for it")
+    assert said.endswith("; panjue convert FILE OUT makes cases of many forms (prompts/DATA.md)")
     assert "\n" not in said
 
 
@@ -240,4 +211,12 @@ def test_a_bad_first_row_of_a_file_of_cases_keeps_its_own_line(tmp_path: Path) -
     path = tmp_path / "train.jsonl"
     path.write_bytes(dumped({**CASE, "id": None, "messages": "role content"}))
     with pytest.raises(UserError, match=r"jsonl:1: 'id' must be"):
+        list(Reader(TASK).read(path))
+
+
+def test_a_column_that_others_have_too_makes_no_other_format(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    row = {"instruction": "判断罪名", "input": "", "output": "", **CASE, "defendants": []}
+    path.write_bytes(dumped(row))
+    with pytest.raises(UserError, match=r"jsonl:1: 'defendants' must list"):
         list(Reader(TASK).read(path))

@@ -18,8 +18,8 @@ ROW = dump({"id": 0, "fact": "甲盗窃。", "defendants": ["甲"]})
 FILES = {
     "CSV": (b"id,fact,defendants\n0,x,y\n", "not JSON"),
     "GBK": (f"{ROW}\n".encode("gbk"), "not UTF-8 at byte"),
-    "several a line": (f"{ROW}{ROW}\n".encode(), "Extra data"),
-    "torn": (ROW[:-9].encode(), "is the file cut off?"),
+    "several a line": (f"{ROW}{ROW}\n".encode(), "Extra data|several objects on a line"),
+    "torn": (ROW[:-9].encode(), r"is the file cut off\?"),
     "deep": (b'{"id":' + b"[" * 970 + b"]" * 970 + b"}\n", ""),
     "a list, then cases": (f"[1,2]\n{ROW}\n".encode(), ""),
     "nothing": (b"", ""),
@@ -53,7 +53,7 @@ def test_every_command_names_what_it_cannot_read(kind: str, demo: Path, panjue: 
         assert done.stderr.count("\n") == (done.returncode == 2), (words, done.stderr)
         is_lines = "cloze" not in words and "reading" not in words
         if is_lines and str(path) in done.stderr:
-            assert told in done.stderr, words
+            assert re.search(told, done.stderr), words
 
 
 def test_a_skipped_row_is_listed_whatever_the_name_of_its_file(tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ BODIES = st.lists(
     st.sampled_from([*NAMES, "盗窃", "逃离现场", "价值1元", "，"]), min_size=1, max_size=6
 )
 SENTENCES = st.lists(
-    st.builds(lambda body, end: "".join(body) + end, BODIES, st.sampled_from("。；！\n")),
+    st.builds(
+        lambda body, end: "".join(body) + end, BODIES, st.sampled_from(["。", "；", "！", "\n\n"])
+    ),
     min_size=1,
     max_size=20,
 )

@@ -393,3 +393,19 @@ def test_a_file_that_cannot_be_read_to_its_end_is_one_error_after_the_answers() 
     with pytest.raises(UserError, match=r"^cases.jsonl:2: cut off$"):
         asyncio.run(answer_all(examples(), answer, asyncio.Semaphore(8)))
     assert answered == [0]
+
+
+def test_names_that_their_facts_do_not_have_are_one_line(
+    fresh: Path, cases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [json.loads(line) for line in cases.read_text("utf-8").splitlines()]
+    names = sum(len(row["defendants"]) for row in rows)
+    rows[1]["fact"] = "经审理查明，有人行窃。"
+    test = tmp_path / "others.jsonl"
+    test.write_text("\n".join(map(dump, rows)), "utf-8")
+    generated(fresh, test, ["answer=classifier"])
+    first = f"id {rows[1]['id']}, {rows[1]['defendants'][0]}"
+    missing = len(rows[1]["defendants"])
+    do = "does" if missing == 1 else "do"
+    said = f"{missing} of {names} names {do} not stand in their facts, first: {first}\n"
+    assert said in capsys.readouterr().out

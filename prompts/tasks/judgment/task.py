@@ -1,21 +1,21 @@
 """Charges, articles and penalty class of every defendant (CAIL 多人多罪判决预测, data set CMDL)."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from panjue.prompts.example import Answer, Example, LabelFields
 from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.decode import visible
-from panjue.prompts.plumbing.errors import did_you_mean
 from panjue.prompts.plumbing.files import dump, read_object
 from panjue.prompts.render import render
 from panjue.prompts.task import Ask, Data, Schema, Score, Task, closed_object
 from panjue.prompts.tasks.evidence import evidence
-from panjue.prompts.tasks.judgment.articles import article_name
+from panjue.prompts.tasks.judgment.articles import ARTICLE_ID, article_name
 from panjue.prompts.tasks.judgment.metric import FINAL_PARTS, METRICS, TITLES
 from panjue.prompts.tasks.judgment.penalties import BY_SEVERITY, OVER_36_MONTHS, PENALTIES
 from panjue.prompts.tasks.judgment.read import FIELDS, by_hand, read
@@ -126,8 +126,36 @@ def _has_form(judgment: Any) -> bool:
     return type(judgment["name"]) is str and type(penalty) is int and 0 <= penalty < len(PENALTIES)
 
 
+JOINED = re.compile(r"罪\s*[、，,；;/和及与\s]\s*\S")
+"""Two charges in one text; 掩饰、隐瞒犯罪所得、犯罪所得收益罪 is one."""
+
+
+@lru_cache(maxsize=10_000)
+def form_fault(field: str, label: str) -> str:
+    """Return why a text can be no label of the contest; empty if it can."""
+    if label != label.strip():
+        return "with a blank at an end"
+    if field == "articles":
+        is_id = ARTICLE_ID.fullmatch(label)
+        return "" if is_id else "which is not written as articles are: 264, 303-2, 287.2"
+    if JOINED.search(label):
+        return "which is several charges in one text"
+    return "" if label.endswith("罪") else "which does not end in 罪"
+
+
+def _has_own_labels(example: Example) -> bool:
+    """Say whether the gold answer has labels of another form than the contest's."""
+    for judgment in (example.answer or {}).get("judgments", ()):
+        if any(form_fault(field, label) for field in FIELDS for label in judgment[field]):
+            return True
+    return False
+
+
 def check(example: Example, row: Mapping[str, Any], labels: Labels | None) -> Iterator[str]:
-    """Yield all faults of a submission row: its form, defendants, labels."""
+    """Yield all faults of a submission row: its form, defendants, labels.
+
+    Where the `labels` are not known, each has the form of the contest's, or gold has another one.
+    """
     if not has_form(row):
         faults = [
             f"{error.json_path}: {error.message:.200}"
@@ -138,13 +166,17 @@ def check(example: Example, row: Mapping[str, Any], labels: Labels | None) -> It
             return
     if row["id"] != example.id:
         yield f"the id is {row['id']!r}, the case has {example.id!r}"
+    has_form_of_contest = labels is None and not _has_own_labels(example)
     for number, judgment in enumerate(row["judgments"]):
         if type(judgment["penalty"]) is not int:  # to JSON Schema 11.0 is an integer
             yield f"$.judgments[{number}].penalty: {judgment['penalty']} is no whole number"
         for field in FIELDS:
             for label in judgment[field]:
+                fault = form_fault(field, label) if has_form_of_contest else ""
                 if label != visible(label):
-                    yield f"{judgment['name']}: {field} has {label!r}, with invisible characters"
+                    fault = "with invisible characters"
+                if fault:
+                    yield f"{judgment['name']}: {field} has {label!r}, {fault}"
     yield from _name_faults(example.given_names or example.names, row)
     if labels is not None:
         yield from _label_faults(row, labels)
@@ -176,7 +208,7 @@ def _label_faults(row: Mapping[str, Any], labels: Labels) -> Iterator[str]:
             known = labels.counts.get(field, {})
             for label in judgment[field]:
                 if label not in known:
-                    hint = did_you_mean(label, known)
+                    hint = labels.did_you_mean(field, label) if known else ""
                     yield f"{judgment['name']}: {field} has the unknown label {label!r}{hint}"
 
 

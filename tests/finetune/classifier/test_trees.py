@@ -5,7 +5,7 @@ import pytest
 
 from panjue.finetune.classifier.features import PLACES
 from panjue.finetune.classifier.trees import Items, candidates, class_rows
-from panjue.prompts.tasks.evidence import WORDS, evidence
+from panjue.prompts.tasks.evidence import WORDS, evidence, written_number
 
 SCORES = np.array(
     [
@@ -60,11 +60,29 @@ def test_a_class_knows_what_to_expect_of_the_label_sets() -> None:
         ("", [0] * 8),
         ("骗得3万元，又骗得2,000余元。", [np.log10(30001), np.log10(32001), 2, 0, 0, 0, 0, 0]),
         ("两次贩卖冰毒1.5千克", [0, 0, 0, np.log10(1501), np.log10(1501), 1, 1, 0]),
+        ("获利1 000元，又获１．５万元", [np.log10(15001), np.log10(16001), 2, 0, 0, 0, 0, 0]),
+        ("于2010 100元", [np.log10(101), np.log10(101), 1, 0, 0, 0, 0, 0]),
+        ("得三千五百元、二十余万元", [np.log10(200001), np.log10(203501), 2, 0, 0, 0, 0, 0]),
+        ("毒品叁拾克、一点五千克", [0, 0, 0, np.log10(1501), np.log10(1531), 2, 0, 0]),
+        ("数十万元在三元里", [0] * 8),
         ("2020年3月，" + "9" * 400 + "元", [15, 15, 1, 0, 0, 0, 0, 1]),
         *[(digits, [0] * 8) for digits in ("1" + " " * 20_000, "1" * 20_000, "1," * 20_000)],
+        *[(digits, [0] * 8) for digits in ("1 000 " * 20_000, "一" * 20_000, "一百" * 20_000)],
     ],
 )
 def test_amounts_weights_and_acts(text: str, numbers: list[float]) -> None:
     """Also a long number without a unit comes to an end."""
     assert evidence(text)[:8] == pytest.approx(numbers, abs=1e-6)
     assert len(evidence(text)) == 8 + len(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("numeral", "value"),
+    [
+        *[("三千", 3000), ("十二万五千", 125_000), ("一万零五百", 10_500), ("二〇〇", 200)],
+        *[("三亿五千万", 350_000_000), ("一万亿", 1e12), ("壹佰贰拾叁万肆仟", 1_234_000)],
+        *[("一点五万", 15_000), ("十五点二五", 15.25), ("两", 2), ("三四千", 4000), ("五六", 6)],
+    ],
+)
+def test_chinese_numerals(numeral: str, value: float) -> None:
+    assert written_number(numeral) == pytest.approx(value)

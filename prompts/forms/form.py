@@ -1,0 +1,73 @@
+"""What a form is, and where its rows have what a case needs."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from panjue.prompts.plumbing.decode import flatten_forms
+from panjue.prompts.plumbing.errors import NotSaid
+
+Row = Mapping[str, Any]
+Case = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of files: how its rows are known, and the cases that they become."""
+
+    title: str
+    fits: Callable[[Row], bool]
+    """Whether a row has what only this form has."""
+    cases: Callable[[Sequence[Row]], Iterator[Case | NotSaid]]
+    """The cases of a row, or of several that make a case together; `id` may be missing."""
+    key: Callable[[Row], object] | None = None
+    """What rows have in common that make a case together."""
+    notes: tuple[str, ...] = ()
+    """What the user has to know about every file of the form."""
+
+
+NAMES_OF_PERSON = (
+    *("name", "defendant", "defendants", "criminal", "criminals", "person"),
+    *("被告人", "姓名", "被告", "被告人姓名", "当事人"),
+)
+FACT = (
+    *("fact", "facts", "text", "content", "case", "description", "input"),
+    *("案情", "事实", "案件事实", "犯罪事实", "案情描述", "案件描述", "案件", "正文", "内容"),
+)
+CHARGES = (
+    *("charges", "charge", "accusation", "accusations", "crime", "crimes"),
+    *("罪名", "所犯罪名", "定罪", "罪名列表"),
+)
+ARTICLES = (
+    *("articles", "article", "laws", "law", "relevant_articles", "relevant_article"),
+    *("法条", "相关法条", "适用法条", "法律条文", "适用法律", "法律依据", "刑法条文"),
+)
+MONTHS = ("months", "term_months", "imprisonment_months", "刑期(月)", "刑期月", "刑期_月", "月数")
+TERM = (
+    *("penalty", "term", "sentence", "punishment", "judgement", "judgment"),
+    *("刑期", "刑罚", "判决", "判决结果", "判处刑罚", "主刑", "量刑", "宣告刑", "判处"),
+)
+VERDICT = ("verdict", "output", "reply", "answer", "response", "判决主文", "判决书", "裁判结果")
+ID = ("id", "case_id", "caseid", "uid", "index", "编号", "序号", "案号", "案件编号")
+
+
+def column(row: Row, names: Iterable[str]) -> Any:
+    """Return what a row has under one of these names, whatever their case; None if nothing.
+
+    Raises:
+        NotSaid: it has two of them, and they differ.
+    """
+    wanted = set(names)
+    found = {key: value for key, value in row.items() if _plain(key) in wanted}
+    values = [value for value in found.values() if value not in (None, "", [])]
+    if any(value != values[0] for value in values):
+        raise NotSaid("two columns of one meaning differ", ", ".join(found))
+    return values[0] if values else None
+
+
+def has(row: Row, names: Iterable[str]) -> bool:
+    return not set(names).isdisjoint(map(_plain, row))
+
+
+def _plain(key: object) -> str:
+    return flatten_forms(str(key)).strip().lower().replace(" ", "_")

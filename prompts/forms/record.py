@@ -1,0 +1,192 @@
+"""The judgment of a person from an object with fields, whatever these are called."""
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from panjue.prompts.forms.form import ARTICLES, CHARGES, MONTHS, NAMES_OF_PERSON, TERM, Row, column
+from panjue.prompts.plumbing.decode import flatten_forms, visible
+from panjue.prompts.plumbing.errors import NotSaid, UserError
+from panjue.prompts.tasks.judgment.charges import charges_in, is_article
+from panjue.prompts.tasks.judgment.citations import SPACES, Plain, without_citations
+from panjue.prompts.tasks.judgment.penalties import (
+    FLAGS,
+    PENALTY_WORDS,
+    TERMS,
+    penalty_class,
+    sentence,
+)
+from panjue.prompts.tasks.judgment.terms import penalty_of
+from panjue.prompts.tasks.judgment.verdict import Outcome, principal_of
+
+
+def outcome_of(record: Row) -> Outcome:
+    """Return the outcome of a person.
+
+    Raises:
+        NotSaid: the object does not say who is convicted of what, or sentenced to what.
+    """
+    return {
+        "name": name_of_person(column(record, NAMES_OF_PERSON)),
+        "penalty": penalty_in(record),
+        "charges": charge_list(column(record, CHARGES)),
+        "articles": article_list(column(record, ARTICLES)),
+    }
+
+
+def name_of_person(value: Any) -> str:
+    """Return the only name of a field."""
+    names = value if isinstance(value, list) else [value]
+    if len(names) != 1 or not isinstance(names[0], str) or not visible(names[0]).strip():
+        raise NotSaid("no person is named", "" if value is None else str(value))
+    name = names[0].strip(" \t\u3000:：")  # CAIL2018 has `：王某`
+    if re.search("[;；,，、\n]", name):
+        raise NotSaid("several persons in one field", name)
+    return name
+
+
+def items_of_field(value: Any) -> list[Any]:
+    """Return the items of a field: a list, or a text that is one in JSON or in Python."""
+    if isinstance(value, str) and value.strip().startswith(("[", "(", "{")):
+        value = literal(value)
+    if isinstance(value, list | tuple):
+        return list(value)
+    return [] if value is None else [value]
+
+
+def literal(text: str) -> Any:
+    """Return the value of a text in JSON or in Python; the text itself if it is neither."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text.strip())
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+    return text
+
+
+def charge_list(value: Any) -> list[str]:
+    charges: dict[str, None] = {}
+    # Of `[走私、贩卖]毒品`, as CAIL2018 writes it, the brackets are part of the name.
+    items = value if isinstance(value, list) else items_of_field(value)
+    for item in items:
+        known = charges_in(item) if isinstance(item, str) else None
+        if known is None:
+            raise NotSaid("an unknown charge", str(item))
+        charges.update(dict.fromkeys(known))
+    if not charges:
+        raise NotSaid("a person without a crime")
+    return list(charges)
+
+
+BETWEEN_ARTICLES = re.compile(r"[、,;/|\s]+")
+
+
+def article_list(value: Any) -> list[str]:
+    articles: dict[str, None] = {}
+    for item in items_of_field(value):
+        articles.update(dict.fromkeys(_articles(item)))
+    if not articles:
+        raise NotSaid("no article of a crime is named")
+    return list(articles)
+
+
+def _articles(item: Any) -> Iterable[str]:
+    if isinstance(item, float) and item.is_integer():  # a column with empty cells, in pandas
+        item = int(item)
+    if type(item) is int:
+        item = str(item)
+    if not isinstance(item, str):
+        raise NotSaid("an article that cannot be read", str(item))
+    pieces = [piece for piece in BETWEEN_ARTICLES.split(flatten_forms(item)) if piece]
+    pieces = [piece.removesuffix(".0") for piece in pieces]
+    if pieces and all(map(is_article, pieces)):
+        return pieces
+    text = f"第{item.strip()}" if re.match(r"\s*[0-9一二三四五六七八九]", item) else item  # 264条
+    rest, cited = without_citations(Plain.of(text).without(SPACES))
+    if not cited or re.search(r"[^、,;。.:和与及以并\s]", rest.text):
+        raise NotSaid("an article that cannot be read, or of another law", item)
+    return [article for _, article in cited]
+
+
+def penalty_in(record: Row) -> dict[str, Any]:
+    """Return the official penalty of an object that has it as a term, in months or in fields."""
+    months = column(record, MONTHS)
+    term = column(record, TERM)
+    if isinstance(term, str) and term.strip().startswith("{"):
+        term = literal(term)
+    own = {key: record[key] for key in (*TERMS, *FLAGS) if record.get(key) not in (None, "")}
+    given = [value for value in (months, term, own or None) if value is not None]
+    if not given:
+        raise NotSaid("a person without a penalty")
+    if len(given) > 1:
+        raise NotSaid("two columns of one meaning differ", "the penalty is there twice")
+    if months is not None:
+        return sentence(imprisonment=_whole(months, "months"))
+    if own:
+        return _of_fields({**own, **_fine(record)})
+    if isinstance(term, Mapping):
+        return _of_fields(term)
+    if not isinstance(term, str):
+        raise NotSaid("a term without a unit", str(term))
+    if re.fullmatch(r"[\d.]+", term.strip()):
+        raise NotSaid("a term without a unit", term)
+    if term.strip() in PENALTY_WORDS and not penalty_of(term):
+        raise NotSaid("a class of penalties in place of a term", term)
+    return principal_of(term)
+
+
+def _of_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the official penalty of its own fields; what is missing is 0, if any is there."""
+    odd = [str(key) for key in fields if key not in (*OFFICIAL, *CHANGES_NOTHING)]
+    if odd:  # it may be a unit
+        raise NotSaid("a penalty with unknown fields", ", ".join(odd))
+    known = {key: _number(value) for key, value in fields.items() if key in OFFICIAL}
+    known = {key: value for key, value in known.items() if value is not None}
+    penalty = sentence(**known)
+    try:
+        number = penalty_class(penalty)
+    except UserError as error:
+        raise NotSaid("a penalty that cannot be read", str(error)) from None
+    if not known.keys() & {*TERMS, *FLAGS}:
+        raise NotSaid("a person without a penalty")
+    assert number >= 0
+    for flag in FLAGS:
+        penalty[flag] = bool(penalty[flag])
+    return penalty
+
+
+OFFICIAL = (*TERMS, *FLAGS, "fine", "fine_without_amount")
+CHANGES_NOTHING = ("probation", "probation_months", "suspended", "缓刑")
+"""Fields of a penalty that change nothing about its class."""
+
+YES_OR_NO = {"true": True, "false": False, "是": True, "否": False}
+
+
+def _fine(record: Row) -> dict[str, Any]:
+    return {key: record[key] for key in OFFICIAL[-2:] if key in record}
+
+
+def _number(value: Any) -> Any:
+    """Return a cell of a table as the number or the yes or no that it is."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip().lower()
+    if text in YES_OR_NO:
+        return YES_OR_NO[text]
+    if re.fullmatch(r"\d+(\.0+)?", text):
+        return int(float(text))
+    return None if not text else value
+
+
+def _whole(value: Any, what: str) -> int:
+    """Return a number of months above 0."""
+    number = _number(value)
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if type(number) is not int or number < 0:
+        raise NotSaid("a term that is no whole number of months", str(value))
+    if number == 0:
+        raise NotSaid(f"0 {what}: a fine, an exemption or nothing", str(value))
+    return number

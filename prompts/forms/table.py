@@ -1,0 +1,71 @@
+"""Tables with a row for each person, or with a judgment in words in a column."""
+
+from collections.abc import Iterator, Sequence
+
+from panjue.prompts.forms.chat import case_of
+from panjue.prompts.forms.form import (
+    ARTICLES,
+    CHARGES,
+    FACT,
+    ID,
+    MONTHS,
+    NAMES_OF_PERSON,
+    TERM,
+    VERDICT,
+    Case,
+    Form,
+    Row,
+    column,
+    has,
+)
+from panjue.prompts.forms.record import name_of_person, outcome_of
+from panjue.prompts.plumbing.errors import NotSaid
+from panjue.prompts.tasks.judgment.penalties import TERMS
+
+LABEL_COLUMNS = (*CHARGES, *ARTICLES, *MONTHS, *TERM, *TERMS)
+
+
+def is_table_row(row: Row) -> bool:
+    return has(row, FACT) and (has(row, NAMES_OF_PERSON) or has(row, VERDICT))
+
+
+def key_of_case(row: Row) -> object:
+    """Return what the rows of a case have in common: the id, or the facts if there is none."""
+    found = column(row, ID) if has(row, ID) else column(row, FACT)
+    return str(found)
+
+
+def table_cases(rows: Sequence[Row]) -> Iterator[Case]:
+    facts = {str(column(row, FACT) or "") for row in rows}
+    if len(facts) > 1:
+        raise NotSaid("rows of one id with different facts")
+    [fact] = facts
+    if not fact.strip():
+        raise NotSaid("no facts")
+    number = _id(column(rows[0], ID))
+    case: Case = {} if number is None else {"id": number}
+    if has(rows[0], VERDICT) and not has(rows[0], CHARGES):
+        if len(rows) > 1:
+            raise NotSaid("several rows of one case, each with a judgment in words")
+        words = column(rows[0], VERDICT)
+        if not isinstance(words, str):
+            raise NotSaid("no judgment in words", str(words))
+        yield {**case, **case_of(fact, words)}
+        return
+    case["fact"] = fact
+    case["defendants"] = [name_of_person(column(row, NAMES_OF_PERSON)) for row in rows]
+    if any(has(row, LABEL_COLUMNS) for row in rows):
+        case["outcomes"] = [outcome_of(row) for row in rows]
+    yield case
+
+
+def _id(value: object) -> object:
+    """Return the id of a table, in which all cells are texts."""
+    if isinstance(value, str) and value.isdecimal() and str(int(value)) == value:
+        return int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+TABLE = Form("rows of persons", is_table_row, table_cases, key=key_of_case)

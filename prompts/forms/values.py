@@ -1,0 +1,173 @@
+"""The JSON values of a text, whatever stands between them, one by one."""
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from panjue.prompts.plumbing.errors import NotSaid
+from panjue.prompts.plumbing.rows import Faulty, object_or_faulty
+
+CHUNK = 2**20
+LONGEST_ROW = 2**28
+"""Characters of a row; what is longer is no row, but a text in which a bracket is never closed."""
+
+BETWEEN = re.compile(r"(?:[\s,\ufeff\x1e]+|//[^\n]*(?:\n|$))+")
+"""What may stand between two values: white space, commas, marks of a joined file, remarks."""
+
+JSONP = re.compile(
+    r"[\s\ufeff]*(?:/\*.*?\*/\s*)?"
+    r"(?:(?:export\s+default|(?:var|let|const)\s+[\w$]+\s*=|[\w$.]+(?:\[['\"]?\w+['\"]?\])?\s*=)\s*"
+    r"|[\w$.]+\s*\(\s*)(?=[\[{])",
+    re.DOTALL,
+)
+"""JavaScript around JSON: `var data = [...]`, `callback([...])`."""
+
+DECODER = json.JSONDecoder(object_pairs_hook=object_or_faulty)
+NEAR_END = 16
+"""JSON that goes on is wrong only within its last characters: in `tru`, `-`, or `"\\u4e`."""
+
+
+def json_values(read: Callable[[int], str]) -> Iterator[tuple[int | str, Any]]:
+    """Yield (place, value) for each row of a text of JSON; a row that is none is a `NotSaid`.
+
+    The place is the line, or in a list, which may be on one line, the number of the row.
+
+    A row is a value at the top of the text or, where that is a list, an item of the list: lines,
+    one object over many lines, a list, lists behind each other, files that were joined. Only the
+    row that is read is in memory.
+    """
+    text = _Text(read)
+    if prefix := JSONP.match(text.buffer):
+        text.skip_to(prefix.end())
+    depth = 0  # of lists around the row
+    number = 0
+    while text.skip(BETWEEN):
+        sign = text.buffer[text.place]
+        if sign == "[" and not LIST_OF_VALUES.match(text.buffer, text.place):
+            depth += 1
+            text.skip_to(text.place + 1)
+        elif sign == "]" and depth:
+            depth -= 1
+            text.skip_to(text.place + 1)
+        elif sign in ");" and not depth:
+            text.skip_to(text.place + 1)
+        else:
+            number += 1
+            yield f"row {number}" if depth else text.line, _value(text, in_list=depth > 0)
+
+
+LIST_OF_VALUES = re.compile(r'\[\s*(?:-?[0-9"tfn])')
+"""How a list begins that has no rows in it."""
+
+
+class _Text:
+    """A text of which only a part is in memory."""
+
+    def __init__(self, read: Callable[[int], str]) -> None:
+        """Read the first chunk."""
+        self._read = read
+        self.buffer = ""
+        self.place = 0  # the next character
+        self.line = 1  # of that character
+        self.is_whole = False
+        self.more(CHUNK)
+
+    def more(self, size: int) -> None:
+        """Read on, and drop what was passed."""
+        chunk = self._read(size)
+        self.is_whole = not chunk
+        self.buffer = self.buffer[self.place :] + chunk
+        self.place = 0
+
+    def skip_to(self, place: int) -> None:
+        self.line += self.buffer.count("\n", self.place, place)
+        self.place = place
+
+    def column(self) -> int:
+        """Return the number of characters before the next one in its line; 0 if it is not known."""
+        return len(self.buffer[: self.place].rpartition("\n")[2])
+
+    def skip(self, pattern: re.Pattern[str]) -> bool:
+        """Pass what the pattern finds here; say whether anything follows."""
+        while True:
+            found = pattern.match(self.buffer, self.place)
+            end = found.end() if found else self.place
+            if end < len(self.buffer) - 1 or self.is_whole:
+                self.skip_to(end)
+                return end < len(self.buffer)
+            self.more(CHUNK)
+
+    def skip_line(self) -> str:
+        """Pass the rest of a line; return it."""
+        while True:
+            end = self.buffer.find("\n", self.place)
+            if end >= 0 or self.is_whole:
+                break
+            self.more(CHUNK)
+        end = len(self.buffer) if end < 0 else end + 1
+        line = self.buffer[self.place : end]
+        self.skip_to(end)
+        return line
+
+
+def _value(text: _Text, *, in_list: bool) -> Any:
+    """Return the value that begins here, or why it is none; then its lines are passed."""
+    size = CHUNK
+    while True:
+        try:
+            value, end = DECODER.raw_decode(text.buffer, text.place)
+        except RecursionError:
+            problem = "it is nested too deeply"
+        except json.JSONDecodeError as error:
+            is_cut = error.msg.startswith("Unterminated string")
+            may_go_on = is_cut or error.pos > len(text.buffer) - NEAR_END
+            is_short = len(text.buffer) - text.place < LONGEST_ROW
+            if may_go_on and is_short and not text.is_whole:
+                text.more(size)
+                size *= 2  # so that a long row is parsed a few times, not once a chunk
+                continue
+            problem = error.msg
+        else:
+            if end == len(text.buffer) and not text.is_whole:  # a number may go on
+                text.more(size)
+                continue
+            text.skip_to(end)
+            return NotSaid("not JSON", value.reason) if isinstance(value, Faulty) else value
+        return _passed(text, problem, in_list=in_list)
+
+
+def _passed(text: _Text, problem: str, *, in_list: bool) -> Any:
+    """Pass a row that is no JSON: its line, and the lines below it that are indented more.
+
+    Python's repr of a row is read on the way.
+    """
+    indent = text.column()
+    line = text.skip_line()
+    if line.startswith(("{'", '{"')):
+        try:
+            value = ast.literal_eval(line.strip().rstrip(","))
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            return value
+    while True:
+        if text.place == len(text.buffer):
+            if text.is_whole:
+                break
+            text.more(CHUNK)
+            continue
+        start = LINE_START.match(text.buffer, text.place)
+        assert start is not None
+        is_end_of_list = in_list and start["sign"] == "]" and len(start["indent"]) <= indent
+        is_inside = len(start["indent"]) > indent or start["sign"] in CLOSING
+        if is_end_of_list or not is_inside:
+            break
+        text.skip_line()
+    rest = ", with the rest of its line" if in_list else ""
+    return NotSaid(f"not JSON{rest}", f"{problem}: {line.strip()}")
+
+
+LINE_START = re.compile(r"(?P<indent>[ \t]*)(?P<sign>.?)", re.DOTALL)
+CLOSING = ("}", "]", ")", "\n", "\r", "")

@@ -1,0 +1,166 @@
+"""The plain text of a case: what a person reads in it, without what a page or a file adds.
+
+Names are looked for in the plain text (`names.py`), and sentences and clauses end where they end in
+it. Every place of it has its place in the text as the case has it, which is what prompts show.
+"""
+
+import re
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import unescape
+from html.entities import html5
+
+ENDS = "。！？；!?;"
+"""They end a sentence wherever they stand."""
+
+CLOSERS = "”’」』）)"
+"""They belong to the sentence that ends before them."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A part of a text that another text replaces, with its place there; either may be empty."""
+
+    start: int
+    end: int
+    old_start: int
+    old_end: int
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A text with some parts replaced, and where they were."""
+
+    text: str
+    edits: tuple[Edit, ...] = ()  # in order
+
+    def old_start(self, place: int) -> int:
+        """Return where the character at a place began before the edits."""
+        if not self.edits:
+            return place
+        number = bisect_right(self.edits, place, key=lambda edit: edit.end)
+        if number < len(self.edits) and self.edits[number].start <= place:
+            return self.edits[number].old_start
+        if number == 0:
+            return place
+        return place - self.edits[number - 1].end + self.edits[number - 1].old_end
+
+    def old_end(self, place: int) -> int:
+        """Return where the character that ends at a place ended before the edits; 0 stays 0."""
+        if not self.edits or place == 0:
+            return place
+        number = bisect_right(self.edits, place - 1, key=lambda edit: edit.end)
+        if number < len(self.edits) and self.edits[number].start < place:
+            return self.edits[number].old_end
+        return self.old_start(place - 1) + 1
+
+
+def rewrite(
+    text: str, pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str]
+) -> Rewritten:
+    """Replace the matches of a pattern, and remember where they were."""
+    pieces = []
+    edits = []
+    old_end = 0
+    length = 0
+    for found in pattern.finditer(text):
+        new = replacement(found)
+        if new == found[0]:
+            continue
+        pieces += [text[old_end : found.start()], new]
+        length += found.start() - old_end
+        edits.append(Edit(length, length + len(new), *found.span()))
+        length += len(new)
+        old_end = found.end()
+    if not edits:
+        return Rewritten(text)
+    return Rewritten("".join([*pieces, text[old_end:]]), tuple(edits))
+
+
+LINE_ENDS = r"\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029"
+
+BREAK = rf"(?:\r\n|[{LINE_ENDS}])"
+
+BLANK = rf"[^\S{LINE_ENDS}]"
+"""White space within a line."""
+
+ENTITY = r"[&＆](?:amp[;；])*(?:[^\W_]{2,8}|[#＃][^\W_]{1,7})[;；]"
+"""An HTML entity, also escaped again or in full-width characters: `&times;`, `&amp;#215;`."""
+
+NOT_PLAIN = re.compile(f"[&＆{LINE_ENDS}]")
+"""What a text has that is not its own plain text."""
+
+SPOT = re.compile(rf"(?<!{BLANK})(?:{BLANK}*+{BREAK})+{BLANK}*+|{ENTITY}")
+"""White space with breaks is read from its start alone: 40,000 spaces took six seconds."""
+
+LINE_NUMBER = rf"{BLANK}*+(?P<number>\d{{1,5}})(?:[:：|]|(?=\s|$)){BLANK}*+"
+
+NUMBERED_SPOT = re.compile(
+    rf"\A{LINE_NUMBER}|{ENTITY}"
+    rf"|(?<!{BLANK})(?:{BLANK}*+{BREAK}(?:{LINE_NUMBER.replace('P<number>', ':')})?)+{BLANK}*+"
+)
+
+BREAKS = re.compile(BREAK)
+
+AFTER_END = re.compile(rf"(?:[{ENDS}]|(\d)?\.)[{CLOSERS}]*$")
+
+ITEM = re.compile(
+    r"[一二三四五六七八九十]{1,3}、(?![一二三四五六七八九十])|\d{1,3}[、.．](?!\d)"
+    r"|[(（][一二三四五六七八九十\d]{1,2}[)）]|\[\d{1,4}\]|[①-⑳•●*-]\s*+(?=\D)"
+)
+"""The number of an item of a list; a line that begins with it is no rest of a sentence."""
+
+CHINESE = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
+
+
+def plain_text(text: str) -> Rewritten:
+    """Return a text with its lines joined, without line numbers, and with characters for entities.
+
+    A single line break within a sentence is left out, or is a space in a text that has no Chinese
+    character. Others stay: after the end of a sentence, before a blank line, before an item of a
+    list, and all of a text that ends no sentence otherwise. Line numbers are left out if every line
+    has one, each one more than the one before; those of a page may begin at 1 again.
+    """
+    if not NOT_PLAIN.search(text):  # nearly all texts
+        return Rewritten(text)
+    has_sentences = any(end in text for end in (*ENDS, "."))
+    joint = "" if CHINESE.search(text) else " "
+
+    def replacement(found: re.Match[str]) -> str:
+        spot = found[0]
+        if spot[0] in "&＆":
+            entity = re.sub("&(?:amp;)+(?=.)", "&", unicodedata.normalize("NFKC", spot))
+            return unescape(entity) if entity[1] == "#" else html5.get(entity[1:], spot)
+        start, end = found.span()
+        n_breaks = len(BREAKS.findall(spot))
+        kept = "\n" if found.re is NUMBERED_SPOT else BREAKS.sub("\n", spot)
+        if not n_breaks:  # the first line's number
+            return ""
+        is_outside = start == 0 or end == len(text)
+        if n_breaks > 1 or not has_sentences or is_outside or ITEM.match(text, end):
+            return kept
+        ended = AFTER_END.search(text, max(0, start - 5), start)
+        if not ended:
+            return joint
+        is_in_number = bool(ended[1]) and text[end].isdecimal()
+        # What closes a quotation has ended the sentence; the break would be a sentence of its own.
+        return joint if joint == "" and (is_in_number or ended[0][-1] in CLOSERS) else kept
+
+    pattern = NUMBERED_SPOT if _has_line_numbers(text) else SPOT
+    return rewrite(text, pattern, replacement)
+
+
+def _has_line_numbers(text: str) -> bool:
+    before = 0
+    n_lines = 0
+    for line in BREAKS.split(text):
+        if not line.strip():
+            continue
+        found = re.match(LINE_NUMBER, line)
+        if not found or (n_lines and int(found["number"]) not in (before + 1, 1)):
+            return False
+        before = int(found["number"])
+        n_lines += 1
+    return n_lines > 1

@@ -1,0 +1,137 @@
+"""The names of the crimes in the Criminal Law, and the crimes that a text lists."""
+
+import re
+from functools import cache, lru_cache
+from pathlib import Path
+
+from panjue.prompts.plumbing.decode import flatten_forms
+
+CRIME = "罪"
+JOIN = "、"
+
+LINE = re.compile(r"(?:(?P<article>[0-9]+\.[0-9]+) )?(?P<name>\S+罪)")
+CHOICE = re.compile(r"\[([^\]]+)\]")
+
+BETWEEN = re.compile(f"(?<={CRIME})(?:[、,;/|]|以及|和|与|及)+|[;/|]+")
+"""What separates whole names. A word such as 及 may be part of a name, except after 罪."""
+
+
+def charge_of(written: str) -> str | None:
+    """Return the crime that a text names, as the law or its selection writes it; None if unknown.
+
+    `[走私、贩卖、运输、制造]毒品`, as CAIL2018 writes it, is the whole name. A selection such as
+    贩卖毒品罪 stays one: it is the crime that the judgment names.
+    """
+    text = (
+        re.sub(r"[\s\[\]]+", "", flatten_forms(written))
+        .replace(",", JOIN)
+        .replace("帐", "账")
+        .strip("。.;:\"'“”")
+    )
+    if not text:
+        return None
+    text = text if text.endswith(CRIME) else text + CRIME
+    whole = _names()
+    if text in whole:
+        return whole[text]
+    return text if _selection().fullmatch(text) else None
+
+
+@lru_cache(maxsize=4096)
+def charges_in(written: str) -> tuple[str, ...] | None:
+    """Return the crimes that a text lists, in their order; None if it is not certain which.
+
+    掩饰、隐瞒犯罪所得罪 is one crime and 盗窃、诈骗罪 are two: the names of the law decide.
+    """
+    text = flatten_forms(written).strip().strip("。.;,、 ")
+    charges: dict[str, None] = {}
+    for part in BETWEEN.split(text):
+        if not part.strip():
+            continue
+        one = charge_of(part)
+        several = (one,) if one else _only_split(part)
+        if several is None:
+            return None
+        charges.update(dict.fromkeys(several))
+    return tuple(charges) or None
+
+
+def _only_split(text: str) -> tuple[str, ...] | None:
+    """Return the only way to read a text as several crimes between 、; None if there are 0 or 2."""
+    pieces = re.split("[、,]", text)
+    if len(pieces) > MAX_PIECES:
+        return None
+    ways: list[list[tuple[str, ...]]] = [[()]]  # of the first n pieces, at most two of each
+    for end in range(1, len(pieces) + 1):
+        found: list[tuple[str, ...]] = []
+        for start in range(end):
+            charge = charge_of(JOIN.join(pieces[start:end]))
+            if charge:
+                found += [(*way, charge) for way in ways[start]]
+        ways.append(found[:2])
+    return ways[-1][0] if len(ways[-1]) == 1 else None
+
+
+MAX_PIECES = 40
+
+
+WITHOUT_CRIME = ("17.1", "37.1")
+"""Inserted articles of the general part."""
+
+LAST_ARTICLE = 452
+ARTICLE = re.compile(r"([0-9]{1,3})(\.[0-9]{1,2})?(?:-[0-9]{1,2})?")
+
+
+def is_article(article: str) -> bool:
+    """Say whether the Criminal Law has an article, whatever its paragraph: 264, 303-2, 287.2."""
+    parts = ARTICLE.fullmatch(article)
+    if not parts or not 1 <= int(parts[1]) <= LAST_ARTICLE:
+        return False
+    return not parts[2] or parts[1] + parts[2] in _inserted()
+
+
+@cache
+def _inserted() -> set[str]:
+    return {article for _, article in _lines() if article} | {*WITHOUT_CRIME}
+
+
+@lru_cache(maxsize=1024)
+def inserted_article(charge: str) -> str | None:
+    """Return the article of a crime if it was inserted, such as 287.2; None for all others."""
+    for name, article in _lines():
+        if article and re.fullmatch(_pattern(name), flatten_forms(charge)):
+            return article
+    return None
+
+
+@cache
+def _lines() -> tuple[tuple[str, str | None], ...]:
+    """Return (name with its choices in brackets, article or None)."""
+    lines = Path(__file__).with_name("charges.txt").read_text("utf-8").splitlines()
+    found = [LINE.fullmatch(line) for line in lines if not line.startswith("#")]
+    return tuple((match["name"], match["article"]) for match in found if match)
+
+
+@cache
+def _names() -> dict[str, str]:
+    """Return the whole names, by their flattened form."""
+    names = [re.sub(r"[\[\]]", "", name) for name, _ in _lines()]
+    return {flatten_forms(name): name for name in names}
+
+
+@cache
+def _selection() -> re.Pattern[str]:
+    """Return a pattern of all names in which a part of each choice is left out."""
+    return re.compile("|".join(_pattern(name) for name, _ in _lines() if "[" in name))
+
+
+def _pattern(name: str) -> str:
+    pieces = CHOICE.split(name)  # every second one is a choice
+    pattern = ""
+    for number, piece in enumerate(pieces):
+        if number % 2:
+            one = "|".join(map(re.escape, piece.split(JOIN)))
+            pattern += f"(?:{one})(?:{JOIN}(?:{one}))*"
+        else:
+            pattern += re.escape(flatten_forms(piece))
+    return pattern

@@ -1,0 +1,163 @@
+"""Find the articles that a text cites, and cut the citations out of it."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from panjue.prompts.plumbing.decode import INVISIBLE
+from panjue.prompts.plumbing.errors import NotSaid
+from panjue.prompts.tasks.judgment.articles import WRITTEN_NUMBER, number
+from panjue.prompts.tasks.judgment.charges import is_article
+
+
+def cited_articles(text: str) -> list[str]:
+    """Return the articles of the Criminal Law that a text cites, each once: 264, 303-2, 287.2.
+
+    Raises:
+        NotSaid: it cites a range, or an article that the law does not have.
+    """
+    _, cited = without_citations(Plain.of(text).without(SPACES))
+    return list(dict.fromkeys(article for _, article in cited))
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A text with plain characters, and for each the place in the text as it was given."""
+
+    text: str
+    places: tuple[int, ...]
+    given: str
+
+    @classmethod
+    def of(cls, given: str) -> "Plain":
+        characters = []
+        places = []
+        for place, character in enumerate(given):
+            flat = unicodedata.normalize("NFKC", character)
+            if INVISIBLE.match(character):
+                continue
+            characters.append(flat if len(flat) == 1 else character)
+            places.append(place)
+        return cls("".join(characters), tuple(places), given)
+
+    def without(self, pattern: re.Pattern[str]) -> "Plain":
+        """Return the text without what the pattern finds."""
+        return self.without_spans([match.span() for match in pattern.finditer(self.text)])
+
+    def without_spans(self, spans: Sequence[tuple[int, int]]) -> "Plain":
+        characters = []
+        places: list[int] = []
+        end = 0
+        for start, after in spans:
+            characters.append(self.text[end:start])
+            places += self.places[end:start]
+            end = after
+        characters.append(self.text[end:])
+        places += self.places[end:]
+        return Plain("".join(characters), tuple(places), self.given)
+
+    def as_given(self, start: int, end: int) -> str:
+        return self.given[self.places[start] : self.places[end - 1] + 1]
+
+
+SPACES = re.compile(r"(?<![A-Za-z])[^\S\n]+|[^\S\n]+(?![A-Za-z])")
+
+ARTICLE = (
+    rf"(?P<article>{WRITTEN_NUMBER})"
+    rf"(?:条之(?P<inserted>{WRITTEN_NUMBER})|之(?P<before>{WRITTEN_NUMBER})条|条)"
+    rf"(?:第(?P<paragraph>{WRITTEN_NUMBER})款)?"
+)
+CITATION = re.compile(
+    r"《(?P<book>[^《》]{1,80})》"
+    r"|(?P<law>(?:中华人民共和国)?(?:刑法典|刑法))(?!修正案|解释)"
+    r"|(?P<other>[\u4e00-\u9fff]{2,24}?(?:(?<!刑)法|解释|规定|条例|意见|办法|决定|修正案)(?=第))"
+    rf"|(?P<first>第){ARTICLE}"
+    + "|"
+    + ARTICLE.replace("?P<", "?P<bare_")
+    + rf"|第(?P<next>{WRITTEN_NUMBER})款"
+    rf"|(?P<item>第?{WRITTEN_NUMBER}项)"
+    r"|(?P<words>根据|依照|依据|按照|适用|违反了?|触犯了?(?=第|《|刑法)|参照|该法|同法"
+    r"|的?相关规定|之规定|的规定)"
+)
+JOINING = re.compile(r"[、,\s]*(?:和|与|及|以及|并)?[、,\s]*")
+CRIMINAL_LAW = re.compile(r"(?:中华人民共和国)?刑法(?:典)?(?:\([^()]*\))?")
+FIRST_OF_CRIMES = 102
+"""The articles before are the general part: they define no crime."""
+
+Cited = list[tuple[int, str]]
+"""Place in the text without citations, article."""
+
+
+def without_citations(plain: Plain) -> tuple[Plain, Cited]:
+    """Cut the laws and articles out of a text; return the articles of the Criminal Law."""
+    cited: Cited = []
+    spans = []
+    is_criminal = True  # an article of which no law is named is of the Criminal Law
+    base = ""
+    end = 0  # of the last token
+    removed = 0
+    for token in CITATION.finditer(plain.text):
+        is_next = JOINING.fullmatch(plain.text, end, token.start()) is not None
+        if token["bare_article"] and not (is_next and end):
+            continue  # three cartons (条) of cigarettes
+        if token["next"] and not (is_next and base):
+            continue
+        if plain.text[end : token.start()] in ("至", "到") and base:
+            raise NotSaid("a range of articles", plain.text[end - 8 : token.end()])
+        name = token["book"] or token["law"] or token["other"]
+        if name:
+            is_criminal = CRIMINAL_LAW.fullmatch(name) is not None
+            base = ""
+        group = "bare_" if token["bare_article"] else ""
+        article = token[f"{group}article"]
+        if article:
+            inserted = token[f"{group}inserted"] or token[f"{group}before"]
+            base = str(number(article)) + (f".{number(inserted)}" if inserted else "")
+            if is_criminal and not is_article(base):
+                raise NotSaid("an article that the Criminal Law does not have", token[0])
+        paragraph = token["next"] or (token[f"{group}paragraph"] if article else None)
+        if is_criminal and (article or token["next"]):
+            whole = base + (f"-{number(paragraph)}" if paragraph else "")
+            cited.append((token.start() - removed, whole))
+        spans.append((token.start(), token.end()))
+        removed += token.end() - token.start()
+        end = token.end()
+    return plain.without_spans(spans), cited
+
+
+def articles_by_person(
+    starts: Sequence[int], cited: Cited, *, is_one_crime: bool
+) -> tuple[list[list[str]], tuple[str, ...]]:
+    """Return the articles of each person, and those that are nobody's for certain.
+
+    An article that stands for several persons together is each one's only if all are convicted of
+    the same and no other article of a crime is cited.
+
+    Args:
+        starts: Where each person is named first, in order.
+        cited: The articles with their places.
+        is_one_crime: All are convicted of the same.
+    """
+    every = list(dict.fromkeys(article for _, article in cited))
+    of_crimes = [
+        article for article in every if int(re.split("[.-]", article)[0]) >= FIRST_OF_CRIMES
+    ]
+    if not of_crimes:
+        raise NotSaid("no article of a crime is named")
+    if len(starts) == 1:
+        return [every], ()
+    own: list[list[str]] = [[] for _ in starts]
+    is_before = False
+    for place, article in cited:
+        owners = [number for number, start in enumerate(starts) if start <= place]
+        if not owners:
+            is_before = True
+        elif article not in own[owners[-1]]:
+            own[owners[-1]].append(article)
+    if all(own) and not is_before:
+        return own, ()
+    if len(of_crimes) > 1 or not is_one_crime:
+        raise NotSaid("articles of several persons together", "、".join(every))
+    general = tuple(article for article in every if article not in of_crimes)
+    return [of_crimes] * len(starts), general
