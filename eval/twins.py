@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -169,14 +169,21 @@ def check_files(training: RunRecord) -> None:
 
 def trained_on(training: RunRecord, task: Task) -> Iterator[Example]:
     """Yield the cases that the model or the text classifier of a training was fitted on."""
-    reader = Reader(task, on_bad_row=training.on_bad_row, split_by=training.split_by)
+    reader = Reader(
+        task,
+        columns=training.columns,
+        on_bad_row=training.on_bad_row,
+        split_by=training.split_by,
+    )
     in_dev = set()
     if training.dev:
-        in_dev = {reader.hash_of(example) for example in reader.read(Path(training.dev))}
+        of_dev = islice(reader.read(Path(training.dev)), training.limit)
+        in_dev = {reader.hash_of(example) for example in of_dev}
+
+    def is_trained_on(example: Example) -> bool:
+        if training.dev:
+            return reader.hash_of(example) not in in_dev
+        return not is_held_out(example, reader.split_by)
+
     for path in filter(None, (training.train, training.mix)):
-        for example in reader.read(Path(path)):
-            is_held = is_held_out(example, reader.split_by)
-            if training.dev:
-                is_held = reader.hash_of(example) in in_dev
-            if not is_held:
-                yield example
+        yield from islice(filter(is_trained_on, reader.read(Path(path))), training.limit)

@@ -72,6 +72,8 @@ def check_voters(voters: Sequence[Answered], out: Path) -> None:
     for voter in voters:
         if (voter.record.task, voter.record.test_sha256) != (first.record.task, first.test_sha256):
             raise UserError(f"{voter.folder}: has no answers of the task to {first.test}")
+        if voter.record.limit != first.record.limit:
+            raise UserError(f"{voter.folder}: answers more or fewer cases than {first.folder}")
         voter.answers.refuse_changes()
         check_complete(voter)
         if reason := edited(voter.task.data.submission.find(voter.folder)):

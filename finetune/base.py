@@ -83,7 +83,7 @@ def make_base(config: BaseConfig) -> None:
 
 def make_untrained(config: BaseConfig, folder: Path) -> None:
     """Write a tokenizer trained on the training cases and a random model to `folder`."""
-    reader = Reader(load_task(config.task), on_bad_row=config.on_bad_row)
+    reader = Reader(load_task(config.task), columns=config.columns, on_bad_row=config.on_bad_row)
     texts = tokenizer_texts(reader, config.train)
     tokenizer = train_tokenizer(texts, config.shape.get("vocab_size", 4096))
     torch.manual_seed(config.seed)

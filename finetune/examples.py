@@ -4,10 +4,12 @@ import heapq
 import pickle
 import weakref
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from panjue.finetune.settings import SftConfig
+from panjue.prompts.columns import answer_column, listed
 from panjue.prompts.example import Example
 from panjue.prompts.names import NameCount
 from panjue.prompts.plumbing.errors import UserError
@@ -39,7 +41,8 @@ class Spool:
 class Examples:
     """The examples of a training: `train`, `held_out` (`dev`, or a tenth of `train`), `mixable`.
 
-    No text that is held out is trained on: several files may have the same facts.
+    No text that is held out is trained on: several files may have the same facts. With `limit`
+    there are at most so many of each: the first ones.
     """
 
     def __init__(self, config: SftConfig, reader: Reader) -> None:
@@ -50,17 +53,21 @@ class Examples:
         self.mixable = Spool(config.run)
         self.names = NameCount()  # those that their facts do not have, of all files
         self.dropped = 0  # cases of `train` that `dev` has too
+        limit = config.limit
         in_dev: set[str] = set()
-        for example in self._read(config.dev):
+        for example in islice(self._read(config.dev), limit):
             self.held_out.append(example)
             in_dev.add(text_hash(example))
         for example in self._read(config.train):
             if text_hash(example) in in_dev:
                 self.dropped += 1
             elif config.dev is None and is_held_out(example):
-                self.held_out.append(example)
-            else:
+                if len(self.held_out) != limit:
+                    self.held_out.append(example)
+            elif len(self.train) != limit:
                 self.train.append(example)
+            if len(self.train) == limit and (config.dev or len(self.held_out) == limit):
+                break
         hashes = []
         for example in self._read(config.mix):
             text = text_hash(example)
@@ -68,6 +75,8 @@ class Examples:
             if not is_held:
                 self.mixable.append(example)
                 hashes.append(text)
+            if len(self.mixable) == limit:
+                break
         # Hashes are uniform, so the lowest are a random choice; memory holds hashes, not texts.
         chosen = heapq.nsmallest(round(config.mix_ratio * len(self.train)), hashes)
         self._highest_chosen = chosen[-1] if chosen else ""
@@ -81,9 +90,16 @@ class Examples:
                 yield example
 
     def _read(self, path: Path | None) -> Iterator[Example]:
-        for example in self.names.of(self.reader.read(path)) if path else ():
+        if path is None:
+            return
+        for example in self.names.of(self.reader.read(path)):
             if example.answer is None:
+                columns = listed(self.reader.columns_of(path, example.id))
+                name = answer_column(self.reader.task.data)
+                way_out = "use a training file"
+                if name:
+                    way_out += f", or say which column has the answer: columns.{name}=COLUMN"
                 raise UserError(
-                    f"{path}: id {example.id} has no answer to learn from; use a training file"
+                    f"{path}: id {example.id} has no answer to learn from, but {columns}; {way_out}"
                 )
             yield example

@@ -61,12 +61,10 @@ def command(line: list[str], goals: list[str], given: dict[str, str]) -> list[st
 
 def answers_folder(run: Path, test: str, generate: str) -> Path:
     """Return the folder that `panjue generate` answers TEST in, with these further words."""
-    name = Path(test).stem
     with of_library("GENERATE"):
-        for word in shlex.split(generate):
-            if word.startswith("answers="):
-                name = word.removeprefix("answers=")
-    return run / "answers" / name
+        given = dict(word.partition("=")[::2] for word in shlex.split(generate))
+    name = Path(test).stem + (f"-limit{given['limit']}" if given.get("limit") else "")
+    return run / "answers" / given.get("answers", name)
 
 
 def has_no_gold(answers: Path, test: str) -> bool:
@@ -74,7 +72,7 @@ def has_no_gold(answers: Path, test: str) -> bool:
     if not (answers / MANIFEST).is_file():
         return False
     record = AnswersRecord.read(answers)
-    reader = Reader(load_task(record.task), on_bad_row=record.on_bad_row)
+    reader = Reader(load_task(record.task), columns=record.columns, on_bad_row=record.on_bad_row)
     return all(example.answer is None for example in reader.read(Path(test)))
 
 
@@ -91,6 +89,8 @@ def run_folder(given: dict[str, str]) -> Path:
         return run
     named = [name for name in ("RUN", *TRAINING) if given[name]]
     words = [f"{name.lower()}={given[name]}" for name in named]
+    with of_library("SFT"):
+        words += [word for word in shlex.split(given["SFT"]) if word.startswith("limit=")]
     config, settings = training_words([given["CONFIG"], *words] if given["CONFIG"] else words)
     for word in settings:
         if word.startswith("run="):

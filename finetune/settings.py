@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, field_validator
 from pydantic_core import to_jsonable_python
 
+from panjue.prompts.columns import check_columns
 from panjue.prompts.gpu import check_gpu
 from panjue.prompts.model import is_hub_name, model_folder
 from panjue.prompts.plumbing.config import DATA_FILES, Config, load_section, load_values
@@ -58,6 +59,12 @@ class SftConfig(Config):
     """Further cases to train on (for example, with one defendant); never held out."""
     mix_ratio: float = Field(1.0, ge=0, allow_inf_nan=False)
     """Cases taken from `mix` per case of `train`, chosen by hash; all if `mix` has fewer."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """The task's name of a column -> its name in these files: columns.fact=content. Of the objects
+    in a list: columns.outcomes/charges=NAME."""
+    limit: int | None = Field(None, ge=1)
+    """To try out: at most so many cases of each file, the first ones to train on, and as many that
+    are held out. The run folder that is named by default ends in -limit20."""
     on_bad_row: OnBadRow = "stop"
     """If a row of these files is not a valid case: stop the run, or list and skip the row."""
     method: Literal["lora", "qlora", "full"] = "lora"
@@ -178,13 +185,14 @@ def changed_settings(config: SftConfig) -> dict[str, Any]:
 def check_data(config: SftConfig) -> None:
     """Refuse a task or data file that does not exist, or whose first row is no example."""
     task = load_task(config.task)
+    check_columns(task.data, config.columns)
     for name in DATA_FILES:
         file = getattr(config, name)
         if file is None:
             continue
         if not file.exists():
             raise UserError(f"{name}: no file {file}")
-        reader = Reader(task, on_bad_row=config.on_bad_row)
+        reader = Reader(task, columns=config.columns, on_bad_row=config.on_bad_row)
         first = next(reader.read(file), None)  # a file of another format is found at once
         if first is None and not reader.skipped.rows:
             raise UserError(f"{name}: {file} is empty")

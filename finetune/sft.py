@@ -48,7 +48,8 @@ def train(config: SftConfig) -> None:
         console.print(f"{config.result}: already trained with these settings{run.doubt()}")
         return
     with run.lock(), threads_for(base), out_of_memory_named():
-        run_training(run, args, Reader(task, on_bad_row=config.on_bad_row), base, console)
+        reader = Reader(task, columns=config.columns, on_bad_row=config.on_bad_row)
+        run_training(run, args, reader, base, console)
 
 
 def run_training(

@@ -368,7 +368,8 @@ class TrainingRun:
         if held_out and is_made_small:
             console.print("this loss is of the base in four bits; answers come from it as it is")
         if "MAKELEVEL" not in os.environ:
-            console.print(f"next: panjue generate {config.run} TEST")
+            limit = f" limit={config.limit}" if config.limit else ""
+            console.print(f"next: panjue generate {config.run} TEST{limit}")
         if "tensorboard" in trainer.args.report_to:
             program = Path(sys.executable).with_name("tensorboard")
             console.print(f"curve: {program} --logdir {config.run}/tensorboard")

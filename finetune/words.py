@@ -20,6 +20,8 @@ LORA_BYTES = 39_000 * 2**20
 def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
     """Return the config of a training, and its settings, with `run` if the config has none.
 
+    With `limit` the folder is not that of the config.
+
     A first word without `=` is the config: a file, or a name in finetune/configs. Else it is that
     of the run folder, if there is one already, or the one for this machine's GPU.
     """
@@ -38,8 +40,13 @@ def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
         refuse_missing(given)
         config = configs() / f"{config_for_gpu()}.yaml"
     section = load_values(config).get("sft") or {}
-    if "run" not in given and "run" not in section:
-        settings.insert(0, f"run={default_run(config, given)}")
+    if "run" not in given and ("run" not in section or "limit" in given):
+        run = str(section.get("run") or default_run(config, given))
+        limit = str(given.get("limit", section.get("limit")))
+        if limit.isdecimal():  # a try has a folder of its own
+            ending = f"-limit{limit}"
+            run = f"{run.removesuffix(ending)}{ending}"
+        settings.insert(0, f"run={run}")
     return config, settings
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from panjue.eval.choice import best_by_field, choice_lines
 from panjue.finetune.card import update_card
 from panjue.finetune.trained import Trained, keep_choice, read_choices
+from panjue.prompts.columns import check_columns
 from panjue.prompts.plumbing.errors import UserError, printable
 from panjue.prompts.plumbing.files import exclusive_lock, sha256
 from panjue.prompts.plumbing.ours import refuse_claim
@@ -60,6 +61,8 @@ def generate(run: Path, trained: Trained | None, test: Path, config: GenerateCon
         config: The settings.
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
+    if config.limit:
+        config = as_try(config, test, config.limit)
     if config.answer == "classifier" and not (trained and trained.has_classifier):
         raise UserError(f"answer=classifier: the training of {run} fitted none")
     job = make_job(run, trained, config)
@@ -85,6 +88,15 @@ def generate(run: Path, trained: Trained | None, test: Path, config: GenerateCon
         if trained:
             update_card(trained)
     print_tally(tally, answered)
+
+
+def as_try(config: GenerateConfig, test: Path, limit: int) -> GenerateConfig:
+    """Return the settings of a try of the first cases, which has folders of its own."""
+    changes = {
+        "answers": config.answers or f"{test.stem}-limit{limit}",
+        "held_out_cases": min(config.held_out_cases, limit),
+    }
+    return config.model_copy(update=changes)
 
 
 def decode_again(path: Path, answer: AnswerSetting | None) -> None:
@@ -127,7 +139,12 @@ def next_step(answered: Answered, tally: Tally) -> str:
 
 def test_cases(job: Job, test: Path) -> Cases:
     """Return the cases of TEST; UserError if it has none, or other answers are in their folder."""
-    reader = Reader(job.task, on_bad_row=job.config.on_bad_row)
+    of_training = job.trained.record.columns if job.trained else {}
+    columns = {**of_training, **job.config.columns}
+    check_columns(job.task.data, columns)
+    reader = Reader(
+        job.task, columns=columns, limit=job.config.limit, on_bad_row=job.config.on_bad_row
+    )
     name = job.config.answers or test.stem
     if is_held_out_name(name):
         raise UserError(f"{test}: answers named {name!r} are those to held-out cases; say answers=")
@@ -177,7 +194,8 @@ def decided(asking: Session, trained: Trained, test: Cases) -> Choice:
     record = record_of(job, test, asked=True)
     choice = choice_for(trained, record)
     differs = asked_otherwise(choice, record) if choice else ""
-    if choice is None or differs or choice.most != job.config.held_out_cases:
+    is_of_other_size = choice and choice.most != job.config.held_out_cases
+    if choice is None or differs or (is_of_other_size and not job.config.limit):
         found = held_out_file(job, trained, "other" if trained.chosen else "")
         if not isinstance(found, str):
             choice = decide(asking, trained, test, *found)
@@ -211,7 +229,8 @@ def decide(asking: Session, trained: Trained, test: Cases, reader: Reader, file:
             decode(answered, "model")
             choice = best_by_field(answered)
         choice = choice.model_copy(update={"most": job.config.held_out_cases})
-        keep_choice(trained, choice)
+        if not job.config.limit:  # a try decides for itself alone
+            keep_choice(trained, choice)
         take_over(cases, test, record_of(job, test, asked=True))
     return choice
 
@@ -230,6 +249,8 @@ def held_out_file(job: Job, trained: Trained, half: Half) -> tuple[Reader, Path]
         job.task,
         held_out=record.dev is None,
         split_by=record.split_by,
+        columns=record.columns,
+        limit=record.limit,
         on_bad_row=record.on_bad_row,
     )
     most = job.config.held_out_cases

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.console import Console
 
+from panjue.prompts.columns import check_columns, columns_of_words
 from panjue.prompts.plumbing.errors import UserError, printable
 from panjue.prompts.plumbing.files import sha256, write_json
 from panjue.prompts.plumbing.ours import are_scores, check_output
@@ -34,6 +36,11 @@ OptionalTask = Annotated[
     str | None, typer.Option(help="default: that of the run folder, else judgment")
 ]
 
+OwnColumns = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=COLUMN, e.g. fact=content; default: those of the run; repeatable"),
+]
+
 
 class Meant(NamedTuple):
     """What the words of a command mean."""
@@ -43,7 +50,9 @@ class Meant(NamedTuple):
     answered: "Answered | None"  # None for a submission that lies alone
 
 
-def submission_of(path: Path, gold: Path, task: str | None) -> Meant:
+def submission_of(
+    path: Path, gold: Path, task: str | None, own_columns: Sequence[str] | None = None
+) -> Meant:
     """Return the submission or the folder of answers that `path` means, opened once."""
     from panjue.serve.answers import read_answers, sha256_of_cases, with_cases
 
@@ -53,14 +62,22 @@ def submission_of(path: Path, gold: Path, task: str | None) -> Meant:
     folder = find_answers(path, gold, digest)
     if folder is None:
         reader = Reader(load_task(task or "judgment"), task_is_guessed=task is None)
-        return Meant(path, reader, None)
+        return Meant(path, with_columns(reader, own_columns), None)
     answers = read_answers(folder)
     record = answers.record
     if task not in (None, record.task):
         raise UserError(f"{folder}: is a run of the task {record.task!r}, not {task!r}")
     answered = with_cases(answers, gold, digest)
+    answered = replace(answered, reader=with_columns(answered.reader, own_columns))
     is_submission = not path.is_dir() or answered.task.data.submission.is_one(path)
     return Meant(path if is_submission else folder, answered.reader, answered)
+
+
+def with_columns(reader: Reader, words: Sequence[str] | None) -> Reader:
+    """Return a reader of a file whose columns have these names, as `--columns` gives them."""
+    columns = {**reader.columns, **columns_of_words(words or ())}
+    check_columns(reader.task.data, columns)
+    return replace(reader, columns=columns)
 
 
 def say_changes(answered: "Answered | None") -> None:
@@ -84,6 +101,7 @@ def score(
         list[Path] | None,
         typer.Option(help="the only labels that count, as in a stage of the contest; repeatable"),
     ] = None,
+    columns: OwnColumns = None,
 ) -> None:
     """Score SUBMISSION against GOLD by the task's official metric."""
     from panjue.eval.score import score as compute
@@ -91,7 +109,7 @@ def score(
     from panjue.finetune.card import update_card
     from panjue.serve.decoding import decoding_of
 
-    submission, reader, answered = submission_of(submission, gold, task)
+    submission, reader, answered = submission_of(submission, gold, task, columns)
     check_output(json)
     with reader.explaining():
         scores = compute(reader, gold, submission, answered, labels or ())
@@ -122,6 +140,8 @@ def not_of_test(answered: "Answered", scores: "ScoreResult") -> str:
     if scores.missing or scores.not_in_gold:
         n_answered = scores.total.examples - scores.missing + scores.not_in_gold
         return f"{answered.test} has {scores.total.examples} cases, and {n_answered} were answered"
+    if left_out := answered.left_out():
+        return left_out
     if answered.is_answered_file:
         return ""
     try:
@@ -214,12 +234,13 @@ def fairness(
     task: OptionalTask = None,
     groups: Annotated[Path | None, typer.Option(help="JSONL: id and further groups")] = None,
     json: JsonPath = None,
+    columns: OwnColumns = None,
 ) -> None:
     """Report the headline metric by groups: mean, disparity, worst group, gap."""
     from panjue.eval.fairness import fairness as compute
     from panjue.eval.fairness import show_fairness
 
-    submission, reader, answered = submission_of(submission, gold, task)
+    submission, reader, answered = submission_of(submission, gold, task, columns)
     reader = replace(reader, side=side_groups(groups))
     attributes = [name.strip() for name in by.split(",") if name.strip()]
     check_output(json)
@@ -237,18 +258,22 @@ def check(
     submission: SubmissionPath,
     cases: Annotated[Path, typer.Option(help="the test file that it answers")],
     task: OptionalTask = None,
+    columns: OwnColumns = None,
 ) -> None:
     """Print every fault of SUBMISSION, with its place; exit code 1 if any."""
     from panjue.eval.check import Notes
     from panjue.eval.check import check as find_faults
 
-    submission, reader, answered = submission_of(submission, cases, task)
+    submission, reader, answered = submission_of(submission, cases, task, columns)
     say_changes(answered)
     faults = 0
     notes = Notes()
     with reader.explaining():
         for fault in find_faults(reader, submission, cases, notes):
             print(printable(fault))
+            faults += 1
+        if left_out := answered.left_out() if answered else "":
+            print(printable(f"{submission}: {left_out}"))
             faults += 1
     reader.skipped.show()
     for line in notes.lines(reader.task):

@@ -3,11 +3,12 @@
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from panjue.prompts.columns import Columns, about_columns, renamed
 from panjue.prompts.example import Example, groups_of, known_groups
 from panjue.prompts.other_formats import DATA_PAGE, example_of, other_format
 from panjue.prompts.plumbing.decode import flatten_forms
@@ -63,6 +64,8 @@ class Reader:
     highest_hash: str = ""  # read only texts whose hash is not above this one
     split_by: SplitBy = "normal text"
     half: Half = ""  # read only this half of the texts
+    columns: Columns = field(default_factory=dict)  # own names of the files' columns
+    limit: int | None = None  # read only so many examples, the first ones that may be read
     on_bad_row: OnBadRow = "stop"
     skipped: Skipped = field(default_factory=Skipped)
     task_is_guessed: bool = False  # nobody has named the task: errors ask whether it is right
@@ -71,22 +74,29 @@ class Reader:
         """Yield the examples of a file, each id once."""
         refuse_pipe(path)
         is_known = False  # an example was read: the file is of the task
+        n_read = 0
         try:
             for example in self._read(path):
                 is_known = True
                 if self.held_out and not is_held_out(example, self.split_by):
                     continue
-                if self.highest_hash and self.hash_of(example) > self.highest_hash:
-                    continue
-                if self.half and half_of(example) != self.half:
-                    continue
-                yield example
+                n_read += 1
+                if self._is_chosen(example):
+                    yield example
+                if n_read == self.limit:
+                    return
         except UserError as error:
             if not (is_known or isinstance(error, Unreadable)):
                 self._refuse_other_format(path)
             raise
         if not is_known and self.skipped.rows:
             self._refuse_other_format(path)
+
+    def _is_chosen(self, example: Example) -> bool:
+        """Say whether an example is of those that the hashes of the texts choose."""
+        if self.highest_hash and self.hash_of(example) > self.highest_hash:
+            return False
+        return not self.half or half_of(example) == self.half
 
     def hash_of(self, example: Example) -> str:
         """Return the hash by which examples are held out and chosen."""
@@ -103,24 +113,47 @@ class Reader:
         place_of_id: dict[str, int | str] = {}
         for place, load in self.task.data.rows(path):
             try:
-                example = self._example(load())
+                example = self._example(place, load())
                 first_place = place_of_id.setdefault(str(example.id), place)
                 if first_place != place:
                     raise UserError(f"id {example.id} is already used at {first_place}")
-            except (UserError, KeyError) as error:
-                reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
+            except UserError as error:
                 if self.on_bad_row == "stop":
-                    raise UserError(f"{path}:{place}: {reason}") from None
-                self.skipped.rows[path, place] = reason
+                    raise UserError(f"{path}:{place}: {error}") from None
+                self.skipped.rows[path, place] = str(error)
                 continue
             yield example
 
-    def _example(self, row: Mapping[str, Any]) -> Example:
+    def columns_of(self, path: Path, key: int | str) -> list[str]:
+        """Return the columns of the row of an example, as the file names them."""
+        for place, load in self.task.data.rows(path):
+            with suppress(UserError):
+                row = load()
+                if self._example(place, row).id == key:
+                    return list(row)
+        return []
+
+    def _example(self, place: int | str, given: Mapping[str, Any]) -> Example:
         """Return the example of a row, with its known groups; those of `side` count most.
 
-        A group that `side` calls unknown stays unknown, whatever the row has.
+        A group that `side` calls unknown stays unknown, whatever the row has. A column that the
+        user has named may be missing only where a row has no answer: test files have none.
         """
-        example = self.task.data.read(row)
+        row, missing = renamed(given, self.columns) if self.columns else (given, [])
+        if self.task.data.numbered:
+            row = {"id": int(str(place).removeprefix("row ")), **row}
+        try:
+            example = self.task.data.read(row)
+        except (UserError, KeyError) as error:
+            reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
+            for one in missing:
+                if repr(one.name.rpartition("/")[2]) in reason:
+                    raise UserError(str(one)) from None
+            about = about_columns(self.task.data, row, list(given), reason)
+            raise UserError(reason + about) from None
+        for one in missing:
+            if one.has_ours or example.answer is not None:
+                raise UserError(str(one))
         groups = {**example.groups, **groups_of(row.get("groups") or {})}
         groups |= self.side.get(str(example.id), {})
         return replace(example, groups=known_groups(groups))

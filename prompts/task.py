@@ -94,6 +94,8 @@ class Data:
     read: Callable[[Mapping[str, Any]], Example]  # UserError: a bad row
     write: Callable[[Example, Answer], dict[str, Any]]  # one row of the official submission
     rows: Callable[[Path], Iterator[FileRow]] = case_rows
+    numbered: bool = False
+    """Rows may have no `id`: it is then the number of the line or row."""
     submission: SubmissionFormat = JSON_LINES
     check: Callable[[Example, Row, Labels | None], Iterator[str]] = no_faults
     """The faults of a submission row that the contest would reject."""

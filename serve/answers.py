@@ -173,6 +173,16 @@ class Answered:
         """Say whether `test` is the very file that was answered."""
         return self.test_sha256 == self.record.test_sha256
 
+    def left_out(self) -> str:
+        """Return that only the first cases of the file were answered; empty if all were."""
+        limit = self.record.limit
+        if limit is None:
+            return ""
+        examples = replace(self.reader, limit=limit + 1).read(self.test)
+        if sum(1 for _ in examples) <= limit:
+            return ""
+        return f"only the first {limit} cases of {self.test} were answered (limit={limit})"
+
     def advisor(self) -> Advisor | None:
         """Return the training's text classifier; None if it fitted none, or is another now."""
         if self.trained is None or self.changed or not self.task.answer.fields:
@@ -313,6 +323,8 @@ def with_cases(answers: Answers, gold: Path | None = None, gold_sha256: str = ""
         split_by=record.split_by,
         highest_hash=record.highest_hash,
         half=record.half,
+        columns=record.columns,
+        limit=record.limit,
         on_bad_row=record.on_bad_row,
     )
     trained = answers.trained

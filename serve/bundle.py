@@ -86,6 +86,9 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
     answers = read_answers(found)
     if answers.changed:
         raise UserError(f"{answers.folder}: {answers.changed}; run `panjue generate` again")
+    if limit := answers.record.limit:
+        way_out = "answer all without `limit`"
+        raise UserError(f"{answers.folder}: has the first {limit} cases alone; {way_out}")
     trained = _model_of(answers)
     if chosen := if_any(Choice, trained.run / CHOSEN):
         is_it = trained.run / chosen.adapter == trained.folder

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -74,9 +74,20 @@ def cases_answered(digest: str, reader: Reader, folder: Path) -> int | None:
     if not (folder / MANIFEST).is_file():
         return None
     old = AnswersRecord.read(folder)
-    of_old = (old.test_sha256, old.held_out, old.highest_hash, old.half, old.on_bad_row)
-    new = (digest, reader.held_out, reader.highest_hash, reader.half, reader.on_bad_row)
-    return old.cases if of_old == new else None
+    is_same_file = old.test_sha256 == digest
+    return old.cases if is_same_file and read_how(reader).items() <= dict(old).items() else None
+
+
+def read_how(reader: Reader) -> dict[str, Any]:
+    """Return the entries of a record that say which cases of a file are read, and how."""
+    return {
+        "columns": dict(reader.columns),
+        "limit": reader.limit,
+        "held_out": reader.held_out,
+        "highest_hash": reader.highest_hash,
+        "half": reader.half,
+        "on_bad_row": reader.on_bad_row,
+    }
 
 
 @contextmanager
@@ -119,7 +130,7 @@ class Session:
         path = cases.folder / COMPLETIONS
         earlier = EarlierRows(path) if path.exists() else None
         done = earlier.answered(cases.reader, cases.file, self.job.labels) if earlier else set()
-        if cases.reader.highest_hash:  # rows may be of other held-out cases
+        if cases.reader.highest_hash or cases.reader.limit:  # rows may be of other cases
             done &= {str(example.id) for example in cases.reader.read(cases.file)}
         if len(done) >= cases.count:
             self.console.print(f"{path}: all {cases.count} are answered already")
@@ -252,10 +263,7 @@ def record_of(job: Job, cases: Cases, *, asked: bool) -> AnswersRecord:
         "prompt_sha256": prompt_sha256(job.task_name),
         "max_tokens": job.budget.usual,
         "asked": asked,
-        "held_out": cases.reader.held_out,
-        "highest_hash": cases.reader.highest_hash,
-        "half": cases.reader.half,
-        "on_bad_row": cases.reader.on_bad_row,
+        **read_how(cases.reader),
         "solve": job.task.solve.settings.model_dump() if job.task.solve else {},
         "versions": {
             "panjue": panjue_version(),

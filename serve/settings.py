@@ -154,6 +154,12 @@ class GenerateConfig(EngineConfig):
     auto: for each field the better one on cases that training held out, which are asked first."""
     held_out_cases: int = Field(1000, ge=1)
     """At most so many held-out cases are asked to choose who answers."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """The task's name of a column -> its name in TEST: columns.fact=content. Those that are not
+    named here are as in training; columns.fact=fact takes that back."""
+    limit: int | None = Field(None, ge=1)
+    """To try out: answer only so many cases, the first ones, by default in RUN/answers/TEST-limit20
+    and after at most as many held-out cases."""
     on_bad_row: OnBadRow = "stop"
     """What to do with an invalid row of TEST: `stop` the run, or `skip` and list it."""
     solve: dict[str, Any] = Field(default_factory=dict)
@@ -183,7 +189,7 @@ class ServeConfig(EngineConfig):
     """Port to listen on; 0 picks a free one."""
 
 
-NOT_CHOSEN_BY = ("answers", "answer", "ray", "replicas", "endpoint", "task")
+NOT_CHOSEN_BY = (*("answers", "answer", "columns", "limit", "ray", "replicas", "endpoint", "task"),)
 """Settings of generation that `panjue choose` does not have."""
 
 
@@ -229,7 +235,10 @@ def choose_settings(trained: Trained, words: Sequence[str] = ()) -> GenerateConf
     if config.adapter == "none":
         raise UserError("adapter=none: asks the base alone; use merge or lora")
     check_trained(trained)
-    defaults = {name: GenerateConfig.model_fields[name].default for name in NOT_CHOSEN_BY}
+    defaults = {}
+    for name in NOT_CHOSEN_BY:
+        field = GenerateConfig.model_fields[name]
+        defaults[name] = field.get_default(call_default_factory=True)
     return config.model_copy(update=defaults)
 
 

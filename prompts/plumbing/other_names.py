@@ -4,6 +4,7 @@ OTHERS = {
     "model": "model_name_or_path base_model model_id",
     "train": "dataset datasets train_file data_path",
     "dev": "eval_dataset val_dataset val_size split_dataset_ratio",
+    "limit": "max_samples max_train_samples",
     "run": "output_dir",
     "method": "finetuning_type train_type tuner_type quantization_bit quant_bits load_in_4bit",
     "max_tokens": "cutoff_len max_length max_seq_length max_seq_len sequence_len",

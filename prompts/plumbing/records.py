@@ -99,6 +99,10 @@ class RunRecord(Record):
     mix: Annotated[str | None, NAMES] = None
     mix_sha256: Annotated[str | None, DATA] = None
     mix_ratio: Annotated[float | None, DATA] = None
+    columns: Annotated[dict[str, str], DATA] = Field(default_factory=dict)
+    """The task's name of a column -> its name in these files."""
+    limit: Annotated[int | None, DATA] = None
+    """At most so many cases of each file were used; None: all."""
     on_bad_row: Annotated[Literal["stop", "skip"], DATA] = "stop"
     split_by: Annotated[SplitBy, DATA] = "text"
     solve: Annotated[dict[str, Any], ROWS] = Field(default_factory=dict)
@@ -165,6 +169,10 @@ class AnswersRecord(Record):
     highest_hash: Annotated[str, CASES] = ""
     """Of the texts of held-out cases that are asked, if not all are; see `reader.hash_by`."""
     half: Annotated[Half, CASES] = ""
+    columns: Annotated[dict[str, str], CASES] = Field(default_factory=dict)
+    """The task's name of a column -> its name in the test file."""
+    limit: Annotated[int | None, CASES] = None
+    """Only so many cases are answered, the first ones; None: all."""
     endpoint: Annotated[str | None, REPLIES] = None
     solve: Annotated[dict[str, Any], CASES] = Field(default_factory=dict)
     on_bad_row: Annotated[Literal["stop", "skip"], CASES] = "stop"

@@ -131,8 +131,8 @@ def find_answers(path: Path, gold: Path | None = None, gold_sha256: str = "") ->
     """Return the folder of answers of a run folder, or around a submission in it; else None.
 
     Of several answers in a run those to the file `gold` are meant; if there are none, `gold` may be
-    that file with its gold answers, and those named as it is are meant. Answers to held-out cases
-    are meant only where they are named.
+    that file with its gold answers, and those named as it is are meant. Answers to the first cases
+    alone are meant where there are no others, those to held-out cases only where they are named.
     """
     start = path if path.is_dir() else path.parent
     for place in (start, start.parent):  # a submission may be a folder itself
@@ -148,6 +148,8 @@ def find_answers(path: Path, gold: Path | None = None, gold_sha256: str = "") ->
         folders = same_file or same_name or folders
     folders = list(filter(has_answers, folders)) or folders
     if len(folders) > 1:
+        folders = [one for one in folders if not _is_limited(one)] or folders
+    if len(folders) > 1:
         names = ", ".join(map(str, folders))
         raise UserError(f"{path}: has several answers; say which: {names}")
     return folders[0] if folders else None
@@ -157,6 +159,13 @@ def _answers_file(folder: Path, digest: str) -> bool:
     """Say whether a folder answers the file with this hash; what cannot be read does not."""
     with suppress(UserError):
         return AnswersRecord.read(folder).test_sha256 == digest
+    return False
+
+
+def _is_limited(folder: Path) -> bool:
+    """Say whether a folder answers the first cases alone; what cannot be read does not."""
+    with suppress(UserError):
+        return AnswersRecord.read(folder).limit is not None
     return False
 
 

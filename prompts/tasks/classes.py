@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,7 @@ from panjue.prompts.plumbing.decode import (
     visible,
 )
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import FileRow, quoted
-from panjue.prompts.plumbing.rows import case_rows
+from panjue.prompts.plumbing.files import quoted
 from panjue.prompts.render import render
 from panjue.prompts.task import (
     Ask,
@@ -60,7 +58,8 @@ class Classes:
 
     def read(self, row: Mapping[str, Any]) -> Example:
         key = id_of(row)
-        text = text_of(row, self.text if self.text in row else "text")
+        is_fairlex = self.text not in row and "text" in row
+        text = text_of(row, "text" if is_fairlex else self.text)
         written_name = (row.get(self.person) or "") if self.person else ""
         if not isinstance(written_name, str):
             raise UserError(f"{self.person!r} must be a name")
@@ -213,7 +212,7 @@ class Classes:
             Data(
                 self.read,
                 self.write,
-                rows_with_ids,
+                numbered=True,  # FairLex's rows have no ids
                 check=self.check,
             ),
             Ask(partial(render, self.name), self.schema, self.decode, labels=self.labels),
@@ -237,17 +236,6 @@ class Classes:
                 evidence=self.evidence,
             ),
         )
-
-
-def rows_with_ids(path: Path) -> Iterator[FileRow]:
-    """Yield the rows of a file. FairLex's have no ids: the number of the line or row is the id."""
-    for place, load in case_rows(path):
-        number = int(str(place).removeprefix("row "))
-        yield place, partial(_with_id, number, load)
-
-
-def _with_id(number: int, load: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    return {"id": number, **load()}
 
 
 def _group(name: str, names: Sequence[str], value: Any) -> Any:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from panjue.eval.twins import trained_on
 from panjue.finetune.examples import Examples
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
@@ -59,6 +60,32 @@ def test_the_rest_of_the_held_out_tenth_is_trained_on_with_a_ratio_mixed_in(
         assert list(chosen.mixable) == mixable
     assert chosen.mixed_size == min(round(len(chosen.train) * ratio), len(mixable))
     assert len(list(chosen)) == len(chosen.train) + chosen.mixed_size
+
+
+@pytest.mark.parametrize("limit", [1, 3, 1000])
+def test_with_a_limit_there_are_the_first_ones_of_each(
+    files: tuple[Path, Path], limit: int, tmp_path: Path
+) -> None:
+    train, mix = files
+    whole = chosen_of(train, mix=mix)
+    few = chosen_of(train, mix=mix, limit=limit)
+    assert list(few.held_out) == list(whole.held_out)[:limit]
+    assert list(few.train) == list(whole.train)[:limit]
+    assert list(few.mixable) == list(whole.mixable)[:limit]
+    with_dev = chosen_of(train, dev=mix, limit=limit)
+    assert list(with_dev.held_out) == list(Reader(TASK).read(mix))[:limit]
+    held_out = Reader(TASK, held_out=True, limit=limit).read(train)
+    assert list(held_out) == list(few.held_out), "those that generate asks"
+    data = {"train": str(train), "limit": limit, "split_by": "normal text"}
+    training = RunRecord.model_validate({**TRAINED, **data})
+    assert list(trained_on(training, TASK)) == list(few.train), "those that score compares"
+
+
+def test_what_is_behind_the_limit_is_not_read(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    lines = files[0].read_text("utf-8").splitlines()[:20]
+    (tmp_path / "cut.jsonl").write_text("\n".join([*lines, "{"]), "utf-8")
+    assert len(list(Reader(TASK, limit=20).read(tmp_path / "cut.jsonl"))) == 20
+    assert len(chosen_of(tmp_path / "cut.jsonl", dev=files[1], limit=2).train) == 2
 
 
 def test_a_tenth_is_held_out_and_always_the_same() -> None:

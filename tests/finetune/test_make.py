@@ -57,6 +57,10 @@ def planned(words: str) -> str:
         "check-submission: RUN=done TEST=b.jsonl -> check done/answers/b --cases b.jsonl",
         "check-submission: RUN=done TEST=b.jsonl GENERATE='answers=other seed=1' -> check "
         "done/answers/other --cases b.jsonl",
+        "generate: CONFIG=mine TEST=b.jsonl SFT='limit=9 batch=4' GENERATE=limit=9 -> sft mine "
+        "limit=9 batch=4; generate runs/mine-limit9 b.jsonl limit=9",
+        "check-submission: RUN=done TEST=b.jsonl GENERATE=limit=9 -> check "
+        "done/answers/b-limit9 --cases b.jsonl",
         # words of the training in later commands: panjue says what differs
         "serve: RUN=done MODEL=m -> sft run=done model=m; serve done",
         "serve: RUN=done SFT=seed=2 -> sft run=done seed=2; serve done",

@@ -27,7 +27,7 @@ from panjue.prompts.labels import load_labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import read_json, write_json
+from panjue.prompts.plumbing.files import dump, read_json, write_json
 from panjue.prompts.plumbing.records import RunRecord
 from panjue.prompts.reader import Reader, is_held_out
 from panjue.prompts.task import load_task
@@ -299,8 +299,28 @@ def test_a_test_file_is_nothing_to_learn_from(workshop: Path, tmp_path: Path) ->
     case = json.loads((workshop / "demo/train.jsonl").read_text("utf-8").splitlines()[0])
     del case["outcomes"]
     (tmp_path / "test.jsonl").write_text(json.dumps(case), "utf-8")
-    with pytest.raises(UserError, match="no answer to learn from"):
+    with pytest.raises(UserError, match="no answer to learn from") as error:
         main(workshop / "sft.yaml", [f"run={tmp_path}/run", f"train={tmp_path}/test.jsonl"])
+    assert "but id, fact, defendants; use a training file, or say" in str(error.value)
+    assert str(error.value).endswith("columns.outcomes=COLUMN")
+
+
+def test_own_columns_train_the_same_and_a_try_is_no_whole_training(
+    workshop: Path, tmp_path: Path
+) -> None:
+    own = {"id": "编号", "fact": "content", "outcomes": "判决"}
+    lines = (workshop / "demo/train.jsonl").read_text("utf-8").splitlines()
+    rows = [{own.get(key, key): v for key, v in json.loads(line).items()} for line in lines]
+    (tmp_path / "own.jsonl").write_text("\n".join(map(dump, rows)), "utf-8")
+    columns = [f"columns.{name}={given}" for name, given in own.items()]
+    of_own = [f"train={tmp_path}/own.jsonl", *columns, "limit=8", *UNEVALUATED]
+    main(workshop / "sft.yaml", [f"run={tmp_path}/own", *of_own])
+    main(workshop / "sft.yaml", [f"run={tmp_path}/plain", "limit=8", *UNEVALUATED])
+    assert adapter_bytes(tmp_path / "own") == adapter_bytes(tmp_path / "plain")
+    record = RunRecord.read(tmp_path / "own/adapter")
+    assert (record.columns, record.limit, record.examples) == (own, 8, 8)
+    with pytest.raises(UserError, match=r"holds another run \(limit: 8 -> null\)"):
+        main(workshop / "sft.yaml", [f"run={tmp_path}/plain", *UNEVALUATED])
 
 
 def test_an_example_is_printed_as_the_model_sees_it(merged: Path) -> None:

@@ -22,6 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (configs / "m2.5-0.5b.yaml").write_text("sft: {}", "utf-8")
     (configs / "bare.yaml").write_text("generate: {}", "utf-8")
     (tmp_path / "own.yaml").write_text("sft: {run: /data/own}", "utf-8")
+    (tmp_path / "tried.yaml").write_text("sft: {run: a-limit20, limit: 20}", "utf-8")
     (tmp_path / "own.conf").write_text("sft: {}", "utf-8")
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun/config.yaml").write_text("sft: {run: begun}", "utf-8")
@@ -47,6 +48,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("own.conf", "own.conf run=runs/own"),
         ("own.yaml train=t", "own.yaml train=t"),
         ("own.yaml run=x train=t", "own.yaml run=x train=t"),
+        ("gpu limit=20", "C/gpu.yaml run=runs/gpu-limit20 limit=20"),
+        ("gpu limit=null", "C/gpu.yaml run=runs/gpu limit=null"),
+        ("own.yaml limit=20", "own.yaml run=/data/own-limit20 limit=20"),
+        ("own.yaml run=x limit=20", "own.yaml run=x limit=20"),
+        ("tried.yaml", "tried.yaml"),
+        ("tried.yaml limit=20", "tried.yaml run=a-limit20 limit=20"),
         ("run=begun", "begun/config.yaml run=begun"),
         ("run=begun model=m train=t", "begun/config.yaml run=begun model=m train=t"),
         ("run=new model=m train=t", "C/gpu.yaml run=new model=m train=t"),

@@ -46,8 +46,8 @@ def test_generate_names_a_file_of_another_format_before_it_imports_vllm(
     path.write_text('{"fact": "张某盗窃。"}', "utf-8")
     monkeypatch.setitem(sys.modules, "panjue.serve.engine", None)
     done = panjue("generate", trained, path, "on_bad_row=stop")
-    told = f"panjue: {path}:1: 'id' must be a whole number or a string\n"
-    assert (done.returncode, done.stderr) == (2, told)
+    told = f"panjue: {path}:1: 'id' must be a whole number or a string; the row has fact; say "
+    assert (done.returncode, done.stderr.startswith(told)) == (2, True)
 
 
 def test_generate_names_a_file_that_is_missing(trained: Path, panjue: Panjue) -> None:

@@ -210,6 +210,88 @@ def test_at_most_so_many_held_out_cases_are_asked(
     assert rows.read_bytes().count(b"\n") == choice.cases
 
 
+def test_a_file_with_own_columns_is_answered_like_the_plain_one(
+    run: Path, cases: Path, tmp_path: Path, panjue: Panjue, running_engine: list[Path]
+) -> None:
+    plain = submission(run)
+    lines = cases.read_text("utf-8").splitlines()
+    rows = [
+        {{"fact": "content"}.get(k, k): v for k, v in json.loads(line).items()} for line in lines
+    ]
+    own = tmp_path / "own.jsonl"
+    own.write_text("\n".join(map(dump, rows)), "utf-8")
+    with pytest.raises(UserError, match=r"the row has id, content, .* columns\.fact=COLUMN"):
+        answer(run, own)
+    answer(run, own, "columns.fact=content")
+    folder = run / "answers/own"
+    assert (folder / "submission.jsonl").read_bytes() == plain
+    assert AnswersRecord.read(folder).columns == {"fact": "content"}
+    scores = panjue("score", own, folder)
+    assert scores.returncode == 0
+    assert (
+        scores.stdout.splitlines()[1:]
+        == panjue("score", cases, run / "answers/test").stdout.splitlines()[1:]
+    )
+    assert panjue("score", cases, folder, "--columns", "fact=fact").returncode == 0
+    assert panjue("check", folder, "--cases", own).returncode == 0
+    with pytest.raises(UserError, match=r"columns\.fact: content -> null"):
+        answer(run, cases, "answers=own")
+    change_record(run, columns={"fact": "content"})
+    (run / "answers/of-training").mkdir()
+    answer(run, own, "answers=of-training")
+    assert AnswersRecord.read(run / "answers/of-training").columns == {"fact": "content"}
+
+
+def test_a_try_of_the_first_cases_touches_nothing_else(
+    fresh: Path, cases: Path, panjue: Panjue, lines_of: Lines, running_engine: list[Path]
+) -> None:
+    first = lines_of(fresh, "limit=3")
+    folder = fresh / "answers/test-limit3"
+    assert f"written: {folder}/submission.jsonl" in first
+    record = AnswersRecord.read(folder)
+    assert (record.limit, record.cases) == (3, 3)
+    assert not open_trained(fresh).choices, "a try decides for itself alone"
+    assert {path.name for path in (fresh / "answers").iterdir() if path.is_dir()} == {
+        "test-limit3",
+        "held-out-test-limit3",
+    }
+    few = [row for _, row in read_lines(folder / "submission.jsonl")]
+    assert len(few) == 3
+    decode_again(folder, None)  # who answers is known
+    assert [row for _, row in read_lines(folder / "submission.jsonl")] == few
+    scores = panjue("score", cases, fresh)
+    assert scores.returncode == 0, scores.stderr
+    assert "3 examples" in scores.stdout
+    said = f"only the first 3 cases of {cases} were answered (limit=3)"
+    assert f"these scores are not kept as those of {cases}: {said}" in scores.stdout
+    assert not (folder / "scores.json").exists()
+    checked = panjue("check", fresh, "--cases", cases)
+    assert (checked.returncode, said in checked.stdout) == (1, True)
+    bundled = panjue("bundle", fresh, fresh / "out.zip")
+    assert (bundled.returncode, "has the first 3 cases alone" in bundled.stderr) == (2, True)
+    with pytest.raises(AssertionError, match="limit: 3 -> null"):
+        lines_of(fresh, "answers=test-limit3")
+    before = sha256(folder)
+    lines_of(fresh)
+    assert sha256(folder) == before
+    assert choice_of(fresh).most == 1000
+    whole = panjue("score", cases, fresh)
+    assert f"scores of {fresh}/answers/test\n" in whole.stdout, "the whole one is meant"
+    choice = (fresh / "adapter/choice.json").read_bytes()
+    lines_of(fresh, "limit=2")
+    assert (fresh / "adapter/choice.json").read_bytes() == choice
+    assert not (fresh / "answers/held-out-test-limit2").exists(), "nobody is asked again"
+
+
+def test_a_limit_that_is_no_less_than_the_file_leaves_nothing_out(
+    run: Path, cases: Path, panjue: Panjue, running_engine: list[Path]
+) -> None:
+    answer(run, cases, "limit=24")
+    folder = run / "answers/test-limit24"
+    assert (folder / "submission.jsonl").read_bytes() == submission(run)
+    assert panjue("check", folder, "--cases", cases).returncode == 0
+
+
 def test_a_dev_file_of_the_training_is_asked_once(
     fresh: Path, cases: Path, lines_of: Lines, running_engine: list[Path]
 ) -> None:

@@ -11,7 +11,7 @@ import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -306,3 +306,43 @@ def test_what_is_recorded_is_true_or_refused(
                 raise AssertionError(f"seed {seed}: {done}") from error
         shutil.rmtree(top)
     assert refused < 8 * orders / 2, "most commands do something"
+
+
+class RealWorld(World):
+    """The same commands on a real training, which the real engine answers for; no retraining."""
+
+    def __init__(self, top: Path, seed: int, trained: Path, cases: Path) -> None:
+        self.top = top
+        self.draw = random.Random(seed)
+        shutil.copytree(trained, top / "a")
+        lines = cases.read_text("utf-8").splitlines(keepends=True)
+        for name, part in zip(NAMES, (lines[:CASES], lines[-CASES:]), strict=True):
+            (top / f"{name}.jsonl").write_text("".join(part), "utf-8")
+
+    def check_adapter(self, folder: Path, record: AnswersRecord) -> None:
+        assert record.trained_sha256 == model_sha256(folder.parents[1] / "adapter")
+
+    def check_submission(self, folder: Path, submission: Path) -> None:
+        scores = StoredScores.read(folder, submission.name)
+        if edited(submission):
+            assert scores is None
+        if scores is None:
+            return
+        alone = self.top / "alone.jsonl"
+        shutil.copy(submission, alone)
+        score(self.top / f"{folder.name}.jsonl", alone, "judgment", self.top / "alone.json", None)
+        assert scores.mean("final") == pytest.approx(read_object(self.top / "alone.json")["final"])
+
+
+@pytest.mark.endurance
+@pytest.mark.usefixtures("running_engine")
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_recorded_is_true_or_refused_with_the_real_engine(
+    seed: int, tmp_path: Path, trained: Path, workshop: Path
+) -> None:
+    world = RealWorld(tmp_path, seed, trained, workshop / "demo/test.jsonl")
+    commands = [one for one in COMMANDS if one not in (World.retrain, World.choose)]
+    for command in world.draw.choices([World.generate, *commands], k=8):
+        with suppress(UserError):
+            command(world)
+        world.check()

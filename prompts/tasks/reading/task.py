@@ -70,8 +70,10 @@ def _row(document: Any, paragraph: Any, question: Any) -> dict[str, Any]:
             raise UserError(part.reason)
         if not isinstance(part, dict):
             raise UserError("no document of the form {paragraphs: [{context, qas: [{id, …}]}]}")
-    row = {"domain": document.get("domain"), **paragraph, **question}
-    del row["qas"]
+    row = {**document, **paragraph, **question}
+    del row["paragraphs"], row["qas"]
+    if "id" not in {**paragraph, **question}:
+        row.pop("id", None)  # a document's own is none of its questions'
     check_item(row)
     return row
 
