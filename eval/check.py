@@ -43,7 +43,8 @@ class Notes:
             for item in task.answer.items_of(row) if self.gold.counts else ():
                 for name in task.answer.sets:
                     known = self.gold.counts[task.answer.kind(name)]
-                    self.not_in_gold.update((name, one) for one in item[name] if one not in known)
+                    texts = (one for one in item[name] if isinstance(one, str))
+                    self.not_in_gold.update((name, one) for one in texts if one not in known)
 
     def lines(self, task: Task) -> Iterator[str]:
         yield from self.names.lines()

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from panjue.finetune.trained import Trained, open_trained
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines, sha256
+from panjue.prompts.plumbing.ours import record_keys
 from panjue.prompts.plumbing.records import (
     CHOSEN,
     MANIFEST,
@@ -77,7 +78,9 @@ def list_runs(folder: Path) -> Listing:
 
 
 def is_run(folder: Path) -> bool:
-    """Say whether a folder has anything that a training writes."""
+    """Say whether a folder has anything that a training writes, and is no vote."""
+    if "test_sha256" in record_keys(folder / MANIFEST):
+        return False
     return folder.is_dir() and any((folder / name).exists() for name in REPLACED)
 
 

@@ -18,7 +18,13 @@ from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
 from panjue.serve.answers import Answered, check_complete
-from panjue.serve.decoding import UNFINISHED, delete_derived, earlier_decoding, edited
+from panjue.serve.decoding import (
+    UNFINISHED,
+    delete_derived,
+    earlier_decoding,
+    edited,
+    finished_before,
+)
 
 
 def vote(voters: Sequence[Answered], out: Path) -> Iterator[str]:
@@ -29,26 +35,26 @@ def vote(voters: Sequence[Answered], out: Path) -> Iterator[str]:
     refuse_claim(out, (*REPLACED_ANSWERS, task.data.submission.name), "OUT")
     with exclusive_lock(out, other="OUT"):
         submission = out / task.data.submission.name
-        before = sha256(submission) if submission.exists() else None
         earlier = earlier_decoding(out)
+        before = finished_before(submission, earlier)
         merged_labels([voter.labels for voter in voters]).save(out)
         record_of_vote(voters, out).write(out)
         write_json(out / DECODING, {**earlier, UNFINISHED: True})
         tied = dict.fromkeys(task.answer.fields or [WHOLE], 0)
         rows_of = [submission_rows(task, voter.folder) for voter in voters]
-        with (
-            atomic_write(out / CASES_FILE) as cases,
-            task.data.submission.writing(submission) as write,
-        ):
+        writing = task.data.submission.writing(submission)
+        with atomic_write(out / CASES_FILE) as cases, writing as write:
             for example in first.examples():
                 cases.write(dump({"id": example.id, "text_sha256": text_hash(example)}) + "\n")
                 write(voted_row(task, [rows.get(example.id) or {} for rows in rows_of], tied))
-        if before not in (None, sha256(submission)):
+        answered_by = f"vote of {len(voters)}: {', '.join(voter.name for voter in voters)}"
+        is_by_others = earlier.get("answered_by") not in (None, answered_by)
+        if before not in (None, sha256(submission)) or is_by_others:
             yield f"{submission}: replaced: {delete_derived(out, earlier)}"
         report = {
             "panjue": panjue_version(),
             "examples": len(rows_of[0]),
-            "answered_by": f"vote of {len(voters)}: {', '.join(voter.name for voter in voters)}",
+            "answered_by": answered_by,
             "tied": tied,
             "submission_sha256": sha256(submission),
         }

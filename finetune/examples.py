@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from panjue.finetune.settings import SftConfig
-from panjue.prompts.columns import answer_column, listed
+from panjue.prompts.columns import answer_column, named_columns
 from panjue.prompts.example import Example
 from panjue.prompts.names import NameCount
 from panjue.prompts.plumbing.errors import UserError
@@ -94,7 +94,7 @@ class Examples:
             return
         for example in self.names.of(self.reader.read(path)):
             if example.answer is None:
-                columns = listed(self.reader.columns_of(path, example.id))
+                columns = named_columns(self.reader.columns_of(path, example.id))
                 name = answer_column(self.reader.task.data)
                 way_out = "use a training file"
                 if name:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -77,7 +76,7 @@ class Trained:
         digest = self.record.classifier_sha256
         return load_advisor(self.folder, digest, task, self.labels) if digest else None
 
-    @cached_property
+    @property
     def choices(self) -> tuple[Choice, ...]:
         """Return who answers each field, the model or the text classifier, by held-out cases.
 

@@ -21,11 +21,17 @@ from panjue.prompts.plumbing.run import (
     ANSWERS,
     HELD_OUT,
     REPLACED_ANSWERS,
-    find_answers,
     is_held_out_name,
 )
 from panjue.prompts.reader import Reader
-from panjue.serve.answers import Answered, asked_otherwise, choice_for, read_answers, with_cases
+from panjue.serve.answers import (
+    Answered,
+    asked_otherwise,
+    choice_for,
+    folder_meant,
+    read_answers,
+    with_cases,
+)
 from panjue.serve.decoding import decode
 from panjue.serve.job import Job, make_job
 from panjue.serve.session import (
@@ -104,11 +110,7 @@ def decode_again(path: Path, answer: AnswerSetting | None) -> None:
 
     `answer` is who answers; None: as before.
     """
-    if not path.is_dir():
-        raise UserError(f"{path}: there is no such folder")
-    folder = find_answers(path)
-    if folder is None:
-        raise UserError(f"{path}: has no answers; `panjue generate` makes them")
+    folder = folder_meant(path)
     with exclusive_lock(folder):
         answered = with_cases(read_answers(folder))
         tally = decode(answered, answer)
@@ -204,9 +206,8 @@ def decided(asking: Session, trained: Trained, test: Cases) -> Choice:
                 f"{trained.run}: nobody can decide who answers, the model or the text classifier: "
                 f"{found}; say answer=model or answer=classifier"
             )
-        elif differs:
+        elif differs:  # decoding says how
             console.print(f"no held-out cases can be asked: {found}")
-            console.print(f"who answers was decided by answers that were made otherwise: {differs}")
     for line in choice_lines(choice):
         console.print(line)
     return choice

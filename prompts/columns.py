@@ -31,7 +31,9 @@ class Missing(NamedTuple):
     has_ours: bool  # the row has the column under the task's name
 
     def __str__(self) -> str:
-        found = f"has no column {self.given!r} (columns.{self.name}), but {listed(self.columns)}"
+        found = (
+            f"has no column {self.given!r} (columns.{self.name}), but {named_columns(self.columns)}"
+        )
         if not self.has_ours:
             return found
         back = f"{self.name}={self.name.rpartition('/')[2]}"
@@ -150,7 +152,7 @@ def _sample(data: Data) -> Iterator[dict[str, Any]]:
                     yield load()
 
 
-def listed(columns: Sequence[str]) -> str:
+def named_columns(columns: Sequence[str]) -> str:
     """Return the names of columns for a message."""
     shown = [json.dumps(name, ensure_ascii=False)[1:-1][:40] for name in columns[:MOST_SHOWN]]
     more = len(columns) - len(shown)
@@ -165,5 +167,5 @@ def about_columns(data: Data, row: Mapping[str, Any], columns: Sequence[str], re
     for name in known_columns(data):
         if repr(name) in reason and name not in row:
             way_out = f"columns.{name}=COLUMN (score and check: --columns {name}=COLUMN)"
-            return f"; the row has {listed(columns)}; say {way_out}"
+            return f"; the row has {named_columns(columns)}; say {way_out}"
     return ""

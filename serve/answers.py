@@ -294,13 +294,18 @@ def open_answers(path: Path, gold: Path | None = None) -> Answered:
 
     With `gold` the cases are read from it, else from the test file that was answered.
     """
+    digest = sha256_of_cases(gold) if gold else ""
+    return with_cases(read_answers(folder_meant(path, gold, digest)), gold, digest)
+
+
+def folder_meant(path: Path, gold: Path | None = None, gold_sha256: str = "") -> Path:
+    """Return the folder of answers that a path means; UserError: there are none."""
     if not path.is_dir():
         raise UserError(f"{path}: there is no such folder")
-    digest = sha256_of_cases(gold) if gold else ""
-    folder = find_answers(path, gold, digest)
+    folder = find_answers(path, gold, gold_sha256)
     if folder is None:
         raise UserError(f"{path}: has no answers; `panjue generate` makes them")
-    return with_cases(read_answers(folder), gold, digest)
+    return folder
 
 
 def sha256_of_cases(path: Path) -> str:

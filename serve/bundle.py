@@ -97,6 +97,13 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
     decoding = decoding_of(submission)
     if decoding is None:
         raise UserError(f"{submission}: was changed since; `panjue decode {run}` makes it again")
+    choice = choice_for(trained, answers.record)
+    by_field = decoding.get("by_field")
+    is_open = decoding.get("answer") == "auto" and trained.has_classifier and bool(by_field)
+    if is_open and (choice is None or choice.answered_by != by_field):
+        other = "who answers is no longer as it was decoded"
+        again = f"`panjue decode {answers.folder}` first, with answer= if nobody has decided"
+        raise UserError(f"{answers.folder}: {other}; {again}")
     expected = Expected(
         submission=submission.name,
         test_sha256=answers.record.test_sha256,
@@ -111,7 +118,8 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
         _pack_model(packed, trained, base)
         _pack_code(folder, submission.name, answers.record)
         _pack_settings(folder, answers.record, decoding, trained.run / CONFIG)
-        _pack_choice(packed, answers)
+        if choice:
+            _pack_choice(packed, choice)
         write_json(folder / EXPECTED, expected.model_dump())
         write_json(folder / HASHES, hashes_of(folder))
         archive = folder.with_suffix(".zip")
@@ -231,11 +239,8 @@ def _pack_settings(
     (folder / "requirements.txt").write_text("\n".join(requirements()) + "\n", "utf-8")
 
 
-def _pack_choice(packed: Path, answers: Answers) -> None:
+def _pack_choice(packed: Path, choice: Choice) -> None:
     """Write who answers each field beside the packed weights, without paths."""
-    choice = choice_for(answers.trained, answers.record) if answers.trained else None
-    if choice is None:
-        return
     engine = scrubbed(choice.asked["engine"])
     choice = choice.of_model(model_sha256(packed))
     packed_choice = choice.model_copy(update={"asked": {**choice.asked, "engine": engine}})

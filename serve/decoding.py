@@ -37,6 +37,7 @@ from panjue.prompts.reader import text_hash, text_hashes
 from panjue.prompts.task import Task
 from panjue.serve.answers import (
     Answered,
+    asked_otherwise,
 )
 from panjue.serve.settings import AnswerSetting
 from panjue.serve.tally import Tally
@@ -91,24 +92,25 @@ def decode(answered: Answered, answer: AnswerSetting | None = None) -> Tally:
     submission = folder / task.data.submission.name
     confidences = folder / "confidence.jsonl"
     earlier = earlier_decoding(folder)
-    before = sha256(submission) if submission.exists() else None
-    if UNFINISHED in earlier:  # what was made from the one before that may still be there
-        before = earlier.get("submission_sha256")
+    before = finished_before(submission, earlier)
     answer = answer or earlier.get("answer", "auto")
     choice = answered.choice
     advisor = answered.advisor()
     by_field = who_answers(answered, answer, advisor, earlier)
+    differs = asked_otherwise(choice, answered.record) if choice else ""
     if advisor:
         of_classifier = [name for name, who in by_field.items() if who == "classifier"]
-        calibration = choice.calibration if choice else {}
+        # Of answers that were made otherwise the model may be right more or less often.
+        calibration = choice.calibration if choice and not differs else {}
         advisor = replace(advisor, answers=of_classifier, calibration=calibration)
+    is_chosen = bool(choice) and answer == "auto"
     tally = Tally(
         by_field=by_field,
         answered_by=(
-            who_answered(choice)
-            if choice and answer == "auto"
-            else answered_by_one(by_field, answer)
+            who_answered(choice) if choice and is_chosen else answered_as_said(by_field, answer)
         ),
+        asked_otherwise=differs if is_chosen else "",
+        lacks_choice=choice is None and len(set(by_field.values())) > 1,
         fallback=CLASSIFIER_NAME if advisor else task.score.fallback,
         submission=submission,
     )
@@ -122,7 +124,8 @@ def decode(answered: Answered, answer: AnswerSetting | None = None) -> Tally:
     if advisor is None:
         delete(confidences)
     after = sha256(submission)
-    if before not in (None, after):
+    is_by_others = earlier.get("by_field") not in (None, by_field)
+    if before not in (None, after) or is_by_others:
         tally.replaced = delete_derived(folder, earlier)
     tally.skipped_rows = len(answered.reader.skipped.rows)
     digests = {
@@ -139,6 +142,16 @@ def earlier_decoding(folder: Path) -> dict[str, Any]:
     """Return what the last decoding of a folder has written; empty before the first."""
     path = folder / DECODING
     return read_object(path) if path.exists() else {}
+
+
+def finished_before(submission: Path, earlier: Mapping[str, Any]) -> str | None:
+    """Return the hash of the submission that scores and page beside it were made from, if any.
+
+    After a decoding that was stopped before its end that is the one before it.
+    """
+    if UNFINISHED in earlier:
+        return earlier.get("submission_sha256")
+    return sha256(submission) if submission.exists() else None
 
 
 def edited(submission: Path) -> str:
@@ -183,7 +196,7 @@ def who_answers(
             by_field = answered.choice.answered_by
         elif not record.asked:
             by_field = dict.fromkeys(fields, "classifier")
-        elif earlier:
+        elif earlier.get("answer", "auto") == "auto" and earlier:
             by_field = earlier.get("by_field", by_field)  # version 0.4 had the model alone
         else:
             raise UserError(
@@ -212,8 +225,11 @@ def who_answered(choice: Choice) -> str:
     return "; ".join(parts)
 
 
-def answered_by_one(by_field: Mapping[str, AnsweredBy], answer: AnswerSetting) -> str:
-    """Return who answered all fields, where no choice did."""
+def answered_as_said(by_field: Mapping[str, AnsweredBy], answer: AnswerSetting) -> str:
+    """Return who answered, where no choice by held-out cases did."""
+    if len(set(by_field.values())) > 1:
+        fields = "; ".join(f"{name}: {who}" for name, who in by_field.items())
+        return f"{fields}, as decoded before"
     who = CLASSIFIER_NAME if "classifier" in by_field.values() else "model"
     return f"answered by the {who}" + (f", as answer={answer} says" if answer != "auto" else "")
 

@@ -62,6 +62,10 @@ class Tally:
     """Items with a label that never stood together in training with any label of the other set."""
     has_gold: bool = False
     """Whether the test file has gold answers, to score these by."""
+    asked_otherwise: str = ""
+    """How the answers that decided who answers were asked otherwise, if they were."""
+    lacks_choice: bool = False
+    """Whether an earlier decoding says who answers each field, since no choice is there."""
     replaced: str = ""
     """What there was before of another submission: who answered it, and what was made from it."""
     by_field: Mapping[str, AnsweredBy]
@@ -112,6 +116,11 @@ class Tally:
         yield from (f"  {count:5d} × {kind}" for kind, count in self.repairs.most_common(8))
         if self.unpaired:
             yield f"{self.unpaired} persons have a charge that never stood with their articles"
+        if self.asked_otherwise:
+            way = self.asked_otherwise
+            yield f"who answers was decided by answers that were made otherwise: {way}"
+        if self.lacks_choice:
+            yield "no choice lies with the weights: confidences in the model are not calibrated"
         if self.replaced:
             yield f"{self.submission}: replaced: {self.replaced}"
         yield self.answered_by
@@ -138,5 +147,6 @@ class Tally:
         numbers = {**vars(self), "submission": self.submission.name}
         numbers["repairs"] = dict(self.repairs.most_common())
         numbers["finish"] = dict(self.finish.most_common())
-        del numbers["replaced"], numbers["has_gold"]  # only the next lines on the console need them
+        for name in ("replaced", "has_gold", "asked_otherwise", "lacks_choice"):
+            del numbers[name]  # only the lines on the console need them
         return numbers

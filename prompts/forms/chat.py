@@ -13,7 +13,7 @@ from panjue.prompts.tasks.judgment.verdict import Outcome, verdict_of
 QUESTION_ROLES = ("user", "human", "prompter")
 REPLY_ROLES = ("assistant", "gpt", "chatgpt", "bot", "model")
 SPEAKERS = ("from", "role")
-TEXTS = ("value", "content")
+TURN_TEXTS = ("value", "content")
 
 
 def case_of(fact: str, reply: str) -> Case:
@@ -127,7 +127,7 @@ def _conversation(turns: Any) -> Case:
         if not isinstance(turn, dict):
             raise NotSaid("a turn that is no object", str(turn))
         speaker = next((str(turn[key]).lower() for key in SPEAKERS if key in turn), "")
-        text = next((turn[key] for key in TEXTS if key in turn), None)
+        text = next((turn[key] for key in TURN_TEXTS if key in turn), None)
         if speaker not in ("system", "developer"):
             said.append((speaker, _string(text)))
     speakers = [speaker for speaker, _ in said]

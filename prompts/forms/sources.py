@@ -126,7 +126,7 @@ MARKS = {
 WITHOUT_MARK = (("utf-16-le", 1), ("utf-16-be", 0))
 """Encoding, and which of two bytes is 0 in it where the text is ASCII."""
 
-CHINESE = re.compile(r"[\u4e00-\u9fff]")
+HAN = re.compile(r"[\u4e00-\u9fff]")
 LEVEL_1 = range(0xB0, 0xD8)
 """First bytes of the 3,755 common characters in GB2312: over 95% of the characters of a judgment,
 and a third of those of a text of another encoding that is read so."""
@@ -171,7 +171,7 @@ def _decodes(path: Path, encoding: str) -> str:
 
 def _is_usual(text: str) -> bool:
     """Say whether most Chinese characters of a text are common ones."""
-    characters = CHINESE.findall(text)
+    characters = HAN.findall(text)
     common = 0
     for character in characters:
         try:

@@ -419,3 +419,5 @@ def if_any(kind: type[Kind], path: Path) -> Kind | None:
         return kind.model_validate(read_object(path))
     except ValidationError as error:
         raise UserError(f"{path}: {first_complaint(error)}; delete it") from None
+    except UserError as error:
+        raise UserError(f"{error}; delete it") from None

@@ -27,8 +27,8 @@ from panjue.prompts.plumbing.records import (
 CONFIG = "config.yaml"
 ANSWERS = "answers"
 HELD_OUT = "held-out"
-"""Name of the folder of the answers to held-out cases, which say who answers each field. For the
-answers in the folder X, made with answers=X, it is `held-out-X` if that exists."""
+"""Name of the folder of the replies to held-out cases; for answers=X it is `held-out-X`. They
+decide who answers, which lies with the weights."""
 
 CASES_FILE = "cases.jsonl"
 """File beside answers with the hash of each case's text."""

@@ -19,6 +19,7 @@ from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from panjue.serve.answers import asked_otherwise, open_answers
+from panjue.serve.decoding import decode
 from tests.opened import decoded
 from tests.records import Row, Write, believing, write_answers, write_training
 
@@ -215,6 +216,8 @@ def test_the_choice_of_answers_made_in_the_same_way_counts_first(
     write_json(answered / "manifest.json", {**record, "sampling": {"temperature": 0.5}})
     opened = open_answers(answered)
     assert opened.choice == seeded
+    told = "who answers was decided by answers that were made otherwise: seed: 1 -> 0; "
+    assert any(line.startswith(told) for line in decode(opened, "auto").lines())
     assert (
         asked_otherwise(seeded, opened.record) == "seed: 1 -> 0; sampling.temperature: null -> 0.5"
     )
@@ -233,8 +236,13 @@ def test_where_nobody_has_decided_an_earlier_decoding_says_who_answers(
     shutil.rmtree(held_out)
     assert [*decoded(answered).lines()][-1] == said
     (held_out.parents[1] / "adapter/choice.json").unlink()
-    assert decoded(answered).by_field["articles"] == "classifier"
+    lines = [*decoded(answered).lines()]
+    assert lines[-1] == "charges: model; articles: classifier; penalty: model, as decoded before"
+    assert "no choice lies with the weights: confidences in the model are not calibrated" in lines
     assert (answered / "submission.jsonl").read_bytes() == submission
+    decoded(answered, "classifier")
+    with pytest.raises(UserError, match=r"nobody has decided who answers"):
+        decoded(answered, "auto")
     (answered / "decode.json").unlink()
     with pytest.raises(UserError, match=r"nobody has decided who answers, .* answer=classifier$"):
         decoded(answered)

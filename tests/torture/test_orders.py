@@ -85,6 +85,8 @@ class World:
         self.trainings = 0
         self.adapters: dict[int, str] = {}
         """Tokens of a reply -> the fingerprint of the adapter that made it."""
+        self.believed: dict[str, str] = {}
+        """Fingerprint of an adapter -> the charge that the text classifier beside it answers."""
         for name in (*NAMES, "dev"):
             rows = [case(name, key) for key in range(CASES)]
             (top / f"{name}.jsonl").write_text("".join(dump(row) + "\n" for row in rows), "utf-8")
@@ -120,6 +122,7 @@ class World:
             weights = {"tokens": tokens, "level": level_of(self.trainings, place)}
             (folder / WEIGHTS_FILE).write_text(dump(weights))
             self.adapters[tokens] = model_sha256(folder)
+            self.believed[self.adapters[tokens]] = believed
             log.append({"step": step, "eval_loss": 1 / step})
         write_json(run / "manifest.json", read_object(run / "adapter/manifest.json"))
         write_json(run / "training.json", {"kept_step": 2})
@@ -204,6 +207,14 @@ class World:
         for _, row in read_lines(rows) if rows.exists() else ():
             assert self.adapters[row["completion_tokens"]] == record.trained_sha256, folder
 
+    def check_line(self, decoding: dict[str, Any]) -> None:
+        """The line that a person reads says of each field who answered."""
+        line = decoding["answered_by"]
+        whole = re.match(r"answered by the (model|text classifier)", line)
+        for name, who in decoding["by_field"].items():
+            told = {"model": "model", "text classifier": "classifier"}[whole[1]] if whole else ""
+            assert told == who or f"{name}: {who}" in line, line
+
     def check_submission(self, folder: Path, submission: Path) -> None:
         """Each field is answered by whom decode.json says; the kept score is that of the file."""
         decoding = read_object(folder / "decode.json")
@@ -216,12 +227,15 @@ class World:
         if (folder / "completions.jsonl").exists():
             for _, row in read_lines(folder / "completions.jsonl"):
                 replies[row["id"]] = json.loads(row["texts"][0])["judgments"][0]
+        believed = self.believed[AnswersRecord.read(folder).trained_sha256 or ""]
+        self.check_line(decoding)
         of_model = [name for name, who in decoding["by_field"].items() if who == "model"]
         for row in rows:
             for one in row["judgments"]:
                 reply = {**replies.get(row["id"], {}), "penalty": 13}
-                for name in of_model:
-                    assert one[name] == reply[name], (folder, name)
+                for name in decoding["by_field"]:
+                    right = reply if name in of_model else judged(believed)
+                    assert one[name] == right[name], (folder, name)
         if scores:
             assert scores.examples == CASES
             assert scores.mean("final") == pytest.approx(final_of(rows)), folder
