@@ -37,7 +37,7 @@ check: dev  # ruff and mypy, a minute
 	mkdir -p build/typing/panjue
 	ln -sfn $(addprefix ../../../,prompts finetune serve eval) build/typing/panjue/
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
-test: dev; $(PYTEST)  # the test suite: 5 minutes on two cores with AVX-512
+test: dev; $(PYTEST)  # the test suite: 8 minutes on two cores with AVX-512
 torture: dev  # kills, full disks, hostile text, every command of the READMEs: an hour
 	$(PYTEST) tests/torture tests/gpu tests/test_families.py tests/serve/test_clients.py --torture
 gpu: dev base  # an hour on a GPU: parity, speed, kills; STAGE= for one
