@@ -356,7 +356,8 @@ def test_what_is_recorded_is_true_or_refused_with_the_real_engine(
 ) -> None:
     world = RealWorld(tmp_path, seed, trained, workshop / "demo/test.jsonl")
     commands = [one for one in COMMANDS if one not in (World.retrain, World.choose)]
-    for command in world.draw.choices([World.generate, *commands], k=8):
+    world.generate()  # so that there is something to score, to move and to edit
+    for command in world.draw.choices([World.generate, World.score, *commands], k=12):
         with suppress(UserError):
             command(world)
         world.check()
