@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from panjue.eval.metric_values import COMPARED, metric_values, other_cases
+from panjue.eval.stage import read_lists
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.names import NameCount
@@ -59,21 +60,24 @@ class Notes:
 
 
 def check(
-    reader: Reader, submission: Path, cases: Path, notes: Notes | None = None
+    reader: Reader,
+    submission: Path,
+    cases: Path,
+    notes: Notes | None = None,
+    lists: Sequence[Path] = (),
 ) -> Iterator[str]:
     """Yield every fault of `submission`, one line of text each: `FILE:PLACE: fault`.
 
     A correct submission has the task's form, answers every case of `cases` once and in order, and
-    every row passes the task's own rules. If `labels.json` is beside it, other labels are faults;
-    if `decode.json` is, so are cases that the model was never asked. What is no fault is added to
-    `notes`.
+    every row passes the task's own rules. Labels that `lists`, or else `labels.json` beside it, do
+    not have are faults; if `decode.json` is beside it, so are cases that the model was never asked.
+    What is no fault is added to `notes`.
     Only the ids, and cases that rows out of order have passed, are in memory.
     """
     task = reader.task
     submission = task.data.submission.find(submission)
     decoding = decoding_of(submission)
-    label_file = submission.parent / "labels.json"
-    labels = load_labels(label_file) if label_file.exists() else None
+    labels = _known_labels(task, lists, submission)
     same = task.data.submission.same
     notes = notes or Notes()
     examples = notes.names.of(reader.read(cases))
@@ -118,6 +122,25 @@ def check(
             yield f"{submission}: id {case_id} is not answered"
     for refusal in decoding.get("refusals", ()) if decoding else ():
         yield f"{submission}: {never_asked([refusal])}"
+
+
+def _known_labels(task: Task, lists: Sequence[Path], submission: Path) -> Labels | None:
+    """Return the labels of `lists`, or else of `labels.json` beside the submission; None: any.
+
+    A list is of the field that has most of its labels in the submission. A field without a list is
+    absent, for any label may be right there.
+    """
+    if not lists:
+        beside = submission.parent / "labels.json"
+        return load_labels(beside) if beside.exists() else None
+    told: dict[str, Counter[str]] = {}
+    for _, load in task.data.submission.read(submission):
+        with suppress(UserError, KeyError, TypeError):  # a row whose faults are named later
+            for item in task.answer.items_of(load()):
+                for name in task.answer.sets:
+                    told.setdefault(task.answer.kind(name), Counter()).update(item[name])
+    known = read_lists(task, lists, Labels(told))
+    return Labels({field: dict.fromkeys(sorted(names), 1) for field, names in known.items()})
 
 
 def _gold_labels(reader: Reader, cases: Path) -> Labels:

@@ -17,29 +17,29 @@ Lists = Mapping[str, AbstractSet[str]]
 """Field -> its labels that count."""
 
 
-def read_lists(task: Task, paths: Sequence[Path], gold: Labels) -> Lists:
+def read_lists(task: Task, paths: Sequence[Path], answers: Labels) -> Lists:
     """Read `labels.json` of a run, or lists of one field: `{label: number}`, or a JSON list.
 
-    Such a list is that of the field with which it shares the most labels of `gold`.
+    Such a list is that of the field with which it shares the most labels of `answers`.
     """
     if not task.answer.items:
         raise UserError("--labels: the labels of this task are always the same")
     lists: dict[str, set[str]] = {}
     for path in paths:
-        for field, names in _lists_of(task, path, gold).items():
+        for field, names in _lists_of(task, path, answers).items():
             lists.setdefault(field, set()).update(names)
     return lists
 
 
-def _lists_of(task: Task, path: Path, gold: Labels) -> dict[str, set[str]]:
+def _lists_of(task: Task, path: Path, answers: Labels) -> dict[str, set[str]]:
     value = read_json(path)
     if isinstance(value, dict) and "counts" in value:
         counts = load_labels(path).counts
         return {field: set(counts.get(field, ())) for field in task.answer.sets}
     names = set(map(str, value)) if isinstance(value, list | dict) else set()
-    shared = {field: len(names & set(gold.names(field))) for field in task.answer.sets}
+    shared = {field: len(names & set(answers.names(field))) for field in task.answer.sets}
     if not any(shared.values()):
-        raise UserError(f"{path}: shares no label with gold; is it a list of labels?")
+        raise UserError(f"{path}: shares no label with the answers; is it a list of labels?")
     return {max(shared, key=lambda field: shared[field]): names}
 
 

@@ -259,6 +259,10 @@ def check(
     cases: Annotated[Path, typer.Option(help="the test file that it answers")],
     task: OptionalTask = None,
     columns: OwnColumns = None,
+    labels: Annotated[
+        list[Path] | None,
+        typer.Option(help="the only labels there are; default: labels.json beside it; repeatable"),
+    ] = None,
 ) -> None:
     """Print every fault of SUBMISSION, with its place; exit code 1 if any."""
     from panjue.eval.check import Notes
@@ -269,7 +273,7 @@ def check(
     faults = 0
     notes = Notes()
     with reader.explaining():
-        for fault in find_faults(reader, submission, cases, notes):
+        for fault in find_faults(reader, submission, cases, notes, labels or ()):
             print(printable(fault))
             faults += 1
         if left_out := answered.left_out() if answered else "":

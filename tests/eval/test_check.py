@@ -12,7 +12,7 @@ from panjue.eval.check import Notes, check, moved_rows, unscorable
 from panjue.eval.metric_values import metric_values
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump
+from panjue.prompts.plumbing.files import dump, write_json
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
@@ -178,6 +178,28 @@ def test_an_unknown_label_is_a_fault_where_the_labels_are_known(
     assert faults(rows) == [
         "3: id 3: 甲: charges has the unknown label '盗窃'; did you mean '盗窃罪'?",
         "4: id x: 乙: articles has the unknown label '9'",
+    ]
+
+
+def test_a_label_outside_the_lists_of_a_stage_is_a_fault(
+    cases: Path, rows: Rows, tmp_path: Path, write: Write
+) -> None:
+    """A list is of one field, and says nothing of the other."""
+    rows[2]["judgments"][0]["charges"] = ["盗窃"]
+    rows[3]["judgments"][1]["articles"] = ["9"]
+    path = write("submission.jsonl", rows)
+    charges, articles = tmp_path / "charge2idx.json", tmp_path / "article2idx.json"
+    write_json(charges, {"盗窃罪": 0, "诈骗罪": 1, "抢劫罪": 2})
+    write_json(articles, ["264", "266"])
+    of_charge = f"{path}:3: id 3: 甲: charges has the unknown label '盗窃'; did you mean '盗窃罪'?"
+    of_article = f"{path}:4: id x: 乙: articles has the unknown label '9'"
+    found = [
+        list(check(Reader(TASK), path, cases, None, lists)) for lists in ([charges], [articles])
+    ]
+    assert found == [[of_charge], [of_article]]
+    assert list(check(Reader(TASK), path, cases, None, [charges, articles])) == [
+        *found[0],
+        *found[1],
     ]
 
 

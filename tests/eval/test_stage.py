@@ -70,7 +70,7 @@ def test_what_is_no_list(files: tuple[Path, Path], tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     for value in ({"x": 1}, ["x"], 3):
         path.write_text(dump(value), "utf-8")
-        with pytest.raises(UserError, match="shares no label with gold; is it a list"):
+        with pytest.raises(UserError, match="shares no label with the answers; is it a list"):
             score(JUDGMENT, *files, labels=[path])
 
 

@@ -205,9 +205,9 @@ def _name_faults(expected: Sequence[str], row: Mapping[str, Any]) -> Iterator[st
 def _label_faults(row: Mapping[str, Any], labels: Labels) -> Iterator[str]:
     for judgment in row["judgments"]:
         for field in FIELDS:
-            known = labels.counts.get(field, {})
+            known = labels.counts.get(field)  # absent where a list of the other field was given
             for label in judgment[field]:
-                if label not in known:
+                if known is not None and label not in known:
                     hint = labels.did_you_mean(field, label) if known else ""
                     yield f"{judgment['name']}: {field} has the unknown label {label!r}{hint}"
 
