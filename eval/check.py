@@ -20,7 +20,7 @@ from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
 from panjue.serve.decoding import decoding_of
-from panjue.serve.tally import never_asked
+from panjue.serve.tally import without_reply
 
 MAX_SHOWN_LABELS = 5
 
@@ -121,7 +121,7 @@ def check(
         if key not in seen:
             yield f"{submission}: id {case_id} is not answered"
     for refusal in decoding.get("refusals", ()) if decoding else ():
-        yield f"{submission}: {never_asked([refusal])}"
+        yield f"{submission}: {without_reply([refusal])}"
 
 
 def _known_labels(task: Task, lists: Sequence[Path], submission: Path) -> Labels | None:

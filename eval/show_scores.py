@@ -13,7 +13,7 @@ from panjue.eval.reliability import show_reliability
 from panjue.eval.score import ScoreResult
 from panjue.eval.twins import NEAR, NearTwins
 from panjue.prompts.plumbing.errors import printable
-from panjue.serve.tally import never_asked
+from panjue.serve.tally import without_reply
 
 MAX_GROUP_COLUMNS = 6
 """So many groups, or metrics, have room beside each other in 80 characters."""
@@ -91,7 +91,7 @@ def remarks(scores: ScoreResult, titles: Titles = MappingProxyType({})) -> Itera
     yield from _remarks_of_the_contest(scores)
     if asked := scores.never_asked:
         yield Remark(
-            never_asked(asked),
+            without_reply(asked),
             f"{len(asked)} 个案件模型未作答，答案不是模型给出的；编号见 decode.json。",
         )
     if scores.notes:

@@ -1,5 +1,6 @@
 """One question, its answer, and the calls that produce the answer."""
 
+import re
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -193,12 +194,22 @@ def first_reply(row: Mapping[str, Any]) -> str:
 
 ENGINE_FAILED = "the engine failed on this request"
 
+ENDPOINT_SAID = "the endpoint said "
+"""The first words of why an endpoint gave no reply, in a row's `refused`."""
+
+FOR_NOW = re.compile(
+    rf"{ENGINE_FAILED}$|{ENDPOINT_SAID}|[45]\d\d: |the reply has no text|the model refuses:"
+)
+"""What `refused` has of calls that may succeed later: what an engine or a server says today is no
+property of the case. The last three are what versions before 0.5 wrote."""
+
 
 def has_failed(row: Mapping[str, Any]) -> bool:
-    """Say whether the engine failed on a call, so that no reply of the model is in its row."""
+    """Say whether a call got no reply for a reason that may be gone when it is asked again."""
     finish = row.get("finish")
-    is_error = isinstance(finish, list) and finish[:1] == ["error"]
-    return is_error or row.get("refused") == ENGINE_FAILED
+    if isinstance(finish, list) and finish[:1] == ["error"]:
+        return True
+    return bool(FOR_NOW.match(str(row.get("refused") or "")))
 
 
 UNKNOWN = "-"

@@ -2,14 +2,16 @@
 
 import asyncio
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from openai import APIStatusError, AsyncOpenAI, OpenAIError, Timeout
 
+from panjue.prompts.example import ENDPOINT_SAID
 from panjue.prompts.plumbing.decode import load_json
 from panjue.prompts.plumbing.endpoint import (
     CONTENT_FILTER,
+    TOO_LONG,
     key_of,
     making_client,
     parse_endpoint,
@@ -26,9 +28,16 @@ TEMPLATE_FIELD = "chat_template_kwargs"  # of a request to vLLM; OpenAI does not
 REFUSED_STATUSES = frozenset({400, 413, 422, 501})
 """HTTP statuses for which the request is at fault: its prompt is too long, say."""
 
+UNAUTHORIZED = 401
+NOT_FOUND = 404
+VERSION = re.compile(r"/v\d")  # in an address, as in /v1 or /api/v3
+
+MAX_QUOTED = 200
+"""Characters of what a server said that are shown."""
+
 ABORTED = frozenset({"abort", "error"})  # finish reasons of a vLLM that was stopped
 MAX_REFUSALS = 8  # after so many and no reply, the run ends: the endpoint cannot do it
-NO_TEXT = "the reply has no text (content: null)"  # a reasoning model with too few tokens, say
+NO_TEXT = "nothing (content: null)"  # a reasoning model with too few tokens, say
 MESSAGE = re.compile(r'"(?:message|detail|msg)"\s*:\s*"((?:[^"\\]|\\.)*)')
 """The message in the JSON of a server's error, as far as it is shown."""
 
@@ -45,7 +54,7 @@ class EndpointReply:
     """One reply, with the fields of vLLM's CompletionOutput."""
 
     text: str
-    finish_reason: str
+    finish_reason: str  # "unknown" if the endpoint does not say it
     token_ids: range  # not the ids: only their number is known
 
 
@@ -101,7 +110,7 @@ class Endpoint:
                 if replies:
                     break  # what came is kept
                 self._count_refusal(more.refused)
-                return more
+                return replace(more, refused=ENDPOINT_SAID + more.refused)
             self._replies += len(more.outputs)
             replies += more.outputs
             cached += more.num_cached_tokens
@@ -125,7 +134,8 @@ class Endpoint:
         """Send one request for `number` replies; after an error every further one ends the run."""
         arguments = self._arguments(request, number)
         try:
-            return read_completion(await self._client.chat.completions.create(**arguments))
+            answer = await self._client.chat.completions.with_raw_response.create(**arguments)
+            return read_completion(answer.text)
         except APIStatusError as error:
             text = readable(error.response.text)
             reason = f"{error.status_code} {text}"
@@ -136,13 +146,26 @@ class Endpoint:
                     again = await self._ask(request, number)
                     self._takes_template = not again.outputs  # else that was not the reason
                     return again
-                return EndpointOutput(refused=f"{error.status_code}: {text[:200]}")
+                return EndpointOutput(refused=f"{error.status_code}: {text[:MAX_QUOTED]}")
+            reason = reason[:MAX_QUOTED] + self._hint(error.status_code)
         except (OpenAIError, ValueError) as error:
             reason = ": ".join(str(each) for each in (error, error.__cause__) if each)
-        first_line = reason.splitlines()[0][:200].rstrip(".")
         end = "finished rows are kept, run the same command to resume"
-        self._failure = f"{self._url}: {first_line}; {end}"
+        self._failure = f"{self._url}: {reason.splitlines()[0].rstrip('.')}; {end}"
         raise UserError(self._failure)
+
+    def _hint(self, status: int) -> str:
+        """Return what may be wrong after an HTTP status; empty if it can be anything."""
+        if status == UNAUTHORIZED:
+            has_key = bool(key_of(ENDPOINT_KEY))
+            return (
+                f"; it does not take the key in {ENDPOINT_KEY}"
+                if has_key
+                else f"; set {ENDPOINT_KEY}"
+            )
+        if status == NOT_FOUND and not VERSION.search(self._url):
+            return f"; if its address ends in /v1, say endpoint={self._url}/v1#{self._model}"
+        return ""
 
     def _arguments(self, request: Request, number: int) -> dict[str, Any]:
         """Return the arguments of openai's `chat.completions.create`."""
@@ -150,6 +173,7 @@ class Endpoint:
         arguments: dict[str, Any] = {
             "model": self._model,
             "messages": question.messages,
+            "stream": False,  # some gateways stream where nothing is said
             "temperature": 0.0,
             **request.sampling,
         }
@@ -177,6 +201,8 @@ def readable(text: str) -> str:
 
 def way_out(refusal: str) -> str:
     """Return what to set after a refusal, by the field that the server's message names first."""
+    if TOO_LONG.search(refusal):
+        return "ask a model with a longer context,"
     message = MESSAGE.search(refusal)
     field = FIELD.search(message[1]) if message else None
     if field is None:
@@ -189,33 +215,65 @@ def way_out(refusal: str) -> str:
     return f"set this field with sampling.extra_body.{name}=VALUE"
 
 
-def read_completion(completion: Any) -> EndpointOutput:
-    """Read a chat completion; ValueError if it is none: openai's client lets any JSON through."""
+def read_completion(body: str) -> EndpointOutput:
+    """Read the body of a chat completion, with status 200.
+
+    ValueError: it is none, with what the server said in its place. Gateways send errors so, some of
+    which are on this case alone: such a case is refused.
+    """
+    completion = load_json(body)
+    if not isinstance(completion, dict) or not completion.get("choices"):
+        error = completion.get("error") if isinstance(completion, dict) else None
+        said = dump(error) if error else readable(body)
+        said = " ".join(said.split())[:MAX_QUOTED]
+        if isinstance(completion, dict) and (CONTENT_FILTER.search(said) or TOO_LONG.search(said)):
+            return EndpointOutput(refused=said)
+        raise ValueError(f"its reply is not in OpenAI's format{kind_of(body)}: {said or 'nothing'}")
     replies = []
     refused = NO_TEXT
     try:
-        usage = completion.usage  # some servers leave out parts of it
-        prompt = getattr(usage, "prompt_tokens", None)
-        details = getattr(usage, "prompt_tokens_details", None)
-        cached = getattr(details, "cached_tokens", None)
-        tokens = getattr(usage, "completion_tokens", None) or 0
+        usage = completion.get("usage") or {}  # some servers leave out parts of it
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         # The tokens of all replies are counted together: each gets an equal share.
-        share = range(tokens // len(completion.choices))
-        for choice in completion.choices:
-            message = choice.message
-            said = message.content
-            if said is None:
-                said = message.refusal or ""
-            # A TypeError if it is no text. Half a character, which JSON can have, becomes `?`.
-            text = "".join(said).encode(errors="replace").decode()
-            if message.content is not None:
-                replies.append(EndpointReply(text, str(choice.finish_reason), share))
-            elif text:
-                refused = f"the model refuses: {text[:200]}"
-            elif choice.finish_reason:
-                refused = f"{NO_TEXT}, finish_reason: {choice.finish_reason}"
-    except (AttributeError, TypeError, ZeroDivisionError):
-        raise ValueError("its reply is not in OpenAI's format") from None
+        tokens = (usage.get("completion_tokens") or 0) // len(completion["choices"])
+        for choice in completion["choices"]:
+            message = choice["message"]
+            text = message_text(message.get("content"))
+            reason = choice.get("finish_reason")
+            if text is not None:
+                replies.append(EndpointReply(text, str(reason or "unknown"), range(tokens)))
+            elif refusal := message_text(message.get("refusal")):
+                refused = f"the model refuses: {refusal[:MAX_QUOTED]}"
+            elif reason:
+                refused = f"{NO_TEXT}, finish_reason: {reason}"
+    except (AttributeError, LookupError, TypeError):
+        said = readable(body)[:MAX_QUOTED]
+        raise ValueError(f"its reply is not in OpenAI's format: {said}") from None
     if any(reply.finish_reason in ABORTED for reply in replies):
         raise ValueError("it aborted its reply")
-    return EndpointOutput(replies, cached or 0, prompt or 0, "" if replies else refused)
+    prompt = usage.get("prompt_tokens") or 0
+    return EndpointOutput(replies, cached, prompt, "" if replies else refused)
+
+
+def message_text(content: Any) -> str | None:
+    """Return the text of a message, which may come in parts; None if it has none.
+
+    TypeError: it has another form. Half a character, which JSON can have, becomes `?`.
+    """
+    if content is None:
+        return None
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content if part["type"] == "text")
+    if not isinstance(content, str):
+        raise TypeError
+    return content.encode(errors="replace").decode()
+
+
+def kind_of(body: str) -> str:
+    """Return what a body is that has no completion, in words with a hint; empty if not known."""
+    start = body.lstrip()[:9].lower()
+    if start.startswith(("<!doctype", "<html")):
+        return ", but a web page (is the address right, is a login needed?)"
+    if start.startswith("data:"):
+        return ", but a stream, for which nobody asked (is there a proxy that streams?)"
+    return ""

@@ -7,15 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from panjue.prompts.example import ENGINE_FAILED, Decoded, Example
-from panjue.prompts.plumbing.endpoint import CONTENT_FILTER
+from panjue.prompts.example import ENDPOINT_SAID, ENGINE_FAILED, Decoded, Example
+from panjue.prompts.plumbing.endpoint import CONTENT_FILTER, TOO_LONG
 from panjue.prompts.plumbing.records import AnsweredBy
 
 MAX_SHOWN_REFUSALS = 5
 """Refused examples that are printed; decode.json has all."""
-
-TOO_LONG = re.compile(r"token|context|length|too long")
-"""What refusals for the length of a case have in common, our own and those of servers."""
 
 FINISH = {
     "content_filter": "a content filter",
@@ -24,14 +21,23 @@ FINISH = {
 """Why a reply ended -> the same in words."""
 
 
-def never_asked(refusals: Sequence[str]) -> str:
-    """Return a line on the examples that the model was never asked: ids, reasons, way out."""
+OWN_LIMIT = re.compile(r"^\S+: the prompt needs \d+ tokens")
+"""A refusal of `ask.QuestionMaker` for the length of a case, after the example's id."""
+
+
+def without_reply(refusals: Sequence[str]) -> str:
+    """Return a line on the examples that have no reply: ids, reasons, way out."""
     shown = "; id ".join(refusals[:MAX_SHOWN_REFUSALS])
     more = len(refusals) - MAX_SHOWN_REFUSALS
     rest = f"; {more} more in decode.json" if more > 0 else ""
-    line = f"never asked: {len(refusals)}, their answers are not the model's: id {shown}{rest}"
-    if any(map(TOO_LONG.search, refusals)):
+    line = f"without a reply: {len(refusals)}, their answers are not the model's: id {shown}{rest}"
+    said = [refusal for refusal in refusals if f": {ENDPOINT_SAID}" in refusal]
+    if any(map(OWN_LIMIT.match, refusals)) or any(map(TOO_LONG.search, said)):
         line += "; a model with a longer context can be asked"
+    if said:
+        line += f"; {len(said)} refused by the endpoint: the same `panjue generate` asks again"
+    if any("finish_reason: length" in refusal for refusal in said):
+        line += "; give replies more tokens: sampling.max_tokens=N answers=NAME"
     if failed := sum(refusal.endswith(ENGINE_FAILED) for refusal in refusals):
         line += f"; {failed} on which the engine failed: the same `panjue generate` asks again"
     if filtered := sum(bool(CONTENT_FILTER.search(refusal)) for refusal in refusals):
@@ -112,7 +118,7 @@ class Tally:
         if self.skipped_rows:
             yield f"{self.skipped_rows} bad rows were skipped, see skipped-test.jsonl"
         if self.refusals:
-            yield never_asked(self.refusals)
+            yield without_reply(self.refusals)
         yield from (f"  {count:5d} × {kind}" for kind, count in self.repairs.most_common(8))
         if self.unpaired:
             yield f"{self.unpaired} persons have a charge that never stood with their articles"

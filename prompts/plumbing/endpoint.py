@@ -22,6 +22,9 @@ def parse_endpoint(name: str) -> tuple[str, str] | None:
         return None
     if parsed.userinfo:
         raise UserError(f"{parsed.host}: no password in an address; set its key variable instead")
+    start, is_call, _ = url.partition("/chat/completions")
+    if is_call:
+        raise UserError(f"{url}: give the address without its end: {start}#{model or 'MODEL'}")
     return (url.rstrip("/"), model) if model else None
 
 
@@ -37,6 +40,12 @@ CONTENT_FILTER = re.compile(
     r"content[ _]?(filter|policy)|data_?inspection|inappropriate|敏感", re.I
 )
 """What providers write where they refuse a text for its content."""
+
+TOO_LONG = re.compile(
+    r"context[ _-]?(length|window|size)|too (long|many tokens|large)|token limit|[超过]长|长度",
+    re.I,
+)
+"""What servers write where they refuse a text for its length."""
 
 PROXIES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY")
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")

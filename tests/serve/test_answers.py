@@ -146,7 +146,7 @@ def test_decoding_that_is_killed_is_neither_clean_nor_scored_as_if_all_were_aske
     tally = decoded(run, None if kept else "model")
     assert tally.replaced.startswith("was answered by the text classifier, as answer=classifier")
     assert not (run / "scores.json").exists()
-    assert "never asked: 1, " in panjue(*check).stdout
+    assert "without a reply: 1, " in panjue(*check).stdout
     assert scored(run, gold).never_asked
 
 
@@ -156,7 +156,7 @@ def test_a_case_that_was_never_asked_is_named_everywhere(
     decoded(run)
     reason = "5: the prompt needs 9000 tokens, max_tokens is 4096"
     said = (
-        f"never asked: 1, their answers are not the model's: id {reason}; "
+        f"without a reply: 1, their answers are not the model's: id {reason}; "
         "a model with a longer context can be asked"
     )
     scores = scored(run, gold)
@@ -169,7 +169,7 @@ def test_a_case_that_was_never_asked_is_named_everywhere(
     assert panjue("report", run, "--gold", gold).returncode == 0
     text = (run / "report.html").read_text("utf-8")
     for note in (
-        "never asked: 1",
+        "without a reply: 1",
         '"could not be asked: the prompt needs 9000 tokens',
         '"shortened to fit by 3 sentences"',
         '"1 replies cut by length"',
@@ -188,7 +188,7 @@ def test_what_was_met_is_counted(run: Path) -> None:
         "left out by replies: 1 persons, 1 fields",
         "what no reply has is answered by: commonest labels",
     ]
-    assert lines[4].startswith("never asked: 1, ")
+    assert lines[4].startswith("without a reply: 1, ")
     assert lines[5] == "      3 × no answer"
     assert lines[-1] == "answered by the model"
     saved = read_json(run / "decode.json")
@@ -208,7 +208,7 @@ def test_other_reasons_to_end_are_counted_and_named(run: Path, write: Write) -> 
     write("run/completions.jsonl", rows)
     lines = list(decoded(run).lines())
     assert "ended by a content filter: 4; by repeat: 1" in lines
-    [line] = [line for line in lines if line.startswith("never asked: 1")]
+    [line] = [line for line in lines if line.startswith("without a reply: 1")]
     assert line.endswith("; 1 refused for their content: another model can be asked")
     assert read_json(run / "decode.json")["finish"] == {"content_filter": 4, "repeat": 1}
     change(run, trained=None)

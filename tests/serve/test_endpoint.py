@@ -63,15 +63,17 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         assert isinstance(self.server, Server)
-        assert self.path == "/v1/chat/completions"
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(body)
         self.server.keys.add(self.headers["Authorization"])
         status, content = self.server.behave(body) or (200, completion(body))
+        if self.path != "/v1/chat/completions":
+            status, content = 404, {"detail": "Not Found"}
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        kind = "text/html" if isinstance(content, bytes) else "application/json"
+        self.send_header("Content-Type", kind)
         self.end_headers()
-        self.wfile.write(json.dumps(content).encode())
+        self.wfile.write(content if isinstance(content, bytes) else json.dumps(content).encode())
 
     def log_message(self, *_: object) -> None:
         pass
@@ -132,7 +134,7 @@ def test_a_refused_request_costs_its_call_only(server: Server, ask: Ask) -> None
     server.behave = behave
     made = ask()
     [refused] = [row for row in made if "refused" in row]
-    assert (refused["question"], refused["refused"]) == ("3/1", '400: "too long"')
+    assert (refused["question"], refused["refused"]) == ("3/1", 'the endpoint said 400: "too long"')
     assert all(row is refused or row.keys() >= {"texts", "finish"} for row in made)
 
 
@@ -220,7 +222,7 @@ NO = {"choices": [{"message": {"content": None, "refusal": "No."}, "finish_reaso
     ("reply", "why"),
     [
         ((400, "x"), '400: "x"'),
-        ((200, NO_TEXT), "the reply has no text .content: null., finish_reason: length"),
+        ((200, NO_TEXT), "nothing .content: null., finish_reason: length"),
         ((200, NO), "the model refuses: No."),
     ],
 )
@@ -279,8 +281,14 @@ def test_as_many_are_in_flight_as_is_said(server: Server, ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("reply", "named"),
     [
-        ({"choices": []}, "not in OpenAI's format"),
-        ({"choices": [{"message": {"content": [{}]}}]}, "not in OpenAI's format"),
+        ({"choices": []}, 'not in OpenAI\'s format: {"choices":'),
+        ({"choices": [{"message": {"content": [{}]}}]}, 'not in OpenAI\'s format: {"choices"'),
+        ({"code": "1113", "message": "账户余额不足"}, "账户余额不足"),
+        ({"choices": None, "error": {"message": "offline until 18:00"}}, "offline until 18:00"),
+        ([], "not in OpenAI's format: .*"),
+        (b"", "not in OpenAI's format: nothing"),
+        (b"<!DOCTYPE html><title>Campus login</title>", "a web page .*login.*Campus login"),
+        (b'data: {"choices": []}\n\ndata: [DONE]', "a stream, for which nobody asked"),
         ({"choices": [{"message": {"content": ""}, "finish_reason": "abort"}]}, "aborted"),
     ],
 )
@@ -290,6 +298,74 @@ def test_a_reply_that_is_none_ends_the_run(
     server.behave = lambda _: (200, reply)
     with pytest.raises(UserError, match=f"{named}.*; .*run the same command to resume"):
         ask()
+
+
+def test_what_a_server_sends_otherwise_is_read(server: Server, ask: Ask) -> None:
+    parts = [{"type": "text", "text": "甲"}, {"type": "reasoning"}, {"type": "text", "text": "乙"}]
+    reply = {"message": {"content": parts}, "finish_reason": None}
+    server.behave = lambda _: (200, {"choices": [reply], "usage": None})
+    [made] = ask(count=1)
+    assert (made["texts"], made["finish"]) == (["甲乙"], ["unknown"])
+    assert server.asked[0]["stream"] is False
+
+
+def test_an_error_in_a_reply_costs_its_case_if_it_is_of_the_case(server: Server, ask: Ask) -> None:
+    error = {"choices": None, "error": {"message": "context length exceeded: 9000 > 8192"}}
+
+    def behave(body: dict[str, Any]) -> Any:
+        return (200, error) if "第3句" in body["messages"][0]["content"] else None
+
+    server.behave = behave
+    [refused] = [row["refused"] for row in ask() if "refused" in row]
+    assert refused.startswith("the endpoint said ")
+    assert "context length exceeded: 9000 > 8192" in refused
+
+
+@pytest.mark.parametrize(
+    ("key", "status", "said"),
+    [
+        ("", 401, "401 .*no key.*; set PANJUE_ENDPOINT_KEY; "),
+        ("k", 401, "401 .*no key.*; it does not take the key in PANJUE_ENDPOINT_KEY; "),
+        ("", 402, "402 .*no key.*resume$"),
+    ],
+)
+def test_an_error_of_all_requests_says_what_to_set(
+    key: str, status: int, said: str, server: Server, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENDPOINT_KEY, key)
+    server.behave = lambda _: (status, {"error": {"message": "no key"}})
+    with pytest.raises(UserError, match=said):
+        ask(count=1)
+
+
+def test_an_address_that_ends_elsewhere_is_named(server: Server, ask: Ask) -> None:
+    whole = server.name.replace("#m", "/chat/completions#m")
+    with pytest.raises(UserError, match=rf"without its end: {server.name}$"):
+        Endpoint(whole)
+    server.name = server.name.replace("/v1", "")
+    with pytest.raises(
+        UserError, match=r"404 .*; if its address ends in /v1, say endpoint=http.*/v1#m; "
+    ):
+        ask(count=1)
+
+
+def test_what_a_server_refused_is_asked_again_when_it_is_mended(
+    server: Server, tmp_path: Path, panjue: Panjue
+) -> None:
+    server.behave = lambda body: (
+        (400, {"error": {"message": "maintenance"}}) if len(server.asked) == 2 else None
+    )
+    first = panjue(*command(server, tmp_path))
+    assert first.returncode == 0, first.stderr
+    assert "without a reply: 1, " in first.stdout
+    assert 'the endpoint said 400: {"error":{"message":"maintenance"}}' in first.stdout
+    assert "1 refused by the endpoint: the same `panjue generate` asks again" in first.stdout
+    assert "longer context" not in first.stdout
+    server.behave = lambda _: None
+    again = panjue(*command(server, tmp_path))
+    assert "continuing: 1 of 2 are answered already" in again.stdout
+    assert "5 first replies valid as they came" in again.stdout
+    assert "without a reply" not in again.stdout
 
 
 def test_an_endpoint_that_is_not_there_is_named(

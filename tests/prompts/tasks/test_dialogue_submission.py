@@ -140,7 +140,7 @@ def test_check_says_what_a_dialogue_was_never_asked(gold: Path, answers: Path) -
     write_json(answers / "decode.json", {"submission_sha256": digest, **refusals})
     for path in (answers, answers / "submission"):
         [fault] = check(READER, path, gold)
-        assert "never asked: 1, their answers are not the model's: id 1/1: too long" in fault
+        assert "without a reply: 1, their answers are not the model's: id 1/1: too long" in fault
 
 
 def test_gold_that_is_null_is_none(gold: Path, answers: Path) -> None:
