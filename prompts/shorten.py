@@ -71,6 +71,14 @@ def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> S
     return Shortened(shorter, tokens, full, len(dropped), fits=tokens <= budget)
 
 
+def shortest(example: Example) -> Example:
+    """Return `example` with only the sentences that `shorten` never drops."""
+    max_length = MAX_SENTENCE_LENGTH if example.anchor else None
+    sentences = split_sentences(example.text, max_length, example.names)
+    order = leaving_order(sentences, example.names, example.anchor)
+    return without(example, sentences, order)
+
+
 class ShortenedPrompt(NamedTuple):
     """The prompt of an example, shortened if necessary.
 

@@ -21,7 +21,7 @@ from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.render import neutralize_messages
-from panjue.prompts.shorten import ShortenedPrompt, shortened_prompt
+from panjue.prompts.shorten import ShortenedPrompt, shortened_prompt, shortest
 from panjue.prompts.task import Messages, Schema, Task
 from panjue.serve.together import Together
 
@@ -40,6 +40,10 @@ OldRows = Mapping[str, CompletionRow]
 LONGEST = 2**15
 """Limit on prompt plus reply of cases that need more than the training has: vLLM keeps rows of this
 length for every request, and copies some at each step (vllm/v1/worker/gpu/states.py:33)."""
+
+
+CHARACTERS_A_TOKEN = 8
+"""So many characters are more than a token, in Chinese and in English text."""
 
 
 class Refusal(Exception):
@@ -131,6 +135,19 @@ class QuestionMaker:
     async def opinions(self, example: Example) -> Sequence[Opinion]:
         """Return what the text classifier thinks, asked about all that wait for it at once."""
         return await self._together.opinions(example) if self.advisor else ()
+
+    def refuse_hopeless(self, example: Example) -> None:
+        """Raise Refusal if no shortening of a very long text can fit; only its start is tokenized.
+
+        `question` refuses it too, but only after the classifier and the tokenizer saw all of it.
+        """
+        limit = self.budget.usual
+        start = shortest(example).text[: CHARACTERS_A_TOKEN * limit]
+        if len(self.tokenizer(start, add_special_tokens=False).input_ids) > limit:
+            raise Refusal(
+                f"the sentences that must stay need more than {limit} tokens, the limit on prompt "
+                "and reply; break the text into sentences, or shorten it"
+            )
 
     def question(
         self, example: Example, source_limit: int = 0, opinions: Sequence[Opinion] | None = None

@@ -34,6 +34,10 @@ NUMBERS = count()  # a number for each case: vLLM wants every request under a na
 
 MAX_DEFENDANTS = 200  # more than any case has
 
+LONG = 8000
+"""Facts with more characters are looked at one at a time: almost all cases are shorter, and to
+tokenize 80,000 takes a second, in which others would wait for Python's lock."""
+
 
 class CaseRequest(BaseModel):
     """Body of `POST /v1/judgments`."""
@@ -87,6 +91,7 @@ class ServedRun:
         if self.question_maker.advisor and self.choice:
             self.question_maker.advisor = by_choice(self.question_maker.advisor, self.choice)
         self.demo = is_demo(self.folders.model)
+        self._one_long = asyncio.Semaphore(1)
 
     def who_answers(self) -> str:
         """Return in words who answers each field."""
@@ -102,6 +107,9 @@ class ServedRun:
         maker = self.question_maker
         try:
             example = self._by_hand(case.fact, case.defendants)
+            if len(case.fact) > LONG:
+                async with self._one_long:
+                    return example, await asyncio.to_thread(self._question_of_long, example)
             opinions = await maker.opinions(example)
             question = await asyncio.to_thread(maker.question, example, opinions=opinions)
             return example, question
@@ -109,6 +117,10 @@ class ServedRun:
             raise BadCase(str(error)) from None
         except Refusal as refusal:
             raise BadCase(f"this case cannot be asked: {refusal}") from None
+
+    def _question_of_long(self, example: Example) -> Question:
+        self.question_maker.refuse_hopeless(example)
+        return self.question_maker.question(example)
 
     async def answer(
         self, engine: Engine, example: Example, question: Question, on_text: OnText | None = None

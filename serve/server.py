@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import Any, Never
@@ -36,6 +37,9 @@ from panjue.serve.judge import ServedRun
 from panjue.serve.middleware import Setup
 from panjue.serve.settings import BASE, NAME, SERVER_ARGUMENTS, ServeConfig, server_key
 
+SWITCH_INTERVAL_S = 5e-4
+"""How long a thread that looks at a long text may keep Python's lock while the event loop waits."""
+
 
 def serve(config: ServeConfig, trainings: Mapping[str, Trained]) -> None:
     """Serve trainings by name; on SIGTERM, Ctrl-C and the like finish requests and stop."""
@@ -55,6 +59,7 @@ def serve(config: ServeConfig, trainings: Mapping[str, Trained]) -> None:
     if device := unused_device():
         print(f"answering on {device}", flush=True)
     print("starting the engine, which takes a minute or more", flush=True)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     loop = Loop()
     with (
         startup_errors(),
