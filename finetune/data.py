@@ -48,6 +48,8 @@ class RowReport:
 
     tokens: list[int] = field(default_factory=list)  # of each row, prompt plus reply
     refused: list[str] = field(default_factory=list)  # `id: reason`
+    too_long: list[int] = field(default_factory=list)
+    """The `max_tokens` that each refused example needs, if that is the reason."""
     shortened: list[tuple[str, int, int]] = field(default_factory=list)  # id, tokens before, after
     notes: list[str] = field(default_factory=list)  # `id: warning` of examples that are used
 
@@ -100,6 +102,10 @@ class RowMaker:
         )
         completion = reply_ids(self.tokenizer, reply)
         if not short.fits or len(prompt) + len(completion) > self.max_tokens:
+            if len(completion) <= room:
+                report.too_long.append(len(prompt) + room)
+            else:  # a larger prompt would drop less, so that it may need the whole text
+                report.too_long.append(short.full_tokens + len(completion))
             reason = (
                 f"{len(prompt)} prompt tokens and {len(completion)} reply tokens "
                 f"({room} are reserved for a reply) exceed max_tokens={self.max_tokens}; raise it"

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from datasets import disable_progress_bars
 from rich.console import Console
 from transformers import EarlyStoppingCallback
 from transformers.utils.logging import disable_progress_bar
@@ -40,6 +41,7 @@ def train(config: SftConfig) -> None:
         quiet=not processes.is_main_process, soft_wrap=True, highlight=False, markup=False
     )
     disable_progress_bar()  # for loading and saving weights
+    disable_progress_bars()  # for packing rows
     task = load_task(config.task, config.solve)
     check_trainable(config, console)
     base = model_folder(config.model)
@@ -92,6 +94,7 @@ def run_training(
         trainer.cap_steps()
     print_plan(console, trainer, rows, examples, labels, with_example=config.dry_run)
     if config.dry_run:
+        (config.run / "checkpoints").rmdir()  # transformers has made it
         return
     if trainer.is_world_process_zero():
         run.claim(row_key)

@@ -1,5 +1,6 @@
 """The plan of a run and its progress, on the console and in log.jsonl."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import groupby, islice
@@ -127,6 +128,10 @@ def data_plan(rows: TrainingRows, examples: Examples) -> Iterator[tuple[str, str
         yield "", f"{examples.dropped} cases of train are in dev too and are not trained on"
     yield "refused", f"{len(report.refused)}, and {len(held_out.refused)} held out"
     yield from first_lines([*report.refused, *held_out.refused])
+    too_long = [*report.too_long, *held_out.too_long]
+    if too_long:
+        count = len(too_long) + len(report.tokens) + len(held_out.tokens)
+        yield "", larger_limits(too_long, most_left=count // 100)
     if report.notes:
         yield "notes", f"{len(report.notes)}; these examples are still used"
         yield from first_lines(report.notes)
@@ -136,6 +141,16 @@ def data_plan(rows: TrainingRows, examples: Examples) -> Iterator[tuple[str, str
     low, median, high, longest = np.percentile(report.tokens, [10, 50, 90, 100]).astype(int)
     spread = f"10% {low}, 50% {median}, 90% {high}, longest {longest}"
     yield "tokens", f"{sum(report.tokens):,} in all; {spread}"
+
+
+def larger_limits(needed: Sequence[int], most_left: int) -> str:
+    """Return which `max_tokens` takes all refused examples, and which leaves at most so many."""
+    longest_first = [math.ceil(tokens / 64) * 64 for tokens in sorted(needed, reverse=True)]
+    highest = longest_first[0]
+    line = f"max_tokens={highest} would take all of these"
+    if len(longest_first) > most_left and longest_first[most_left] < highest:
+        line += f", max_tokens={longest_first[most_left]} all but {most_left}"
+    return line
 
 
 def first_lines(lines: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -148,6 +148,8 @@ def test_cases(job: Job, test: Path) -> Cases:
         job.task, columns=columns, limit=job.config.limit, on_bad_row=job.config.on_bad_row
     )
     name = job.config.answers or test.stem
+    if not name.strip("."):
+        raise UserError(f"{test}: gives answers no name for their folder; say answers=NAME")
     if is_held_out_name(name):
         raise UserError(f"{test}: answers named {name!r} are those to held-out cases; say answers=")
     cases = read_cases(test, reader, job.run / ANSWERS / name)

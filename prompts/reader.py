@@ -177,6 +177,10 @@ def side_groups(path: Path | None) -> dict[str, dict[str, str]]:
     side: dict[str, dict[str, str]] = {}
     if path is None:
         return side
+    if path.suffix in (".csv", ".tsv"):
+        raise UserError(
+            f'{path}: is a table; groups are JSON lines, e.g. {{"id": 7, "court": "甲"}}'
+        )
     for number, row in read_lines(path):
         with located(f"{path}:{number}"):
             key = str(id_of(row))

@@ -300,11 +300,13 @@ def open_answers(path: Path, gold: Path | None = None) -> Answered:
 
 def folder_meant(path: Path, gold: Path | None = None, gold_sha256: str = "") -> Path:
     """Return the folder of answers that a path means; UserError: there are none."""
-    if not path.is_dir():
+    if not path.exists():
         raise UserError(f"{path}: there is no such folder")
     folder = find_answers(path, gold, gold_sha256)
-    if folder is None:
+    if folder is None and path.is_dir():
         raise UserError(f"{path}: has no answers; `panjue generate` makes them")
+    if folder is None:
+        raise UserError(f"{path}: is a file alone; give the folder of answers, or its run folder")
     return folder
 
 

@@ -35,6 +35,8 @@ bfloat16 differed by 2.5 and 5.4% after a right merge, on text by 1.3%."""
 
 MERGE = "use adapter=merge (`serve`: one run)"  # several runs are served unmerged
 
+NAME_BASE = "name it with base=FOLDER, of `merge` and `bundle` --base FOLDER"
+
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks of adapters that vLLM loads unmerged."""
 
@@ -136,10 +138,10 @@ def check_base(trained: Trained, base: str | None = None) -> Path:
     try:
         folder = model_folder(name)
     except UserError as error:
-        raise UserError(f"{error} (the base of {trained.folder}; say base=FOLDER)") from None
+        raise UserError(f"{error} (the base of {trained.folder}; {NAME_BASE})") from None
     if change := base_change(trained.record, folder):
         other = f"was trained on another base than {name} is now ({change})"
-        way_out = "set base=FOLDER to that base, or train again"
+        way_out = f"{NAME_BASE}, or train again"
         raise UserError(f"{trained.folder}: {other}; {way_out}")
     return folder
 

@@ -242,6 +242,12 @@ def check_resumes(old: AnswersRecord, record: AnswersRecord, folder: Path) -> No
     if old.held_out:  # more or fewer of the same held-out cases; each keeps its row
         old = old.model_copy(update={"highest_hash": record.highest_hash})
     shaped = (CASES, REPLIES) if old.asked else (CASES,)
+    if old.test_sha256 != record.test_sha256:
+        of = old.test if old.test != record.test else f"{old.test} as it was before"
+        raise UserError(
+            f"{folder}: has answers to another file, {of}; they are kept: name another folder for "
+            f"those to {record.test} with answers=NAME"
+        )
     changed = without_resources(old).difference(without_resources(record), *shaped)
     if changed:
         raise UserError(

@@ -134,6 +134,8 @@ def find_answers(path: Path, gold: Path | None = None, gold_sha256: str = "") ->
     that file with its gold answers, and those named as it is are meant. Answers to the first cases
     alone are meant where there are no others, those to held-out cases only where they are named.
     """
+    if path.name == ANSWERS and not (path / MANIFEST).is_file():  # that of a run folder
+        path = path.parent
     start = path if path.is_dir() else path.parent
     for place in (start, start.parent):  # a submission may be a folder itself
         if _is_of_answers(place):

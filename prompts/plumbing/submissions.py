@@ -21,6 +21,8 @@ from panjue.prompts.plumbing.files import (
 )
 from panjue.prompts.plumbing.rows import Rows, list_rows
 
+FIRST_BYTES = 64
+
 WriteRow = Callable[[Mapping[str, Any]], None]
 
 
@@ -42,11 +44,12 @@ class SubmissionFormat:
     def find(self, path: Path) -> Path:
         """Return the submission in a run folder; any other path as it is."""
         refuse_pipe(path)
-        if not path.is_dir() or self.is_one(path):
-            return path
-        if not (path / self.name).exists():
+        found = path if not path.is_dir() or self.is_one(path) else path / self.name
+        if found != path and not found.exists():
             raise UserError(f"{path}: has no {self.name}; is --task right, is all generated?")
-        return path / self.name
+        if self.read is _read_lines:
+            refuse_other_form(found)
+        return found
 
     def index(self, path: Path) -> Rows:
         """Return the rows by id; `Rows` reads JSON lines, so other formats are first made these."""
@@ -62,6 +65,18 @@ class SubmissionFormat:
             lines.flush()
             made = Path(lines.name)
             return Rows(made, name=path, same=self.same, last_counts=self.last_counts)
+
+
+def refuse_other_form(path: Path) -> None:
+    """Name a file that is packed, or one JSON list, where a submission has a JSON object a line."""
+    if not path.is_file():
+        return
+    with open_bytes(path) as file:
+        start = file.read(FIRST_BYTES).removeprefix(BOM).lstrip()
+    if start.startswith((b"\x1f\x8b", b"PK\x03\x04")):
+        raise UserError(f"{path}: is packed (gzip or ZIP); unpack it: a submission is JSON lines")
+    if start.startswith(b"["):
+        raise UserError(f"{path}: is one JSON list; write each of its objects on a line of its own")
 
 
 def _read_lines(path: Path) -> Iterator[FileRow]:

@@ -112,6 +112,11 @@ def test_a_bad_row_of_a_side_file(folder: Path, second: dict[str, Any], complain
         side_groups(side)
 
 
+def test_a_table_of_groups_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is a table; groups are JSON lines, e\.g\. {\"id\": 7"):
+        side_groups(tmp_path / "groups.csv")
+
+
 UNKNOWN: list[Any] = [None, "", " ", "-", "nan", "NaN", "None", "null", "N/A", "<NA>", math.nan]
 
 

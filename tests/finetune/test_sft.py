@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
+from panjue.eval.runs import list_runs
 from panjue.finetune.checkpoints import disk_errors_named, newest_complete
 from panjue.finetune.settings import SftConfig, sft_settings
 from panjue.finetune.trained import open_trained
@@ -188,7 +189,9 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
     assert "without activations; the GPU has 24.00 GiB" in said
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert not (tmp_path / "run/adapter").exists()
-    assert not (tmp_path / "run/manifest.json").exists()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["rows"]
+    with pytest.raises(UserError, match="has no run folders"):
+        list_runs(tmp_path)
 
 
 @pytest.mark.parametrize(

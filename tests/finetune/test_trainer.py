@@ -20,6 +20,7 @@ from trl import SFTConfig
 from panjue.finetune.data import IGNORED, RowMaker, RowReport, cached, collate, pack
 from panjue.finetune.model import load_base, with_lora
 from panjue.finetune.trainer import EvenSampler, LengthSampler, ReplyTrainer, order_of
+from panjue.finetune.training_log import larger_limits
 from panjue.prompts.example import Example
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
@@ -140,6 +141,17 @@ def test_what_does_not_fit_is_shortened_then_refused_by_id(
     assert len(row["input_ids"]) <= 512
     assert [(key, after < before) for key, before, after in report.shortened] == [("7", True)]
     assert [line.split(":")[0] for line in report.refused] == ["8", "9"]
+    [needed] = report.too_long
+    for limit, count in ((needed - 1, 0), (needed, 1)):
+        assert len(list(replace(maker, max_tokens=limit).rows([hopeless], RowReport()))) == count
+
+
+def test_the_plan_names_the_limit_that_takes_all_and_one_that_takes_almost_all() -> None:
+    assert larger_limits([65, 640], most_left=0) == "max_tokens=640 would take all of these"
+    assert larger_limits([65, 60, 640, 630], most_left=2) == (
+        "max_tokens=640 would take all of these, max_tokens=128 all but 2"
+    )
+    assert "but" not in larger_limits([65, 640], most_left=2)
 
 
 PRIVATE = {"_get_train_sampler", "_run_epoch", "_save_checkpoint"}

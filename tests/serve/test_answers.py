@@ -465,3 +465,12 @@ def test_a_submission_of_other_answers_is_not_replaced_without_a_word(run: Path)
     assert told not in decoded(run).lines()
     (run / "submission.jsonl").write_text("{}\n", "utf-8")
     assert told in decoded(run).lines()
+
+
+def test_a_file_that_lies_alone_is_no_folder_of_answers(tmp_path: Path) -> None:
+    alone = tmp_path / "submission.jsonl"
+    with pytest.raises(UserError, match="there is no such folder"):
+        open_answers(alone)
+    alone.write_text("{}", "utf-8")
+    with pytest.raises(UserError, match="is a file alone; give the folder of answers, or its run"):
+        open_answers(alone)

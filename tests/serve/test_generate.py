@@ -368,7 +368,8 @@ def test_answers_are_not_replaced_by_those_to_another_file(
     moved.rename(tmp_path / "completions.jsonl")
     for folder, more in ((fresh / "answers/a", words), (run / "answers/test", ())):
         before = sha256(folder)
-        with pytest.raises(UserError, match="has answers made with other settings"):
+        to_others = f"has answers to another file, {cases}; .* another folder for those to {other}"
+        with pytest.raises(UserError, match=to_others):
             answer(folder.parents[1], other, *more)
         assert sha256(folder) == before
     scores = fresh / "answers/a/scores.json"
@@ -410,6 +411,17 @@ def test_a_run_resumes_with_other_versions_and_settings_of_memory_and_speed(
     assert "resuming with other versions: transformers: 5.0 -> " in printed
     assert "all 24 are answered already" in printed, "and no engine is started"
     assert read_json(path)["versions"] == record["versions"], "those of the old rows"
+
+
+@pytest.mark.parametrize("name", ["..jsonl", "...jsonl"])
+def test_a_file_whose_name_names_no_folder_is_refused(
+    name: str, run: Path, cases: Path, tmp_path: Path
+) -> None:
+    test = shutil.copy(cases, tmp_path / name)
+    before = sha256(run)
+    with pytest.raises(UserError, match=r"gives answers no name for their folder; say answers="):
+        answer(run, test, "answer=classifier")
+    assert sha256(run) == before
 
 
 def test_answers_of_other_settings_are_kept_and_another_name_is_offered(

@@ -225,7 +225,9 @@ def test_a_base_that_has_moved_is_found_where_it_is_said_to_be(
     trained: Path, workshop: Path, tmp_path: Path
 ) -> None:
     adapter = copy_with(trained, tmp_path, base="/no/where") / "adapter"
-    with pytest.raises(UserError, match="say base=FOLDER"):
+    with pytest.raises(
+        UserError, match="name it with base=FOLDER, of `merge` and `bundle` --base FOLDER"
+    ):
         served_model(read_trained(adapter), "lora")
     base = workshop / "base/model"
     assert served_model(read_trained(adapter), "lora", str(base)) == Served(base, adapter)

@@ -126,6 +126,9 @@ def test_a_path_means_the_answers_to_the_gold_file(tmp_path: Path) -> None:
     (run / "answers/c/manifest.json").unlink()
     assert find_answers(run / "answers/a", gold, sha256(gold)) == run / "answers/a"
     assert find_answers(run / "answers/a/submission.jsonl") == run / "answers/a"
+    assert find_answers(run / "answers", gold, sha256(gold)) == find_answers(
+        run, gold, sha256(gold)
+    )
     assert find_answers(tmp_path / "other.jsonl") is None
     with pytest.raises(UserError, match="has several answers; say which: "):
         find_answers(run)

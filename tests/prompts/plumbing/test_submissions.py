@@ -1,5 +1,6 @@
 """The forms of submissions: what is written is read again, and every flaw is told."""
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,18 @@ def write(form: SubmissionFormat, path: Path, rows: list[dict[str, Any]]) -> Non
     with form.writing(path) as write_row:
         for row in rows:
             write_row(row)
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [(gzip.compress(b'{"id": 1}'), "is packed"), (b' [\n{"id": 1}]', "is one JSON list")],
+)
+def test_a_submission_of_another_form_is_named(data: bytes, named: str, tmp_path: Path) -> None:
+    path = tmp_path / "submission.jsonl"
+    path.write_bytes(data)
+    for place in (path, tmp_path):
+        with pytest.raises(UserError, match=f"submission.jsonl: {named}"):
+            JSON_LINES.find(place)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
