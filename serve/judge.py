@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from panjue.finetune.classifier.opinions import by_choice, read_answer
 from panjue.finetune.trained import Trained
-from panjue.prompts.example import Example
+from panjue.prompts.example import Decoded, Example
 from panjue.prompts.gpu import check_gpu
 from panjue.prompts.model import is_demo
 from panjue.prompts.names import names_not_in
@@ -23,7 +23,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.records import Choice
 from panjue.prompts.shorten import named_by, split_sentences
-from panjue.prompts.task import load_task
+from panjue.prompts.task import Task, load_task
 from panjue.serve.ask import Budget, CompletionRow, OnText, Question, QuestionMaker, Refusal, ask
 from panjue.serve.decoding import who_answered
 from panjue.serve.engine import Engine, check_engine, running_engine
@@ -39,33 +39,48 @@ LONG = 8000
 tokenize 80,000 takes a second, in which others would wait for Python's lock."""
 
 
-class CaseRequest(BaseModel):
-    """Body of `POST /v1/judgments`."""
+class CaseFields(BaseModel):
+    """A case, with the fields that a line of a file of cases has."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     fact: str
     defendants: list[str] = Field(max_length=MAX_DEFENDANTS)  # their names, in order
+    id: int | str | None = None  # comes back with the answer
+    outcomes: Any = None  # gold, which nobody looks at; a note says so
+
+
+class CaseRequest(CaseFields):
+    """Body of `POST /v1/judgments`."""
+
     model: str = NAME  # the training that answers, if the server has several
     stream: bool = False  # as events: `start`, several `delta`, then `result` or `error`
+
+
+SomeFields = TypeVar("SomeFields", bound=CaseFields)
 
 
 class BadCase(UserError):
     """A case that cannot be asked; the message says why."""
 
 
-def case_request(fields: Mapping[str, Any]) -> CaseRequest:
-    """Check the fields of a case; raise BadCase if one is missing, unknown or wrong."""
+def checked_case(form: type[SomeFields], fields: Mapping[str, Any]) -> SomeFields:
+    """Return the fields of a case; raise BadCase if one is missing, unknown or wrong."""
     try:
-        return CaseRequest.model_validate(fields)
+        return form.model_validate(dict(fields))
     except ValidationError as error:
         problems = []
         # A misspelt field is missing, and unknown: its own name says more.
-        errors = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-        for problem in errors[:2]:
-            place = ".".join(map(str, problem["loc"]))
-            problems.append(f"{place}: {problem['msg']}")
-        raise BadCase("; ".join(problems)) from None
+        if unknown := [name for name in fields if name not in form.model_fields]:
+            known = ", ".join(form.model_fields)
+            named = ", ".join(f"{name:.40}" for name in unknown[:3])
+            problems.append(f"{named}: no such field; a case has {known}")
+        for problem in error.errors():
+            if problem["type"] != "extra_forbidden":
+                field, *within = problem["loc"]
+                numbers = [f".{part}" for part in within if isinstance(part, int)]
+                problems.append(f"{field}{''.join(numbers)}: {problem['msg']}")
+        raise BadCase("; ".join(problems[:2])) from None
 
 
 class ServedRun:
@@ -99,7 +114,7 @@ class ServedRun:
             return who_answered(self.choice)
         return "the model"
 
-    async def question(self, case: CaseRequest) -> tuple[Example, Question]:
+    async def question(self, case: CaseFields) -> tuple[Example, Question]:
         """Return a case and its question; raise BadCase if it cannot be asked.
 
         What takes long is done in threads: the text classifier looks at all cases that wait for it.
@@ -123,7 +138,12 @@ class ServedRun:
         return self.question_maker.question(example)
 
     async def answer(
-        self, engine: Engine, example: Example, question: Question, on_text: OnText | None = None
+        self,
+        engine: Engine,
+        case: CaseFields,
+        example: Example,
+        question: Question,
+        on_text: OnText | None = None,
     ) -> dict[str, Any]:
         """Return the body of `POST /v1/judgments`; raise UserError if the engine has failed.
 
@@ -132,16 +152,17 @@ class ServedRun:
         row = await ask(engine, question, next(NUMBERS), on_text=on_text)
         if "refused" in row:
             raise UserError(row["refused"])
-        return await asyncio.to_thread(self._body, example, row)
+        return await asyncio.to_thread(self._body, case, example, row)
 
-    def _body(self, example: Example, row: CompletionRow) -> dict[str, Any]:
-        """Return the answer that a reply gives, and what the text classifier thinks."""
+    def _body(self, case: CaseFields, example: Example, row: CompletionRow) -> dict[str, Any]:
+        """Return what `answer` does, from the row of the reply."""
         read = read_answer(
             self.task, self.question_maker.labels, self.question_maker.advisor, example, row
         )
         submission = self.task.data.write(example, read.answer)
-        del submission["id"]
-        body = {"defendants": list(example.names), **submission, "answer": read.answer}
+        del submission["id"]  # the task's own, of a case that may have none
+        body: dict[str, Any] = {} if case.id is None else {"id": case.id}
+        body |= {"defendants": list(example.names), **submission, "answer": read.answer}
         if self.question_maker.advisor:
             of_classifier = self.question_maker.advisor.answers
             body["answered_by"] = {
@@ -149,6 +170,7 @@ class ServedRun:
                 for name in self.task.answer.fields
             }
             body["confidence"] = read.confidence
+            body["model"] = list(said_by_model(self.task, read.decoded))
             body["classifier"] = [opinion.answer for opinion in read.opinions]
             items = self.task.answer.items_of(read.answer)
             body["probabilities"] = []
@@ -166,10 +188,21 @@ class ServedRun:
             for sentence, numbers in zip(sentences, named_by(sentences, example.names), strict=True)
         ]
         missing = names_not_in(example.text, example.names)
-        body["notes"] = [f"the facts do not name {name}" for name in missing]
+        body["notes"] = [*example.notes, *(f"the facts do not name {name}" for name in missing)]
+        if case.outcomes is not None:
+            body["notes"].append("outcomes: not looked at; the facts alone are judged")
         usage = {name: row[name] for name in ("prompt_tokens", "completion_tokens")}
         body["usage"] = {**usage, "total_tokens": sum(usage.values())}
         return body
+
+
+def said_by_model(task: Task, decoded: Decoded) -> Iterator[dict[str, Any]]:
+    """Yield the fields of each item as the reply has them; None: it does not have this field."""
+    for number, item in enumerate(task.answer.items_of(decoded.answer)):
+        yield {
+            name: None if decoded.is_fallback(number, name) else item[name]
+            for name in task.answer.fields
+        }
 
 
 def agreeing(chances: Mapping[str, float], answered: str, confidence: float) -> dict[str, float]:
@@ -211,7 +244,7 @@ class Judge:
     def many(self, cases: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the judgments of cases in their order, with many in the engine at once.
 
-        A case has the fields of `CaseRequest`. After an error no case is answered.
+        A case has the fields of `CaseFields`. After an error no case is answered.
         """
         waiting: deque[Future[dict[str, Any]]] = deque()
         try:
@@ -229,11 +262,12 @@ class Judge:
     def _submit(self, fields: Mapping[str, Any]) -> Future[dict[str, Any]]:
         if self.engine is None:
             raise UserError("the engine has stopped; call judge within the `with` block")
-        return self.portal.start_task_soon(self._answer, self.engine, case_request(fields))
+        case = checked_case(CaseFields, fields)
+        return self.portal.start_task_soon(self._answer, self.engine, case)
 
-    async def _answer(self, engine: Engine, case: CaseRequest) -> dict[str, Any]:
+    async def _answer(self, engine: Engine, case: CaseFields) -> dict[str, Any]:
         example, question = await self.run.question(case)
-        return await self.run.answer(engine, example, question)
+        return await self.run.answer(engine, case, example, question)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.serve.ask import OnText
 from panjue.serve.checks import Problem, check_key, for_vllm, read_body, reply_count
 from panjue.serve.engine import Engine, VLLMError, check_adapter, on_cpu
-from panjue.serve.judge import BadCase, ServedRun, case_request
+from panjue.serve.judge import BadCase, CaseRequest, ServedRun, checked_case
 from panjue.serve.settings import BASE, NAME, ServeConfig
 
 T = TypeVar("T")
@@ -177,13 +177,13 @@ class Panjue:
         setup = setup_of(scope)
         state = scope["app"].state
         try:
-            case = case_request(body)
+            case = checked_case(CaseRequest, body)
             run = setup.run(case.model)
             lora = state.openai_serving_models.lora_requests.get(case.model)
             engine = Engine(state.engine_client, lora)
             with self._slots(setup.config.slots):
                 example, question = await run.question(case)
-                answer = partial(run.answer, engine, example, question)
+                answer = partial(run.answer, engine, case, example, question)
                 if case.stream:
                     await while_connected(request, send_events(example.names, answer, send))
                 else:

@@ -5,6 +5,7 @@ import json
 import logging
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from panjue.prompts.tasks.judgment.read import by_hand
 from panjue.serve.ask import QuestionMaker
-from panjue.serve.judge import ServedRun, agreeing, load
+from panjue.serve.judge import CaseFields, ServedRun, agreeing, checked_case, load
 from panjue.serve.middleware import JUDGMENTS
 from panjue.serve.settings import ServeConfig
 from tests.serve.conftest import CASE, FACT, LONG_CASE
@@ -31,6 +32,7 @@ from tests.served import PanjueServe, until
 
 TASK = load_task("judgment")
 NAMES = ["张某甲", "李某乙"]
+FIELDS = ("charges", "articles", "penalty")
 
 
 def judge(http: httpx.Client, body: dict[str, Any]) -> Any:
@@ -47,15 +49,19 @@ def test_a_server_answers_as_generate_does(
     submitted = rows("submission.jsonl")
     confidence = rows("confidence.jsonl")
     cases = list(Reader(TASK).read(workshop / "demo/test.jsonl"))
-    bodies = [{"fact": case.text, "defendants": list(case.names)} for case in cases]
+    lines = [line for _, line in read_lines(workshop / "demo/test.jsonl")]  # posted as they are
     with ThreadPoolExecutor(8) as clients:
-        answers = list(clients.map(partial(judge, http), bodies))
+        answers = list(clients.map(partial(judge, http), lines))
     others = []
     assert question_maker.advisor
+    assert [online["id"] for online in answers] == [line["id"] for line in lines]
     for case, online in zip(cases, answers, strict=True):
+        decoded = TASK.ask.decode(replies[case.id]["texts"][0], case, question_maker.labels)
         assert online["usage"]["prompt_tokens"] == replies[case.id]["prompt_tokens"]
         assert online["classifier"] == [one.answer for one in question_maker.advisor.opinions(case)]
         if online["judgments"] == submitted[case.id]["judgments"]:
+            said = [{field: one[field] for field in FIELDS} for one in decoded.answer["judgments"]]
+            assert online["model"] == said
             assert online["confidence"] == confidence[case.id]["confidence"]
         else:
             others.append(case.id)
@@ -118,6 +124,9 @@ def test_labels_health_and_metrics(http: httpx.Client, server: PanjueServe) -> N
     assert "vllm:num_requests_running" in http.get("/metrics").text
 
 
+KNOWN = "fact, defendants, id, outcomes, model, stream"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -126,7 +135,10 @@ def test_labels_health_and_metrics(http: httpx.Client, server: PanjueServe) -> N
         ({"fact": 1}, "fact: Input should be a valid string"),
         ({"defendants": ...}, "defendants: Field required"),
         ({"defendants": []}, "'defendants' must list"),
-        ({"facts": FACT, "fact": ...}, "facts: Extra inputs are not permitted; fact: Field"),
+        ({"facts": FACT, "fact": ...}, f"facts: no such field; a case has {KNOWN}; fact: Field"),
+        ({"metadata": {}, "tags": 1}, f"metadata, tags: no such field; a case has {KNOWN}"),
+        ({"id": True}, "id: Input should be a valid integer"),
+        ({"defendants": ["甲", 1]}, "defendants.1: Input should be a valid string"),
         ({"defendants": [f"被告人{n}" for n in range(201)]}, "at most 200 items"),
         ({"fact": FACT[5:20] + "出行" * 20_000}, "the limit is 3072; shorten the text, or use"),
     ],
@@ -150,14 +162,17 @@ def test_python_gets_what_the_server_answers(
 ) -> None:
     handlers = logging.getLogger().handlers[:]
     method = logging.Logger.callHandlers
-    cases = [{"fact": FACT, "defendants": [f"甲{i}"]} for i in range(40)]
+    cases = [{"id": i, "fact": FACT, "defendants": [f"甲{i}"]} for i in range(40)]
 
     async def in_a_notebook() -> None:
         with load(trained, {**small, "in_flight": 4, "answer": "model"}) as judge_case:
             assert judge_case(**CASE) == judge(http, CASE)
             with pytest.raises(UserError, match="defendants: Field required"):
                 next(judge_case.many([{"fact": FACT}]))
+            with pytest.raises(UserError, match=r"stream: .* has fact, defendants, id, outcomes$"):
+                next(judge_case.many([{**CASE, "stream": False}]))
             several = list(judge_case.many(iter(cases)))
+            assert [answer["id"] for answer in several] == list(range(40))
             assert [answer["defendants"] for answer in several] == [[f"甲{i}"] for i in range(40)]
             next(judge_case.many(iter(cases)))  # which nobody reads to the end
         with pytest.raises(UserError, match="within the `with` block"):
@@ -165,6 +180,70 @@ def test_python_gets_what_the_server_answers(
 
     asyncio.run(in_a_notebook())
     assert (logging.getLogger().handlers, logging.Logger.callHandlers) == (handlers, method)
+
+
+def served(trained: Path, *of_classifier: str) -> ServedRun:
+    """Return a run of which the classifier answers these fields; no engine is started."""
+    run = ServedRun(open_trained(trained), ServeConfig.model_validate({"answer": "model"}))
+    advisor = run.question_maker.advisor
+    assert advisor
+    run.question_maker.advisor = replace(advisor, answers=of_classifier)
+    return run
+
+
+def body_of(run: ServedRun, case: dict[str, Any], reply: str, finish: str = "stop") -> Any:
+    fields = checked_case(CaseFields, case)
+    row: Any = {"texts": [reply], "finish": [finish], "dropped_sentences": 0}
+    row |= {"prompt_tokens": 1, "completion_tokens": 1}
+    return run._body(fields, by_hand(fields.fact, fields.defendants), row)
+
+
+def test_what_the_model_said_comes_beside_the_classifier_s_answer(
+    trained: Path, merged: Path
+) -> None:
+    said = [
+        {"name": name, "charges": ["盗窃罪"], "articles": ["264"], "penalty": "有期徒刑十年以上"}
+        for name in NAMES
+    ]
+    said[1]["charges"] = ["抢劫罪"]
+    run = served(trained, "charges", "penalty")
+    for one in said:
+        one["penalty"] = run.question_maker.labels.names("penalty")[0]
+    body = body_of(run, CASE, json.dumps({"judgments": said}))
+    assert body["answered_by"]["charges"] == "classifier"
+    assert body["model"] == [{field: one[field] for field in FIELDS} for one in said]
+    for answered, own, told in zip(
+        body["answer"]["judgments"], body["classifier"], body["model"], strict=True
+    ):
+        assert answered["charges"] == own["charges"]
+        assert answered["articles"] == told["articles"]
+        assert answered["penalty"] == own["penalty"]
+
+
+@pytest.mark.parametrize("reply", ["", '{"judgments": [{"name": "张某甲", "charges": ["盗窃罪"'])
+def test_what_the_reply_does_not_have_the_model_did_not_say(
+    trained: Path, merged: Path, reply: str
+) -> None:
+    body = body_of(served(trained), CASE, reply, "length")
+    assert body["model"][1] == dict.fromkeys(FIELDS)
+    assert body["model"][0]["penalty"] is None
+    assert body["answer"]["judgments"][0]["penalty"] == body["classifier"][0]["penalty"]
+
+
+@pytest.mark.parametrize("key", [0, 7, "2024-刑初-1"])
+def test_a_line_of_a_file_gets_its_id_and_gold_is_not_looked_at(
+    trained: Path, merged: Path, key: int | str
+) -> None:
+    run = served(trained)
+    body = body_of(run, {**CASE, "id": key}, "")
+    assert (next(iter(body)), body["id"], body["notes"]) == ("id", key, [])
+    gold = [{"name": "王五", "charges": 1}]
+    body = body_of(run, {**CASE, "id": key, "outcomes": gold}, "")
+    assert body["notes"] == ["outcomes: not looked at; the facts alone are judged"]
+    assert "id" not in body_of(run, CASE, "")
+    twice = body_of(run, {**CASE, "defendants": ["张某甲", "张某甲"]}, "")
+    [note] = twice["notes"]
+    assert "2 defendants are called '张某甲'" in note
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.floats(0, 1), min_size=1), st.floats(0, 1))
