@@ -1,4 +1,5 @@
 // The page: sends a case and shows its judgments. Text of a case becomes text nodes, never markup.
+import { defendantsIn } from "./defendants.js";
 
 // An article's id as people read it: 第二百八十七条之二, 第三百五十八条第一款.
 function articleName(id) {
@@ -21,18 +22,19 @@ const TEXTS = {
     example: "示例案件",
     fact: "案件事实", factHint: "把案件事实粘贴到这里。",
     defendants: "被告人", defendantsHint: "每名被告人一项，姓名与事实中的写法一致。",
+    proposed: "姓名取自事实中“被告人”之后的文字。请核对：补上遗漏的，移除不属于本案的。",
     add: "添加被告人", remove: "移除", name: "姓名",
     key: "密钥", go: "预测", stop: "停止", result: "预测结果", highlight: "提到各被告人的句子", raw: "模型原始输出",
     charges: "罪名", articles: "法条", penalty: "刑罚",
     asking: "正在生成……", stopped: "已停止。",
     done: (n, s, t) => `${n} 名被告人，${s} 秒，${t} 个输出 token。`,
-    field: "字段", answer: "答案", model: "模型", classifier: "文本分类器", differs: "≠ 与模型不一致",
+    field: "字段", answer: "答案", notTaken: "未采用的答案", model: "模型", classifier: "文本分类器", differs: "≠ 不一致", unsaid: "模型未答",
     chance: (p) => `置信度 ${p}`, chances: "各刑罚档次的概率",
     confidence: "置信度是该项回答完全正确的概率，由文本分类器估计；模型回答过验证集的，按其中的对错校准。",
     odd: "请核对：训练数据中，该法条从未与所列罪名同时适用。",
     repaired: (r) => `输出经过 ${r} 处修复。`, dropped: (d) => `案情过长，略去 ${d} 句。`,
     unnamed: (names) => `请核对：事实中没有提到${names}。`,
-    empty: "请先填写案件事实。", noNames: "请添加被告人的姓名。", noKey: "需要密钥。", badKey: "密钥只能含英文字母、数字和半角符号。",
+    empty: "请先填写案件事实。", noNames: "请添加被告人的姓名。", checkNames: "被告人是根据事实填入的，请核对后再点“预测”。", noKey: "需要密钥。", badKey: "密钥只能含英文字母、数字和半角符号。",
     offline: "连不上服务，请确认它仍在运行。",
     other: "English",
   },
@@ -42,18 +44,19 @@ const TEXTS = {
     example: "Example case",
     fact: "Facts of the case", factHint: "Paste the facts here.",
     defendants: "Defendants", defendantsHint: "One name each, written as in the facts.",
+    proposed: "These names come after 被告人 in the facts. Check them: add who is missing, remove who is not tried here.",
     add: "Add one", remove: "Remove", name: "Name",
     key: "Key", go: "Guess", stop: "Stop", result: "Result", highlight: "Sentences that name each defendant", raw: "Reply of the model",
     charges: "Charges", articles: "Articles", penalty: "Penalty",
     asking: "Writing …", stopped: "Stopped.",
     done: (n, s, t) => `${n} defendants, ${s} s, ${t} output tokens.`,
-    field: "Field", answer: "Answer", model: "Model", classifier: "Text classifier", differs: "≠ differs from the model",
+    field: "Field", answer: "Answer", notTaken: "Not taken", model: "Model", classifier: "Text classifier", differs: "≠ differs", unsaid: "not in the reply",
     chance: (p) => `confidence ${p}`, chances: "Penalties: probabilities",
     confidence: "Confidence is the probability that exactly this answer is right: the text classifier's, calibrated by how often the model was right on held-out cases, if it answered any.",
     odd: "Check this: no training case has this article with these charges.",
     repaired: (r) => `${r} repairs were made to the reply.`, dropped: (d) => `The case is too long: ${d} sentences were left out.`,
     unnamed: (names) => `Check this: the facts do not name ${names}.`,
-    empty: "Please enter the facts first.", noNames: "Please add the names of the defendants.", noKey: "A key is needed.", badKey: "A key has Latin letters, digits and ASCII signs only.",
+    empty: "Please enter the facts first.", noNames: "Please add the names of the defendants.", checkNames: "The defendants were filled in from the facts. Please check them, then press Guess.", noKey: "A key is needed.", badKey: "A key has Latin letters, digits and ASCII signs only.",
     offline: "The server does not answer; is it still running?",
     other: "中文",
   },
@@ -65,6 +68,7 @@ let texts = TEXTS[navigator.language.startsWith("zh") ? "zh" : "en"];
 let running = null; // AbortController of the current request
 let labels = null; // the answer of v1/labels, fetched once
 let lastResult = null; // displayed again when the language changes
+let proposed = ""; // the names that came from the facts
 
 function element(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -89,6 +93,18 @@ const names = () => [...$("names").querySelectorAll("input")].map((input) => inp
 
 function setNames(list) {
   $("names").replaceChildren(...list.map(chip));
+}
+
+// Fills in the defendants whom the facts name, unless the user has named any; says whether it did.
+function propose() {
+  const own = names().join();
+  $("proposed").hidden = true;
+  if (own && own !== proposed) return false;
+  const found = defendantsIn($("fact").value);
+  proposed = found.join();
+  setNames(found);
+  $("proposed").hidden = !found.length;
+  return found.length > 0;
 }
 
 function chip(name, i) {
@@ -159,6 +175,7 @@ async function fillExample() {
     const sample = await (await fetch("sample.json")).json();
     $("fact").value = sample.fact;
     setNames(sample.defendants);
+    $("proposed").hidden = true;
   } catch {
     showProblem(texts.offline);
     return;
@@ -174,9 +191,15 @@ async function ask(event) {
   showProblem("");
   const fact = $("fact").value;
   const defendants = names();
-  if (!fact.trim() || !defendants.length) {
-    showProblem(fact.trim() ? texts.noNames : texts.empty);
-    $(fact.trim() ? "add" : "fact").focus();
+  if (!fact.trim()) {
+    showProblem(texts.empty);
+    $("fact").focus();
+    return;
+  }
+  if (!defendants.length) {
+    const isProposed = propose();
+    showProblem(isProposed ? texts.checkNames : texts.noNames);
+    (isProposed ? $("names").querySelector("input") : $("add")).focus();
     return;
   }
   const start = performance.now();
@@ -234,32 +257,41 @@ function show(result) {
 }
 
 function card(judgment, i, result) {
-  const own = result.classifier?.[i]; // the classifier's answer
-  const answerers = new Set(Object.values(result.answered_by ?? {}));
-  const [one] = answerers;
-  const head = answerers.size > 1 ? texts.answer : texts[one];
-  const heads = [texts.field, head, texts.classifier].map((text) => element("th", { scope: "col" }, text));
-  const by = (name) => (answerers.size > 1 ? texts[result.answered_by[name]] : "");
-  const fields = ["charges", "articles", "penalty"].map((name) => field(name, judgment, own, result.confidence?.[i][name], by(name)));
   const node = element(
     "article",
     { tabindex: "0", onmouseenter: () => pick(i), onfocus: () => pick(i), onmouseleave: () => pick(-1), onblur: () => pick(-1) },
     element("h3", {}, judgment.name),
-    element("table", {}, ...(own ? [element("tr", {}, ...heads)] : []), ...fields),
+    element("table", {}, ...heads(result), ...["charges", "articles", "penalty"].map((name) => field(name, i, result))),
     ...bars(result.probabilities?.[i]?.penalty),
   );
   node.style.setProperty("--hue", hue(i));
   return node;
 }
 
-// `by` says who answered, where that is not the same for all fields.
-function field(name, judgment, own, confidence, by) {
+const OTHER = { model: "classifier", classifier: "model" };
+const isMixed = ({ answered_by }) => new Set(Object.values(answered_by)).size > 1;
+
+// The answers of the one who answered, and beside them what the other one said.
+function heads(result) {
+  if (!result.classifier) return [];
+  const [by] = Object.values(result.answered_by);
+  const columns = isMixed(result) ? [texts.answer, texts.notTaken] : [texts[by], texts[OTHER[by]]];
+  return [element("tr", {}, ...[texts.field, ...columns].map((text) => element("th", { scope: "col" }, text)))];
+}
+
+function field(name, i, result) {
+  const judgment = result.answer.judgments[i];
   const head = element("th", { scope: "row" }, texts[name]);
   const answer = element("td", {}, ...values(name, judgment));
-  if (!own) return element("tr", {}, head, answer);
-  answer.append(element("small", {}, [texts.chance(percent(confidence)), by].filter(Boolean).join(" · ")));
-  const opinion = element("td", {}, ...values(name, own));
-  if (asText(own[name]) !== asText(judgment[name])) opinion.append(element("small", { class: "differs" }, texts.differs));
+  if (!result.classifier) return element("tr", {}, head, answer);
+  const by = result.answered_by[name];
+  const who = (one) => (isMixed(result) ? [texts[one]] : []); // where it is not the same for all fields
+  answer.append(element("small", {}, [texts.chance(percent(result.confidence[i][name])), ...who(by)].join(" · ")));
+  const other = result[OTHER[by]][i];
+  const opinion = element("td", {}, ...(other[name] === null ? [element("p", {}, texts.unsaid)] : values(name, other)));
+  opinion.append(...who(OTHER[by]).map((text) => element("small", {}, text)));
+  const isDifferent = other[name] !== null && asText(other[name]) !== asText(judgment[name]);
+  if (isDifferent) opinion.append(element("small", { class: "differs" }, texts.differs));
   return element("tr", {}, head, answer, opinion);
 }
 
@@ -272,7 +304,7 @@ function values(name, judgment) {
 
 // An article that no training case has with any of these charges is one to check.
 function article(id, charges) {
-  const isOdd = charges.length && charges.every((charge) => labels?.pairs[charge] && !(id in labels.pairs[charge]));
+  const isOdd = charges?.length && charges.every((charge) => labels?.pairs[charge] && !(id in labels.pairs[charge]));
   return element("p", {}, articleName(id), ...(isOdd ? [element("small", {}, texts.odd)] : []));
 }
 
@@ -318,8 +350,14 @@ $("add").addEventListener("click", () => {
   $("names").append(node);
   node.querySelector("input").focus();
 });
-$("fact").addEventListener("input", forgetResult);
-$("names").addEventListener("input", forgetResult);
+$("fact").addEventListener("input", ({ inputType }) => {
+  forgetResult();
+  if (inputType === "insertFromPaste" || inputType === "insertFromDrop") propose();
+});
+$("names").addEventListener("input", () => {
+  forgetResult();
+  $("proposed").hidden = true;
+});
 $("fact").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("ask").requestSubmit();
 });

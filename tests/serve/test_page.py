@@ -3,10 +3,12 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from panjue.prompts.plumbing.files import read_lines
 from panjue.prompts.tasks.judgment.articles import article_name
 from panjue.serve.middleware import PAGE
 from tests import browser as in_tests
@@ -74,7 +76,8 @@ def change_results(page: Any, change: Callable[[dict[str, Any]], None]) -> None:
 
 def test_articles_are_written_as_elsewhere(page: Any) -> None:
     articles = ["264", "358-1", "287.2", "133.1-1", "10", "110", "104", "20-3", "民法典5"]
-    functions = (PAGE / "page.js").read_text("utf-8").partition("const TEXTS")[0]
+    script = (PAGE / "page.js").read_text("utf-8")
+    functions = script[script.index("function articleName") : script.index("const TEXTS")]
     shown = page.evaluate(f"all => {{ {functions}\nreturn all.map(articleName); }}", articles)
     assert shown == [article_name(article) for article in articles]
 
@@ -149,37 +152,173 @@ def test_the_classifier_s_answer_is_beside_the_model_s(page: Any) -> None:
     assert "抢劫罪" in charges
     assert "≠" not in charges, "the order of a set does not matter"
     articles = rows.nth(2).locator("td").nth(1).inner_text()
-    assert articles.endswith("≠ 与模型不一致")
+    assert articles.endswith("≠ 不一致")
     assert "第二百六十三条" in articles
     assert rows.nth(3).locator("td").nth(1).inner_text() == "拘役"
     in_tests.take_pictures(page, "page-differs-zh")
     page.click("#language")
-    assert "≠ differs from the model" in rows.nth(2).inner_text()
+    assert "≠ differs" in rows.nth(2).inner_text()
     in_tests.take_pictures(page, "page-differs-en")
 
 
+def by_field(charges: str, penalty: str) -> Callable[[dict[str, Any]], None]:
+    """Return a change after which these two answered, and said different things of all fields."""
+    said = {
+        "model": {"charges": ["盗窃罪"], "articles": ["264"], "penalty": "拘役"},
+        "classifier": {"charges": ["抢劫罪"], "articles": ["263"], "penalty": "无期徒刑"},
+    }
+    answered_by = {"charges": charges, "articles": charges, "penalty": penalty}
+
+    def change(result: dict[str, Any]) -> None:
+        for judgment in result["answer"]["judgments"]:
+            judgment.update({name: said[who][name] for name, who in answered_by.items()})
+        people = len(result["defendants"])
+        result.update({who: [said[who]] * people for who in said}, answered_by=answered_by)
+
+    return change
+
+
+MIXED = ["答案", "未采用的答案"]
+
+
 @pytest.mark.parametrize(
-    ("by", "head", "said"),
+    ("by", "heads", "who"),
     [
-        (("model", "model"), "模型", ["", ""]),
-        (("classifier", "classifier"), "文本分类器", ["", ""]),
-        (("model", "classifier"), "答案", [" · 模型", " · 文本分类器"]),
+        (("model", "model"), ["模型", "文本分类器"], []),
+        (("classifier", "classifier"), ["文本分类器", "模型"], []),
+        (("model", "classifier"), MIXED, [("模型", "文本分类器"), ("文本分类器", "模型")]),
+        (("classifier", "model"), MIXED, [("文本分类器", "模型"), ("模型", "文本分类器")]),
     ],
 )
-def test_the_column_of_answers_is_named_by_who_answered(
-    page: Any, by: tuple[str, str], head: str, said: list[str]
+def test_who_answered_a_field_and_what_the_other_one_said(
+    page: Any, by: tuple[str, str], heads: list[str], who: list[tuple[str, str]]
 ) -> None:
+    change_results(page, by_field(*by))
+    ask(page)
+    rows = page.locator("article >> nth=0 >> tr")
+    assert rows.nth(0).locator("th").all_inner_texts() == ["字段", *heads]
+    said = {"model": ("盗窃罪", "拘役"), "classifier": ("抢劫罪", "无期徒刑")}
+    for row, number in ((1, 0), (3, 1)):
+        taken, other = rows.nth(row).locator("td").all_inner_texts()
+        answerer = by[number]
+        [left_out] = said.keys() - {answerer}
+        assert said[answerer][number] in taken
+        assert said[left_out][number] in other
+        assert other.endswith("≠ 不一致")
+        named = who[number] if who else ("", "")
+        assert re.sub("置信度 [<>]? ?\\d+%", "", taken).endswith(f" · {named[0]}" if who else "")
+        assert (named[1] in other) == (named[1] != "") or not who
+    if who:
+        in_tests.take_pictures(page, f"serve-{by[0]}-{by[1]}-zh")
+        page.click("#language")
+        heads_now = rows.nth(0).locator("th").all_inner_texts()
+        assert heads_now == ["Field", "Answer", "Not taken"]
+        in_tests.take_pictures(page, f"serve-{by[0]}-{by[1]}-en")
+
+
+def test_what_the_reply_does_not_have_is_said(page: Any) -> None:
     def change(result: dict[str, Any]) -> None:
-        result["answered_by"] = {"charges": by[0], "articles": by[0], "penalty": by[1]}
+        by_field("classifier", "classifier")(result)
+        result["model"] = [dict.fromkeys(("charges", "articles", "penalty"))] * 2
 
     change_results(page, change)
     ask(page)
-    rows = page.locator("article >> nth=0 >> tr")
-    assert rows.nth(0).locator("th").all_inner_texts() == ["字段", head, "文本分类器"]
-    for row, who in zip((1, 3), said, strict=True):
-        small = rows.nth(row).locator("td").nth(0).locator("small").last.inner_text()
-        assert small.startswith("置信度 ")
-        assert re.sub("置信度 [<>]? ?\\d+%", "", small) == who
+    cells = page.locator("article >> nth=0 >> tr >> td:nth-child(3)").all_inner_texts()
+    assert cells == ["模型未答"] * 3, "and nothing differs"
+    page.click("#language")
+    assert page.inner_text("article >> nth=0 >> tr >> td >> nth=1") == "not in the reply"
+
+
+def paste(page: Any, text: str) -> None:
+    """Paste a text in place of the facts, as a user does."""
+    page.fill("#fact", text)
+    page.focus("#fact")
+    for key in ("Control+a", "Control+x", "Control+v"):
+        page.keyboard.press(key)
+
+
+def names(page: Any) -> list[str]:
+    return [str(field.input_value()) for field in page.locator("#names input").all()]
+
+
+def test_whom_the_facts_call_defendants_is_proposed(page: Any) -> None:
+    assert page.is_hidden("#proposed")
+    paste(page, FACT)
+    assert names(page) == ["张某甲", "李某乙"]
+    assert "请核对" in page.inner_text("#proposed")
+    assert page.is_hidden("#result"), "nothing is asked before the user has seen them"
+    in_tests.take_pictures(page, "serve-proposed-zh")
+    page.click("#language")
+    assert "Check them" in page.inner_text("#proposed")
+    in_tests.take_pictures(page, "serve-proposed-en")
+    paste(page, FACT.replace("张某甲", "赵某丁"))
+    assert names(page) == ["赵某丁", "李某乙"], "nobody has touched them"
+    page.fill("#names input >> nth=1", "李某")
+    paste(page, FACT)
+    assert names(page) == ["赵某丁", "李某"], "what the user wrote stays"
+    assert page.is_hidden("#proposed")
+
+
+def test_without_names_the_button_proposes_some_and_asks_nothing(page: Any) -> None:
+    page.fill("#fact", FACT)  # typed
+    assert names(page) == []
+    page.click("#go")
+    assert page.inner_text("#problem") == "被告人是根据事实填入的，请核对后再点“预测”。"
+    assert names(page) == ["张某甲", "李某乙"]
+    assert page.is_hidden("#result")
+    ask(page)
+    assert page.locator("article h3").all_inner_texts() == ["张某甲", "李某乙"]
+
+
+PROPOSED = {
+    "被告人张某甲伙同被告人李某乙盗窃。": ["张某甲", "李某乙"],
+    "被告人王某、赵某（另案处理）到场。": ["王某"],
+    "被告人王某、孙某、赵某（二人另案处理）到场。": ["王某"],
+    "被告人王某、孙某、赵某(均在逃)到场。": ["王某"],
+    "被告人王某（绰号“三哥”）、赵某（已判刑）、钱某到场。": ["王某", "钱某"],
+    "被告人徐某A、张某1、李×、陈XX、王某某在场。": ["徐某A", "张某1", "李×", "陈XX", "王某某"],
+    "被告人张某1与被告人张某12共谋，李某2于2019年": ["张某1", "张某12"],
+    "被告人李某2日到场": ["李某"],
+    "被告人欧阳某某、买买提·某某抢劫，被告人艾力•买买提盗窃。": [
+        *("欧阳某某", "买买提·某某", "艾力·买买提"),
+    ],
+    "被告人王建国伙同李刚，于2020年3月盗窃。": ["王建国"],
+    "被告人欧阳锋、司马相如、于建国在家。": ["欧阳锋", "司马相如", "于建国"],
+    "被告人刘军通过微信联系买家，刘军通过他人付款。": ["刘军"],
+    "被告人张某军在家，张某军与张某的钱，被告人张某通过他人。": ["张某军", "张某"],
+    "被告人 张 某 甲、\n李某乙盗窃。": ["张某甲", "李某乙"],
+    "上诉人（原审被告人）张三（男，1980年生），被告人：李四。": ["张三", "李四"],
+    "被告人甲、乙、丙共同盗窃，被告人丙醚": ["甲", "乙", "丙"],
+    "被告人王某１、王某２共谋。": ["王某1", "王某2"],
+    "被告人张某与王某因琐事发生口角，王某受伤。": ["张某"],
+    "被告人及其辩护人辩称，被告人的行为于2016年，被告人于当日归案，被告人方赔偿。": [],
+    "被告人在某酒店，被告人将某公司，被告人系初犯，被告人": [],
+    "": [],
+}
+
+
+@pytest.mark.parametrize("fact", PROPOSED)
+def test_names_after_the_word_for_defendant(page: Any, fact: str) -> None:
+    found = "fact => import('/defendants.js').then(({ defendantsIn }) => defendantsIn(fact))"
+    assert page.evaluate(found, fact) == PROPOSED[fact]
+
+
+def test_in_real_cases_the_names_are_found_and_few_others(page: Any, real_data: Path) -> None:
+    cases = [line for _, line in read_lines(real_data / "drdz/dev.jsonl")]
+    found = "facts => import('/defendants.js').then(({ defendantsIn }) => facts.map(defendantsIn))"
+    proposed = page.evaluate(found, [case["fact"] for case in cases])
+    called = called_found = total = right = equal = 0
+    for case, some in zip(cases, proposed, strict=True):
+        defendants = set(case["defendants"])
+        named = {name for name in defendants if f"被告人{name}" in case["fact"]}
+        called += len(named)
+        called_found += len(named.intersection(some))
+        total += len(some)
+        right += len(defendants.intersection(some))
+        equal += defendants == set(some)
+    assert called_found / called > 0.99
+    assert right / total > 0.97
+    assert equal / len(cases) > 0.87
 
 
 def test_the_line_under_a_sentence_has_its_colors_in_turn(page: Any) -> None:
@@ -194,7 +333,7 @@ def test_the_line_under_a_sentence_has_its_colors_in_turn(page: Any) -> None:
 
 def test_without_a_classifier_nothing_is_said_of_one(page: Any) -> None:
     def change(result: dict[str, Any]) -> None:
-        for key in ("classifier", "confidence", "probabilities"):
+        for key in ("classifier", "confidence", "probabilities", "model", "answered_by"):
             del result[key]
 
     change_results(page, change)
@@ -223,7 +362,7 @@ def test_an_article_that_training_never_had_with_the_charges_is_doubted(page: An
 def test_empty_facts_and_a_wrong_key_are_said_to_be_wrong(page: Any) -> None:
     page.click("#go")
     assert page.inner_text("#problem") == "请先填写案件事实。"
-    page.fill("#fact", FACT)
+    page.fill("#fact", FACT.replace("被告人", ""))
     page.click("#go")
     assert page.inner_text("#problem") == "请添加被告人的姓名。"
     add(page, "张某甲")
