@@ -110,6 +110,8 @@ def for_vllm(body: dict[str, Any], tokenizer: Any, *, seeds: bool) -> bytes:
     greedy = body.get("temperature") == 0  # the default is 1
     if not seeds and body.get("seed") is not None and not greedy:
         raise Problem(400, "seed: it kills vLLM on a CPU; leave it out or set temperature 0")
+    if body.get("tools") == []:  # vLLM refuses it, and some clients always send it
+        body = {name: value for name, value in body.items() if name != "tools"}
     texts = {name: neutralized(tokenizer, body[name]) for name in PROMPT_FIELDS if name in body}
     return json.dumps({**body, **texts}, ensure_ascii=False).encode()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.staticfiles import StaticFiles
@@ -32,14 +33,17 @@ GENERATE = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """Routes that vLLM answers itself."""
 
 JUDGMENTS = "/v1/judgments"
+READ = ("GET", "HEAD")
 HEALTH = ("/health", "/readyz")  # routes for monitoring; they need no key
+
+MODELS = "/v1/models"
+MODEL = f"{MODELS}/NAME"  # stands for each name
 
 METHODS = {
     **dict.fromkeys((*GENERATE, JUDGMENTS), ("POST",)),
-    **dict.fromkeys(("/v1/models", "/v1/labels", "/metrics", *HEALTH), ("GET",)),
-    **dict.fromkeys(PAGE_PATHS, ("GET", "HEAD")),
+    **dict.fromkeys((MODELS, MODEL, "/v1/labels", "/metrics", *HEALTH, *PAGE_PATHS), READ),
 }
-"""Path -> methods. All other routes of vLLM are blocked."""
+"""Route -> methods. All other routes of vLLM are blocked."""
 
 SECURITY = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; form-action 'none'",
@@ -93,14 +97,20 @@ class Panjue:
         if scope["type"] == "lifespan":
             await self._start_and_stop(scope, receive, send)
         elif scope["type"] == "http":
-            send = with_headers(send)
-            try:
-                await self._answer(scope, receive, send)
-            except Problem as problem:
-                response = JSONResponse(problem.body, problem.status, problem.headers)
-                await response(scope, receive, send)
-            except ClientDisconnect:
-                pass
+            app: ASGIApp = self._respond
+            if origins := setup_of(scope).config.origins:  # it answers their OPTIONS itself
+                app = CORSMiddleware(app, origins, ("GET", "POST"), allow_headers=("*",))
+            await app(scope, receive, with_headers(send))
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, if only by saying what is wrong with it."""
+        try:
+            await self._answer(scope, receive, send)
+        except Problem as problem:
+            response = JSONResponse(problem.body, problem.status, problem.headers)
+            await response(scope, receive, send)
+        except ClientDisconnect:
+            pass
 
     async def _start_and_stop(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the adapters, then let vLLM's app start, and stop when the server does."""
@@ -119,11 +129,14 @@ class Panjue:
         """Check route, method and key of a request; answer it, or let vLLM do so."""
         path = scope["path"]
         method = scope["method"]
-        if path not in METHODS:
+        route = MODEL if path.removeprefix(f"{MODELS}/") not in (path, "") else path
+        if route not in METHODS:
             raise Problem(404, f"{path}: there is no such route")
-        if method not in METHODS[path]:
-            allowed = ", ".join(METHODS[path])
+        if method not in METHODS[route]:
+            allowed = ", ".join(METHODS[route])
             raise Problem(405, f"{method} {path}: only {allowed}", Allow=allowed)
+        if method == "HEAD":  # vLLM has no route for it; uvicorn sends no body
+            scope = {**scope, "method": "GET"}
         if path in PAGE_PATHS:
             await self._page(scope, receive, send)
             return
@@ -134,8 +147,8 @@ class Panjue:
             await self._judge(scope, receive, send)
         elif path in GENERATE:
             await self._generate(scope, receive, send)
-        elif path in OWN_ROUTES:
-            body = await OWN_ROUTES[path](scope)
+        elif route in OWN_ROUTES:
+            body = await OWN_ROUTES[route](scope)
             await JSONResponse(body)(scope, receive, send)
         else:
             await self.app(scope, receive, send)
@@ -213,6 +226,15 @@ async def models(scope: Scope) -> dict[str, Any]:
     return body
 
 
+async def model(scope: Scope) -> dict[str, Any]:
+    """Return one of vLLM's models, or status 404."""
+    name = scope["path"].removeprefix(f"{MODELS}/")
+    setup_of(scope).run(name)
+    cards = (await models(scope))["data"]
+    card: dict[str, Any] = next(card for card in cards if card["id"] == name)
+    return card
+
+
 async def labels(scope: Scope) -> dict[str, Any]:
     """Return the labels of training with their counts, also in pairs, and what answers."""
     run = setup_of(scope).run(Request(scope).query_params.get("model", NAME))
@@ -221,8 +243,8 @@ async def labels(scope: Scope) -> dict[str, Any]:
     return {"task": run.task_name, **counts, "demo": run.demo}
 
 
-OWN_ROUTES = {"/v1/models": models, "/v1/labels": labels, "/readyz": ready}
-"""Path -> function that returns the body of the response."""
+OWN_ROUTES = {MODELS: models, MODEL: model, "/v1/labels": labels, "/readyz": ready}
+"""Route -> function that returns the body of the response."""
 
 
 async def send_events(defendants: Sequence[str], answer: AnswerCase, send: Send) -> None:

@@ -1,13 +1,14 @@
 """Settings of generation and of the server, and what is checked before vLLM is imported."""
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from panjue.finetune.trained import Trained, open_trained, refuse_other_choice, refuse_untrained
 from panjue.prompts.fingerprint import base_change
@@ -24,6 +25,7 @@ AnswerSetting = Literal["auto", "model", "classifier"]
 NAME = "panjue"  # model name for clients
 BASE = "base"  # vLLM's name for the base model under an adapter; clients cannot use it
 SERVER_KEY = "PANJUE_API_KEY"  # environment variable with the key that clients must send
+ORIGIN = re.compile(r"https?://[^\s/?#@*]+")  # as browsers send it: no path, no slash at the end
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # hosts that only this machine reaches
 
 ENVIRONMENT = {
@@ -187,6 +189,22 @@ class ServeConfig(EngineConfig):
     """Address to listen on. If other machines reach it, PANJUE_API_KEY must be set."""
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 picks a free one."""
+    origins: list[str] = Field(default_factory=list)
+    """Origins whose pages may ask from a browser, as origins=[https://tools.example:8443]; none by
+    default. Our own page needs none."""
+
+    @field_validator("origins", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, origins: Any) -> Any:
+        return [origins] if isinstance(origins, str) else origins
+
+    @field_validator("origins")
+    @classmethod
+    def _are_origins(cls, origins: list[str]) -> list[str]:
+        for origin in origins:
+            if not ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is no origin; write it as https://tools.example:8443")
+        return origins
 
 
 NOT_CHOSEN_BY = (*("answers", "answer", "columns", "limit", "ray", "replicas", "endpoint", "task"),)

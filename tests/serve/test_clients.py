@@ -29,7 +29,8 @@ FORMAT: Any = {
 def test_openais_client(server: Any) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY)
     assert [model.id for model in client.models.list()] == ["panjue"]
-    asked: Any = {"model": "panjue", "messages": SAY, "temperature": 0}
+    assert client.models.retrieve("panjue").id == "panjue"
+    asked: Any = {"model": "panjue", "messages": SAY, "temperature": 0, "tools": []}
     whole = client.chat.completions.create(**asked, max_completion_tokens=8)
     pieces = client.chat.completions.create(**asked, max_tokens=8, stream=True)
     text = "".join(piece.choices[0].delta.content or "" for piece in pieces)

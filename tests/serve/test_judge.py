@@ -120,7 +120,9 @@ def test_labels_health_and_metrics(http: httpx.Client, server: PanjueServe) -> N
     assert labels["demo"] is True
     assert http.get("/v1/labels?model=other").status_code == 404
     for path in ("/health", "/readyz", "/"):  # no key needed
-        assert httpx.get(server.url + path, timeout=60).status_code == 200
+        whole = httpx.get(server.url + path, timeout=60)
+        head = httpx.head(server.url + path, timeout=60)
+        assert (whole.status_code, head.status_code, head.content) == (200, 200, b"")
     assert "vllm:num_requests_running" in http.get("/metrics").text
 
 

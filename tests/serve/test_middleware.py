@@ -5,6 +5,7 @@ import json
 import socket
 from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from tokenizers import AddedToken
 
+from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import BOM
 from panjue.serve import checks, middleware
@@ -103,7 +105,7 @@ def test_no_key_or_a_wrong_one(path: str, given: str | None) -> None:
     assert "Authorization: Bearer" in complaint(answer)
 
 
-HIDDEN = """/docs /openapi.json /v1/responses/resp_1 /v1/models/panjue /v1//models /v1/models/
+HIDDEN = """/docs /openapi.json /v1/responses/resp_1 /v1//models /v1/models/
 /../server.py /%2e%2e/server.py /..%2fserver.py /tokenize /pooling /server_info /v1/embeddings
 /v1/load_lora_adapter /v1/audio/transcriptions /inference/v1/generate /invocations /version"""
 
@@ -120,6 +122,107 @@ def test_another_method_is_told_which_is_allowed(http: httpx.Client, method: str
     answer = http.request(method, JUDGMENTS)
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
     assert http.post("/").headers["allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize("path", ["/health", "/readyz", "/metrics", "/v1/models", "/v1/labels"])
+def test_what_can_be_read_can_be_looked_at(path: str) -> None:
+    """HEAD, as `wget --spider` sends it, is GET without the body, which uvicorn leaves out."""
+    asked = []
+
+    async def vllm(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["method"])
+        await JSONResponse({})(scope, receive, send)
+
+    async def no_models() -> Any:
+        return SimpleNamespace(model_dump=lambda: {"data": []})
+
+    around = Around(vllm)
+    around.state.openai_serving_models.show_available_models = no_models
+    labels = SimpleNamespace(counts={}, most={}, pairs={})
+    around.run.question_maker.labels = labels
+    vars(around.run).update(task_name="judgment", demo=True)
+    assert asyncio.run(around.send("HEAD", path)).status_code == 200
+    assert asked in ([], ["GET"])
+
+
+def test_a_model_is_told_by_its_name(around: Around) -> None:
+    async def models() -> Any:
+        cards = [{"id": name, "root": "/srv/secret", "parent": "base"} for name in MODELS]
+        return SimpleNamespace(model_dump=lambda: {"object": "list", "data": cards})
+
+    around.state.openai_serving_models.show_available_models = models
+    setup = around.state.args.panjue
+    runs = {"panjue": around.run, "team/other": around.run}
+    around.state.args.panjue = replace(setup, runs=runs)
+    for name in runs:
+        answer = asyncio.run(around.send("GET", f"/v1/models/{name}"))
+        assert answer.json() == {"id": name, "root": name, "parent": None}
+    for name in ("base", "gpt-4"):
+        answer = asyncio.run(around.send("GET", f"/v1/models/{name}"))
+        assert answer.status_code == 404
+        assert complaint(answer) == f"model: there is no {name!r} here, only 'panjue', 'team/other'"
+    posted = around.post("/v1/models/panjue", {})
+    assert (posted.status_code, posted.headers["allow"]) == (405, "GET, HEAD")
+    keyed = asyncio.run(Around(key=KEY).send("GET", "/v1/models/panjue"))
+    assert keyed.status_code == 401
+
+
+MODELS = ("base", "panjue", "team/other")
+
+
+def test_an_empty_list_of_tools_is_none(around: Around) -> None:
+    """As some clients send; vLLM refuses it."""
+    for path in GENERATE:
+        assert around.post(path, {"messages": SAY, "tools": []}).json() == {"messages": SAY}
+    assert around.post(CHAT, {"tools": None}).json() == {"tools": None}
+
+
+ORIGIN = "https://tools.example:8443"
+PREFLIGHT = {
+    "Origin": ORIGIN,
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
+}
+
+
+def test_pages_of_the_origins_that_are_named_may_ask() -> None:
+    around = Around(key=KEY, origins=["http://localhost:3000", ORIGIN])
+    for path in (JUDGMENTS, CHAT):
+        asked = asyncio.run(around.send("OPTIONS", path, headers=PREFLIGHT))
+        assert asked.status_code == 200, "a browser sends no key with it"
+        assert asked.headers["access-control-allow-origin"] == ORIGIN
+        assert "POST" in asked.headers["access-control-allow-methods"]
+        assert "authorization" in asked.headers["access-control-allow-headers"].lower()
+    right = {"Origin": ORIGIN, "Authorization": f"Bearer {KEY}"}
+    for headers, status in ((right, 200), ({"Origin": ORIGIN}, 401)):
+        answer = around.post(CHAT, {}, headers=headers)
+        assert answer.status_code == status
+        assert answer.headers["access-control-allow-origin"] == ORIGIN, "it may read why not"
+        assert "access-control-allow-credentials" not in answer.headers
+
+
+@pytest.mark.parametrize("origins", [[], [ORIGIN]])
+def test_pages_of_other_origins_may_not(origins: list[str]) -> None:
+    around = Around(origins=origins)
+    foreign = {**PREFLIGHT, "Origin": "https://evil.example"}
+    asked = asyncio.run(around.send("OPTIONS", CHAT, headers=foreign))
+    assert asked.status_code == (400 if origins else 405)
+    answer = around.post(CHAT, {}, headers={"Origin": "https://evil.example"})
+    for one in (asked, answer):
+        assert "access-control-allow-origin" not in one.headers
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["*", "null", "tools.example", "https://tools.example/", "https://a.example/x", "ftp://a", ""],
+)
+def test_what_is_no_origin_is_refused_with_an_example(tmp_path: Path, origin: str) -> None:
+    with pytest.raises(UserError, match=r"origins: .*https://tools\.example:8443") as error:
+        load_section(ServeConfig, tmp_path / "config.yaml", "serve", [f'origins=["{origin}"]'])
+    assert "\n" not in str(error.value)
+    for word in (f"origins={ORIGIN}", f"origins=[{ORIGIN}]"):
+        good = load_section(ServeConfig, tmp_path / "config.yaml", "serve", [word])
+        assert good.origins == [ORIGIN]
 
 
 def test_a_websocket_gets_no_answer() -> None:
