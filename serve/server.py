@@ -33,6 +33,7 @@ from panjue.prompts.plumbing.errors import Stopped, UserError
 from panjue.prompts.plumbing.signals import stopping_signals
 from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.serve.engine_processes import starting_engine
+from panjue.serve.http import TimedHttp
 from panjue.serve.judge import ServedRun
 from panjue.serve.middleware import Setup
 from panjue.serve.settings import BASE, NAME, SERVER_ARGUMENTS, ServeConfig, server_key
@@ -87,7 +88,7 @@ async def answer(args: Namespace) -> None:
         signal.signal(number, stop)
     address, listener = setup_server(args, reuse_port=False)
     # Only h11 has limits; httptools reads headers of any size.
-    await run_server_worker(address, listener, args, http="h11", server_header=False)
+    await run_server_worker(address, listener, args, http=TimedHttp, server_header=False)
 
 
 class Loop(uvloop.Loop):

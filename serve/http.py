@@ -1,0 +1,42 @@
+"""HTTP/1.1 as uvicorn has it, with a time limit for the headers of a request."""
+
+import asyncio
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEADERS_TIMEOUT_S = 30.0
+
+
+class TimedHttp(H11Protocol):
+    """Closes a connection on which no request begins in time.
+
+    Else everyone who sends a byte now and then holds one for ever, and a process has only so many.
+    Bodies have a limit of their own (serve.checks); an answer may take as long as it takes.
+    """
+
+    _limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._forget()
+
+    def _watch(self) -> None:
+        """Start the clock where headers are awaited, and stop it where they have come."""
+        if self.conn.their_state is not h11.IDLE:
+            self._forget()
+        elif self._limit is None:
+            self._limit = self.loop.call_later(HEADERS_TIMEOUT_S, self.transport.close)
+
+    def _forget(self) -> None:
+        if self._limit:
+            self._limit.cancel()
+            self._limit = None
