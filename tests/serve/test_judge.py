@@ -142,7 +142,7 @@ KNOWN = "fact, defendants, id, outcomes, model, stream"
         ({"id": True}, "id: Input should be a valid integer"),
         ({"defendants": ["甲", 1]}, "defendants.1: Input should be a valid string"),
         ({"defendants": [f"被告人{n}" for n in range(201)]}, "at most 200 items"),
-        ({"fact": FACT[5:20] + "出行" * 20_000}, "the limit is 3072; shorten the text, or use"),
+        ({"fact": FACT[5:20] + "出行" * 20_000}, "need more than 3072 tokens, the limit on prompt"),
     ],
 )
 def test_cases_that_are_refused(http: httpx.Client, change: dict[str, Any], message: str) -> None:
