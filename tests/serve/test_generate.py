@@ -417,7 +417,7 @@ def test_a_run_resumes_with_other_versions_and_settings_of_memory_and_speed(
 def test_a_file_whose_name_names_no_folder_is_refused(
     name: str, run: Path, cases: Path, tmp_path: Path
 ) -> None:
-    test = shutil.copy(cases, tmp_path / name)
+    test = Path(shutil.copy(cases, tmp_path / name))
     before = sha256(run)
     with pytest.raises(UserError, match=r"gives answers no name for their folder; say answers="):
         answer(run, test, "answer=classifier")
