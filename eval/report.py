@@ -48,7 +48,7 @@ from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item, Row
 from panjue.serve.answers import Answered
-from panjue.serve.decoding import decoding_of, edited
+from panjue.serve.decoding import FIRST_LABEL, decoding_of, edited
 
 FOLDER = Path(__file__).parent / "page"
 HEAD_BYTES = 4096
@@ -239,6 +239,7 @@ def _labels(task: Task, *, has_gold: bool) -> dict[str, tuple[str, str]]:
     labels = {name: (name, chinese) for name, chinese in AGREEMENTS.items()}
     labels[NO_REPLY] = (NO_REPLY, "模型未答")
     labels[CLASSIFIER_NAME] = ("text classifier", "文本分类器")
+    labels[FIRST_LABEL] = (FIRST_LABEL, "标签表里的第一个")
     if not has_gold:
         labels |= WITHOUT_GOLD
     return {**labels, **task.score.titles}

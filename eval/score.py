@@ -217,12 +217,17 @@ def _counted(rows: Mapping[str, int]) -> str:
 
 
 def _labels(task: Task, run: Path, answered: Answered | None) -> Labels | None:
-    """Return the label sets of training; None if they are not known, or were changed."""
+    """Return the label sets of training; None if they are not known, or were changed.
+
+    Answers without a training have labels that nobody has counted: none of them is the commonest.
+    """
     if task.ask.labels is no_labels:
         return Labels()
     if answered and answered.changed:
         return None
-    return load_labels(run / "labels.json") if (run / "labels.json").exists() else None
+    path = run / "labels.json"
+    labels = load_labels(path) if path.exists() else None
+    return labels if labels and labels.were_counted else None
 
 
 def _certainty(task: Task, run: Path, decoding: Mapping[str, Any]) -> Certainty | None:

@@ -101,7 +101,8 @@ class LabelFields:
     that occur together."""
     classes: tuple[str, ...] = ()  # fields of an item with one label
     order: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Field -> its labels in order. A number in the submission is an index into this list."""
+    """Field -> all its labels, in order: a closed list. A number in the submission is an index into
+    it. Where each field has one, an endpoint can be asked without a training."""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """Field -> its kind in `Labels`, if that has another name."""
     nothing: str = ""  # the name that `Labels` gives to an empty set, if it counts these

@@ -1,5 +1,6 @@
 """The label sets of a training file: collected once and saved with the adapter."""
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from panjue.prompts.plumbing.config import first_complaint
 from panjue.prompts.plumbing.decode import flatten_forms
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
-from panjue.prompts.plumbing.files import read_json, write_json
+from panjue.prompts.plumbing.files import json_text, read_json, write_json
 
 Counts = Mapping[str, int]
 
@@ -60,8 +61,21 @@ class Labels:
         return f"; did you mean {same!r}?" if same else did_you_mean(label, self.counts[kind])
 
     def commonest(self, kind: str) -> str | None:
-        """Return the label with the highest count; ties go to the first by code point."""
+        """Return the label with the highest count; ties go to the first by code point.
+
+        Of labels that nobody has counted it is the first one.
+        """
         return next(iter(self.counts.get(kind, ())), None)
+
+    @property
+    def were_counted(self) -> bool:
+        """Say whether they are those of answers, not only those that a task's code lists."""
+        return any(any(counts.values()) for counts in self.counts.values())
+
+    @property
+    def sha256(self) -> str:
+        """Return the hash of the file that `save` writes."""
+        return hashlib.sha256(json_text(asdict(self)).encode()).hexdigest()
 
     def save(self, folder: Path) -> None:
         write_json(folder / "labels.json", asdict(self))

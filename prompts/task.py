@@ -21,7 +21,7 @@ from panjue.prompts.example import (
     Solving,
     once,
 )
-from panjue.prompts.labels import Labels
+from panjue.prompts.labels import Labels, collect
 from panjue.prompts.plumbing.config import first_complaint
 from panjue.prompts.plumbing.decode import after_thinking, load_json, visible
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
@@ -64,6 +64,24 @@ def closed_object(properties: Mapping[str, Schema]) -> Schema:
 
 def no_labels(_examples: Iterable[Example]) -> Labels:
     return Labels()
+
+
+def count_labels(fields: LabelFields, examples: Iterable[Example]) -> Labels:
+    """Count the labels of the gold answers in these fields."""
+    return collect(_label_sets(fields, examples))
+
+
+def _label_sets(
+    fields: LabelFields, examples: Iterable[Example]
+) -> Iterator[Mapping[str, Sequence[str]]]:
+    """Yield the labels of each gold item by kind."""
+    for example in examples:
+        for item in fields.items_of(example.answer) if example.answer else ():
+            found: dict[str, Sequence[str]] = {}
+            for name in fields.fields:
+                labels = item[name] if name in fields.sets else [item[name]]
+                found[fields.kind(name)] = labels or ([fields.nothing] if fields.nothing else [])
+            yield found
 
 
 def no_doubts(_labels: Labels) -> Iterator[str]:
@@ -114,7 +132,8 @@ class Ask:
     fallback and its first baseline."""
     target: Callable[[Example], str] = answer_as_json
     """The gold reply, compact JSON, always valid under the schema."""
-    labels: Callable[[Iterable[Example]], Labels] = no_labels  # of the training examples
+    labels: Callable[[Iterable[Example]], Labels] = no_labels
+    """Of the training examples; by default those of `Task.answer`."""
     doubts: Callable[[Labels], Iterator[str]] = no_doubts
     """What is odd about the labels of a whole training file, in lines."""
     reserve: int | Callable[[Example], int] = 64
@@ -190,6 +209,11 @@ class Task:
     ranking: Ranking | None = None  # if the answer is a ranked list
     solve: Solve | None = None  # if the answer takes several calls
 
+    def __post_init__(self) -> None:
+        """Have the labels of its fields counted, unless the task does so in a way of its own."""
+        if self.answer.fields and self.ask.labels is no_labels:
+            object.__setattr__(self.ask, "labels", partial(count_labels, self.answer))
+
     def gold(self, example: Example) -> Row:
         if example.references:
             return {"id": example.id, "references": example.references}
@@ -199,6 +223,32 @@ class Task:
     def as_gold(self, row: Row) -> Row:
         """Return an answer as its own gold, to show or check it where there is no other."""
         return {**row, "references": [[""]]}  # a key that only tasks with references read
+
+    @property
+    def open_fields(self) -> list[str]:
+        """Return the fields whose labels its code does not list: only a training knows them."""
+        return [name for name in self.answer.fields if name not in self.answer.order]
+
+    @property
+    def closed_labels(self) -> Labels | None:
+        """Return the labels that its code lists, each with the count 0.
+
+        They are empty if the task has none; None: training has to collect them.
+        """
+        if self.ask.labels is no_labels:
+            return Labels()
+        if self.open_fields or not self.answer.fields:
+            return None
+        counts = {}
+        most = {}
+        for name in self.answer.fields:
+            labels = list(self.answer.order[name])
+            is_set = name in self.answer.sets
+            most[self.answer.kind(name)] = len(labels) if is_set else 1
+            if is_set and self.answer.nothing:  # what is answered where nothing is known
+                labels.insert(0, self.answer.nothing)
+            counts[self.answer.kind(name)] = dict.fromkeys(labels, 0)
+        return Labels(counts, most)
 
     def solving(self, example: Example) -> Solving:
         if self.solve is None:
@@ -240,5 +290,8 @@ def load_task(name: str, solve: Mapping[str, Any] = MappingProxyType({})) -> Tas
     if name not in names:
         known = ", ".join(names)
         raise UserError(f"no task {name!r} in prompts/tasks/ ({known}){did_you_mean(name, names)}")
-    task: Task = import_module(f"{tasks.__name__}.{name}.task").TASK
+    module = import_module(f"{tasks.__name__}.{name}.task")
+    task = getattr(module, "TASK", None)
+    if not isinstance(task, Task):
+        raise UserError(f"{module.__file__}: has no TASK = Task(…)")
     return configured(task, solve)

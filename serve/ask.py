@@ -112,7 +112,7 @@ class QuestionMaker:
         endpoint limits the replies.
         """
         self.task = task
-        self.labels = Labels()
+        self.labels = task.closed_labels or Labels()
         self.advisor: Advisor | None = None
         self.budget = budget
         self.tokenizer: Any = None

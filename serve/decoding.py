@@ -34,7 +34,7 @@ from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.plumbing.run import CASES_FILE
 from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.reader import text_hash, text_hashes
-from panjue.prompts.task import Task
+from panjue.prompts.task import Task, no_labels
 from panjue.serve.answers import (
     Answered,
     asked_otherwise,
@@ -53,6 +53,9 @@ LOOKING = 2
 
 LookedAt = tuple[Example, Mapping[str, Any], Sequence[Opinion] | None]
 """An example, its row, and what the text classifier thinks of it; None if there is none."""
+
+FIRST_LABEL = "first label of the task's list"
+"""What answers in place of the commonest label where no training has counted them."""
 
 UNFINISHED = "unfinished"
 """Key of `decode.json` from before the submission is replaced until all is written."""
@@ -111,7 +114,7 @@ def decode(answered: Answered, answer: AnswerSetting | None = None) -> Tally:
         ),
         asked_otherwise=differs if is_chosen else "",
         lacks_choice=choice is None and len(set(by_field.values())) > 1,
-        fallback=CLASSIFIER_NAME if advisor else task.score.fallback,
+        fallback=CLASSIFIER_NAME if advisor else fallback_name(task, answered.labels),
         submission=submission,
     )
     is_of_model = not by_field or "model" in by_field.values()
@@ -209,6 +212,12 @@ def who_answers(
             f"`panjue generate RUN {record.test} answer={answer}`"
         )
     return by_field
+
+
+def fallback_name(task: Task, labels: Labels) -> str:
+    """Return what answers where no reply does: without a training nobody knows what is common."""
+    is_counted = task.ask.labels is no_labels or labels.were_counted
+    return task.score.fallback if is_counted else FIRST_LABEL
 
 
 def who_answered(choice: Choice) -> str:

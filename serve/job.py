@@ -39,7 +39,9 @@ class Job:
 
     @property
     def labels(self) -> Labels:
-        return self.trained.labels if self.trained else Labels()
+        labels = self.trained.labels if self.trained else self.task.closed_labels
+        assert labels is not None, "checked with the settings"
+        return labels
 
     @property
     def passes(self) -> list[Sampling]:

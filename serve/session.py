@@ -282,4 +282,6 @@ def record_of(job: Job, cases: Cases, *, asked: bool) -> AnswersRecord:
         known["trained"] = str(trained.folder)
         known["trained_sha256"] = trained.sha256
         known["labels_sha256"] = trained.labels_sha256
+    elif job.labels.counts:  # a task without labels has no hash here
+        known["labels_sha256"] = job.labels.sha256
     return AnswersRecord(**known)

@@ -18,7 +18,7 @@ from panjue.prompts.plumbing.config import Config, check_known, check_managed, l
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import CONFIG
 from panjue.prompts.reader import OnBadRow
-from panjue.prompts.task import Task, load_task, no_labels
+from panjue.prompts.task import Task, load_task
 
 AnswerSetting = Literal["auto", "model", "classifier"]
 
@@ -225,6 +225,12 @@ def generate_settings(
     run: Path, trained: Trained | None, words: Sequence[str] = ()
 ) -> GenerateConfig:
     """Read the settings of a run and check them before vLLM is imported."""
+    for word in words:
+        if word.startswith("model="):
+            raise UserError(
+                f"{word}: no setting 'model': RUN has its own, and a server's is in endpoint="
+                "URL#MODEL; base= is a base that was moved"
+            )
     config = load_section(GenerateConfig, run / CONFIG, "generate", words)
     if config.replicas > 1 and not config.ray:
         raise UserError("replicas: needs ray=auto; without Ray, set engine.data_parallel_size")
@@ -264,16 +270,27 @@ def check_task(run: Path, trained: Trained | None, config: GenerateConfig) -> No
     """Refuse settings that name another task than the training's, or for an endpoint none."""
     if trained:
         check_trained(trained)
-        task = trained.record.task
-        if config.task not in (None, task):
-            raise UserError(f"task: {run} was trained for {task!r}; leave out `task`")
+        trained_for = trained.record.task
+        if config.task not in (None, trained_for):
+            raise UserError(f"task: {run} was trained for {trained_for!r}; leave out `task`")
         return
+    if not config.endpoint and config.task:
+        raise UserError(
+            f"{run}: nothing trained is there; run `panjue sft` first, or ask another model: "
+            "endpoint=URL#MODEL"
+        )
     if not config.endpoint:
         refuse_untrained(run)
     if config.task is None:
         raise UserError(f"task: set it, e.g. task=dialogue: nothing trained is in {run}")
-    if load_task(config.task).ask.labels is not no_labels:
-        raise UserError(f"task: {config.task!r} has labels, which training collects; train first")
+    task = load_task(config.task)
+    if task.closed_labels is None:
+        fields = f" ({', '.join(task.open_fields)})" if task.open_fields else ""
+        raise UserError(
+            f"task: the labels of {config.task!r}{fields} come from a training: run `panjue sft` "
+            "first, and ask the endpoint with its RUN; a task of your own can list its labels in "
+            "LabelFields(order=…)"
+        )
 
 
 def check_trained(trained: Trained) -> None:
@@ -292,7 +309,7 @@ def check_classes(task: Task, labels: Labels, folder: Path) -> None:
     """Refuse a training with a class that the code of its task no longer has."""
     for field, known in task.answer.order.items():
         for name in labels.names(task.answer.kind(field)):
-            if name not in known:
+            if name not in known and name != task.answer.nothing:
                 raise UserError(f"{folder}: the task has no {field} {name!r} any more; train again")
 
 

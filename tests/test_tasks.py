@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,11 @@ from panjue.finetune.classifier.opinions import Advisor
 from panjue.prompts import render, tasks
 from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, load_task, task_folders
+from panjue.prompts.tasks.classes import Classes
 from tests.records import believing
 
 
@@ -35,7 +38,7 @@ def check_task(name: str) -> None:
     """Check what training, serving and scoring expect of a task."""
     task, examples, labels = sample_of(name)
     assert len(examples) > 1
-    assert render.names_opinions(name) == bool(task.answer.fields)
+    assert task.answer.fields or not render.names_opinions(name)
     for draft, example in zip([*examples[1:], examples[0]], examples, strict=True):
         check_prompt(task, example)
         check_gold(task, example, labels)
@@ -124,8 +127,11 @@ def test_every_task_keeps_to_the_rules(name: str) -> None:
     check_task(name)
 
 
+BETWEEN = ["\n更正：", "```\n复核后：\n```json\n", ""]
+
+
 @pytest.mark.parametrize("name", task_folders())
-@pytest.mark.parametrize("between", ["\n更正：", "```\n复核后：\n```json\n", ""])
+@pytest.mark.parametrize("between", BETWEEN)
 def test_the_last_complete_answer_counts(name: str, between: str) -> None:
     task, examples, labels = sample_of(name)
     for draft, example in zip([*examples[1:], examples[0]], examples, strict=True):
@@ -143,9 +149,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from panjue.prompts.example import Answer, Decoded, Example
+from panjue.prompts.example import Answer, Decoded, Example, LabelFields
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.decode import load_json
+from panjue.prompts.plumbing.decode import last_object, load_json
 from panjue.prompts.render import render
 from panjue.prompts.task import Ask, Data, Schema, Score, Task, closed_object, id_of, text_of
 from panjue.prompts.tasks.metrics import Row
@@ -163,10 +169,12 @@ def schema(example: Example, labels: Labels) -> Schema:
 
 
 def decode(reply: str, example: Example, labels: Labels) -> Decoded:
-    found = load_json(reply)
-    if isinstance(found, dict) and found.get("kind") in KINDS:
-        return Decoded({"kind": found["kind"]})
-    return Decoded({"kind": "no"}, ("not read",), readable=False)
+    kind = last_object(reply, ["kind"]).value.get("kind")
+    if kind not in KINDS:
+        fallback = labels.commonest("kind") or KINDS[0]
+        return Decoded({"kind": fallback}, ("no kind",), readable=False)
+    is_as_asked = load_json(reply) == {"kind": kind}
+    return Decoded({"kind": kind}, () if is_as_asked else ("not the JSON that was asked for",))
 
 
 def write(example: Example, answer: Answer) -> dict[str, object]:
@@ -181,6 +189,7 @@ TASK = Task(
     data=Data(read=read, write=write),
     ask=Ask(prompt=partial(render, "toy"), schema=schema, decode=decode),
     score=Score(metrics=(accuracy,)),
+    answer=LabelFields(classes=("kind",), order={"kind": KINDS}),
 )
 '''
 TOY_SAMPLE = (
@@ -188,13 +197,60 @@ TOY_SAMPLE = (
 )
 
 
-def test_a_new_task_is_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(TOY.splitlines()) < 60
-    folder = tmp_path / "toy"
-    folder.mkdir()
-    (folder / "task.py").write_text(TOY, "utf-8")
+def add_toy(place: Path, monkeypatch: pytest.MonkeyPatch, code: str = TOY) -> Path:
+    """Add the toy to the tasks of a test, and return its sample."""
+    folder = place / "toy"
+    folder.mkdir(parents=True)
+    (folder / "task.py").write_text(code, "utf-8")
     (folder / "prompt.md").write_text("友善吗？{text}", "utf-8")
     (folder / "sample.jsonl").write_text(TOY_SAMPLE, "utf-8")
-    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
+    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(place)])
+    for name in ("toy", "toy.task"):
+        monkeypatch.delitem(sys.modules, f"{tasks.__name__}.{name}", raising=False)
     importlib.invalidate_caches()
+    return folder / "sample.jsonl"
+
+
+def test_a_new_task_is_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(TOY.splitlines()) < 60
+    add_toy(tmp_path, monkeypatch)
     check_task("toy")
+    for between in BETWEEN:
+        test_the_last_complete_answer_counts("toy", between)
+
+
+def test_labels_are_counted_by_field_unless_the_task_counts_them_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_toy(tmp_path, monkeypatch)
+    _, _, labels = sample_of("toy")
+    assert labels == Labels({"kind": {"no": 1, "yes": 1}}, {"kind": 1})
+    _, _, labels = sample_of("ecthr")  # an empty set is counted under a name of its own
+    assert labels.counts["label"]["none"] == 1
+
+
+def test_a_closed_list_of_labels_is_known_without_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_toy(tmp_path, monkeypatch)
+    assert load_task("toy").closed_labels == Labels({"kind": {"no": 0, "yes": 0}}, {"kind": 1})
+    several = load_task("ecthr").closed_labels
+    assert several is not None
+    assert [*several.counts["label"]][:2] == ["none", "Article 2"]  # an empty set comes first
+    assert several.most == {"label": 10}
+    assert load_task("dialogue").closed_labels == Labels()
+    assert load_task("cloze").closed_labels is None
+    assert load_task("judgment").closed_labels is None
+    assert load_task("judgment").open_fields == ["charges", "articles"]
+
+
+def test_a_folder_without_a_task_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_toy(tmp_path, monkeypatch, code="TSK = 1")
+    with pytest.raises(UserError, match=r"toy/task.py: has no TASK = Task\(…\)$"):
+        load_task("toy")
+
+
+def test_words_in_files_of_numbers_are_told_how_to_be_read() -> None:
+    numbered = Classes("urgency", ("low", "high")).task()
+    with pytest.raises(UserError, match=r"found \"low\"; Classes\(…, named=True\)"):
+        numbered.data.read({"id": 1, "text": "a", "label": "low"})

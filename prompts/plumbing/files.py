@@ -275,8 +275,12 @@ def _naming(path: Path) -> Iterator[None]:
 def write_json(path: Path, value: Json, is_ours: IsOurs = lies_in_ours) -> None:
     """Write `value` as an indented JSON file, atomically."""
     with atomic_write(path, is_ours) as out:
-        json.dump(value, out, ensure_ascii=False, indent=2)
-        out.write("\n")
+        out.write(json_text(value))
+
+
+def json_text(value: Json) -> str:
+    """Return the text of the file that `write_json` writes."""
+    return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
 
 
 def read_json(path: Path) -> Json:

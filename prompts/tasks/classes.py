@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from panjue.prompts.example import Answer, Decoded, Example, LabelFields, known_groups
-from panjue.prompts.labels import Labels, collect, normal, snap
+from panjue.prompts.labels import Labels, normal, snap
 from panjue.prompts.plumbing.decode import (
     last_object,
     load_json,
@@ -69,13 +69,24 @@ class Classes:
             text=text,
             names=(person,) if person else (),
             inputs={"person": person},
-            answer=self._answer(self._words(row)) if self._has_answer(row) else None,
+            answer=self._answer(self._gold_words(row)) if self._has_answer(row) else None,
             groups=self._groups(row),
         )
 
     def _has_answer(self, row: Mapping[str, Any]) -> bool:
         """Say whether a row has an answer; -1 is a missing ClassLabel of `datasets`."""
         return row.get(self.key) not in (None, -1)
+
+    def _gold_words(self, row: Mapping[str, Any]) -> list[str]:
+        """Return the classes of a case; a file with words in place of numbers gets a hint."""
+        try:
+            return self._words(row)
+        except UserError as error:
+            value = row[self.key]
+            items = value if isinstance(value, list) else [value]
+            if self.named or not any(item in self.words for item in items):
+                raise
+            raise UserError(f"{error}; Classes(…, named=True) reads words") from None
 
     def _groups(self, row: Mapping[str, Any]) -> dict[str, str]:
         """Return the known groups: fields of the row, or else of its `attributes`."""
@@ -150,10 +161,6 @@ class Classes:
         is_clear = len(words) == 1 or (self.several and words)
         return words if is_clear else None
 
-    def labels(self, examples: Iterable[Example]) -> Labels:
-        answers = [example.answer for example in examples if example.answer]
-        return collect({"label": self._words_of(answer) or [NONE]} for answer in answers)
-
     def write(self, example: Example, answer: Answer) -> dict[str, Any]:
         """Return the submission row, with numbers or names as in the files."""
         items: list[int | str] = []
@@ -215,7 +222,7 @@ class Classes:
                 numbered=True,  # FairLex's rows have no ids
                 check=self.check,
             ),
-            Ask(partial(render, self.name), self.schema, self.decode, labels=self.labels),
+            Ask(partial(render, self.name), self.schema, self.decode),
             Score(
                 (self.accuracy, CorpusMetric("macro_f1", width, self._counts, self._macro_f1)),
                 fallback="commonest class",
@@ -231,6 +238,7 @@ class Classes:
             LabelFields(
                 sets=(self.key,) if self.several else (),
                 classes=() if self.several else (self.key,),
+                order={self.key: tuple(self.words)},
                 kinds={self.key: "label"},
                 nothing=NONE,
                 evidence=self.evidence,

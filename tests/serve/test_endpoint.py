@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 
+from panjue.prompts import tasks
 from panjue.prompts.example import call_key
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import read_lines, sha256
+from panjue.prompts.plumbing.files import read_lines, read_object, sha256
 from panjue.prompts.task import load_task, task_folders
 from panjue.serve.ask import Budget, Question, QuestionMaker, Request
 from panjue.serve.endpoint import ENDPOINT_KEY, MAX_REFUSALS, Endpoint
 from panjue.serve.settings import generate_settings
+from tests.test_tasks import TOY, add_toy
 
 TASK = load_task("dialogue")
 SAMPLE = task_folders()["dialogue"] / "sample.folder"
@@ -450,7 +452,9 @@ def test_a_run_that_is_stopped_ends_before_its_replies_come(server: Server, tmp_
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["task=judgment"], "'judgment' has labels"),
+        (["task=judgment"], r"the labels of 'judgment' \(charges, articles\) come from a training"),
+        (["model=m"], r"^model=m: no setting 'model': .* endpoint=URL#MODEL"),
+        (["task=cloze"], r"the labels of 'cloze' come from a training: run `panjue sft` first"),
         (["task=dialogue", "sampling.top_k=3"], "sampling: no setting 'top_k'"),
         (["task=dialogue", "sampling.extra_body=3"], "sampling.extra_body: give fields, e.g."),
         (["task=dialogue", "sampling.extra_body.top_p=1"], "sampling.extra_body: 'top_p' is set"),
@@ -463,3 +467,61 @@ def test_without_a_training_a_task_without_labels_is_needed(
 ) -> None:
     with pytest.raises(UserError, match=named):
         generate_settings(tmp_path, None, ["endpoint=http://127.0.0.1:9/v1#x", *words])
+
+
+def test_without_a_training_an_endpoint_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nothing trained is there; .* endpoint=URL#MODEL$"):
+        generate_settings(tmp_path, None, ["task=severity"])
+
+
+def asked(server: Server, task: str, sample: Path, run: Path) -> list[str]:
+    return ["generate", str(run), str(sample), f"task={task}", f"endpoint={server.name}"]
+
+
+def test_the_labels_of_a_task_of_ones_own_come_from_its_code(
+    server: Server, tmp_path: Path, panjue: Panjue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = add_toy(tmp_path / "tasks", monkeypatch)
+    run = tmp_path / "run"
+    done = panjue(*asked(server, "toy", sample, run))
+    assert done.returncode == 0, done.stderr
+    assert "2 examples: 2 first replies valid as they came" in done.stdout
+    folder = run / "answers/sample"
+    assert read_object(folder / "labels.json")["counts"] == {"kind": {"no": 0, "yes": 0}}
+    submission = (folder / "submission.jsonl").read_text("utf-8")
+    assert submission == '{"id":1,"kind":"no"}\n{"id":2,"kind":"no"}\n'
+    assert panjue("decode", run).returncode == 0
+    assert (folder / "submission.jsonl").read_text("utf-8") == submission
+    assert panjue("check", run, "--cases", sample).stdout == f"{folder}: clean\n"
+    scored = panjue("score", sample, run)
+    assert "accuracy │ 0.5000" in scored.stdout
+    assert panjue("report", run).returncode == 0
+    assert read_object(folder / "scores.json")["accuracy"] == 0.5
+
+    other = TOY.replace('["no", "yes"]', '["no", "so so", "yes"]')
+    add_toy(tmp_path / "others", monkeypatch, other)
+    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__[:-2], str(tmp_path / "others")])
+    again = panjue(*asked(server, "toy", sample, run))
+    assert "has answers made with other settings (labels_sha256: " in again.stderr
+
+
+@pytest.mark.parametrize(("task", "first"), [("severity", 0), ("ecthr", [])])
+def test_without_a_training_no_label_is_called_the_commonest(
+    task: str, first: Any, server: Server, tmp_path: Path, panjue: Panjue
+) -> None:
+    message = {"choices": [{"message": {"content": "?"}, "finish_reason": "stop"}], "usage": None}
+    server.behave = lambda _: (200, message)
+    sample = task_folders()[task] / "sample.jsonl"
+    done = panjue(*asked(server, task, sample, tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "what no reply has is answered by: first label of the task's list\n" in done.stdout
+    [key] = load_task(task).answer.fields
+    for _, row in read_lines(tmp_path / "answers/sample/submission.jsonl"):
+        assert row[key] == first
+    assert panjue("check", tmp_path, "--cases", sample).stdout.endswith("clean\n")
+    scored = panjue("score", sample, tmp_path)
+    assert scored.returncode == 0, scored.stderr
+    assert "commonest" not in scored.stdout
+    assert panjue("report", tmp_path).returncode == 0
+    page = (tmp_path / "answers/sample/report.html").read_text("utf-8")
+    assert "always the commonest class" not in page.partition("<script")[0]
