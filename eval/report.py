@@ -105,7 +105,7 @@ class PageData:
     scores: ScoreResult | None  # None if a case has no gold: the page has facts and answers alone
     decoding: Mapping[str, Any]  # the run's decode.json, if it describes this submission
     labels: Mapping[str, tuple[str, str]]
-    """Metric, field or baseline -> what it is called, in English and in Chinese."""
+    """Metric, field, baseline or `gold` -> what it is called, in English and in Chinese."""
     by: tuple[str, str] | None  # who answered, if not the model everything
     choice: Choice | None  # why, if held-out cases say so
     training: TrainingShown | None  # None of an endpoint, or where it is another one now
@@ -237,6 +237,7 @@ def _training(answered: Answered) -> TrainingShown | None:
 
 def _labels(task: Task, *, has_gold: bool) -> dict[str, tuple[str, str]]:
     labels = {name: (name, chinese) for name, chinese in AGREEMENTS.items()}
+    labels["gold"] = ("gold", "标准答案")
     labels[NO_REPLY] = (NO_REPLY, "模型未答")
     labels[CLASSIFIER_NAME] = ("text classifier", "文本分类器")
     labels[FIRST_LABEL] = (FIRST_LABEL, "标签表里的第一个")

@@ -80,7 +80,7 @@ def _group_table(attribute: str, groups: Mapping[str, Summary], scores: ScoreRes
 def remarks(scores: ScoreResult, titles: Titles = MappingProxyType({})) -> Iterator[Remark]:
     """Yield what a reader of the numbers should know: for the console, and for the page.
 
-    `titles` are names of metrics and baselines in the two languages.
+    `titles` are names of metrics, baselines and gold in the two languages.
     """
     yield from _remarks_on_numbers(scores)
     if scores.faulty:
@@ -88,7 +88,11 @@ def remarks(scores: ScoreResult, titles: Titles = MappingProxyType({})) -> Itera
             f"{scores.faulty} rows have faults; `panjue check` names them",
             f"{scores.faulty} 行有错误；panjue check 逐一列出。",
         )
-    yield from _remarks_of_the_contest(scores)
+
+    def in_chinese(name: str) -> str:
+        return titles.get(name, (name, name))[1]
+
+    yield from _remarks_of_the_contest(scores, in_chinese("gold"))
     if asked := scores.never_asked:
         yield Remark(
             without_reply(asked),
@@ -97,7 +101,8 @@ def remarks(scores: ScoreResult, titles: Titles = MappingProxyType({})) -> Itera
     if scores.notes:
         yield Remark(
             f"notes on gold: {len(scores.notes)}, scored as far as they can be (--json has all)",
-            f"原判有 {len(scores.notes)} 处疑点，已尽量计分；panjue score --json 列出全部。",
+            f"{in_chinese('gold')}有 {len(scores.notes)} 处疑点，已尽量计分；"
+            "panjue score --json 列出全部。",
         )
         for note in scores.notes[:MAX_SHOWN_NOTES]:
             yield Remark(f"  id {note}", f"编号 {note}")
@@ -114,10 +119,6 @@ def remarks(scores: ScoreResult, titles: Titles = MappingProxyType({})) -> Itera
     if scores.twins:
         yield _remark_on_twins(scores, scores.twins)
     headline = scores.headline
-
-    def in_chinese(name: str) -> str:
-        return titles.get(name, (name, name))[1]
-
     for name, baseline in scores.baselines.items():
         if scores.total.mean[headline] < baseline[headline]:
             yield Remark(
@@ -194,8 +195,11 @@ def _remarks_on_numbers(scores: ScoreResult) -> Iterator[Remark]:
         )
 
 
-def _remarks_of_the_contest(scores: ScoreResult) -> Iterator[Remark]:
-    """Yield what the contest makes of these numbers, where that is something else."""
+def _remarks_of_the_contest(scores: ScoreResult, gold: str) -> Iterator[Remark]:
+    """Yield what the contest makes of these numbers, where that is something else.
+
+    `gold` is what it is called in Chinese.
+    """
     if scores.ranked_by:
         means = ", ".join(f"{metric} {mean:.4f}" for metric, mean in scores.ranked_by.items())
         over = scores.ranked_groups
@@ -212,6 +216,6 @@ def _remarks_of_the_contest(scores: ScoreResult) -> Iterator[Remark]:
         yield Remark(
             f"labels outside the lists: {outside['gold']} in gold, "
             f"{outside['submission']} in the submission; as in the contest, none counts",
-            f"清单之外的标签：原判 {outside['gold']} 个，提交文件 {outside['submission']} 个；"
+            f"清单之外的标签：{gold} {outside['gold']} 个，提交文件 {outside['submission']} 个；"
             "与比赛一致，均不计入。",
         )

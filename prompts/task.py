@@ -178,7 +178,7 @@ class Score:
     shown: Callable[[Row, Row | None], Iterator[Item]] | None = None
     """The fields that a report shows; None: the decided fields or the classes."""
     titles: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Metric, field or baseline -> what a report page calls it, in English and in Chinese."""
+    """Metric, field, baseline or `gold` -> what a report page calls it, in English and Chinese."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """Decided field -> the metric that scores it alone, if that is not the headline metric."""
     parts: Mapping[str, float] = field(default_factory=dict)

@@ -35,7 +35,7 @@ const wrongFields = (example) => (hasGold ? fieldsOf(example) : []).filter(({ co
 const classesOf = (example, field) => fieldsOf(example).filter(({ name }) => name === field).flatMap(({ gold, predicted }) => [...gold, ...predicted]);
 const FILTERS = [
   ...classFields.map((field) => [
-    labelOf(field) + (hasGold ? say(", gold or predicted", "（原判或预测）") : ""),
+    labelOf(field) + (hasGold ? say(`, ${labelOf("gold")} or predicted`, `（${labelOf("gold")}或预测）`) : ""),
     values((example) => classesOf(example, field)), (example, value) => classesOf(example, field).includes(value), asItIs]),
   [say("wrong field", "答错的字段"), values(wrongFields), (example, value) => wrongFields(example).includes(value), labelOf],
   ...attributes.map((name) => [
@@ -113,7 +113,7 @@ const answerHeadings = isMixed ? [say("handed in", "提交的答案"), say("the 
 function fieldTable(fields, opinions) {
   const table = make("table"), header = make("tr");
   const answers = opinions ? answerHeadings : [say("predicted", "预测")];
-  header.append(...[say("field", "字段"), ...(hasGold ? [say("gold", "原判")] : []), ...answers].map((text) => make("th", text, { scope: "col" })));
+  header.append(...[say("field", "字段"), ...(hasGold ? [labelOf("gold")] : []), ...answers].map((text) => make("th", text, { scope: "col" })));
   table.append(header);
   fields.forEach((field, number) => {
     const row = make("tr");
@@ -157,7 +157,7 @@ function predictedValues({ gold, predicted, correct }) {
 function missedValues({ gold, predicted }) {
   if (!hasGold || gold.length <= 1) return [];
   return gold.filter((value) => !predicted.includes(value))
-    .map((value) => make("span", say("✗ missed: ", "✗ 漏判：") + value, { class: "missed" }));
+    .map((value) => make("span", say("✗ missed: ", "✗ 遗漏：") + value, { class: "missed" }));
 }
 
 function factsBlock(text) {

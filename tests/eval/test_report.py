@@ -303,6 +303,36 @@ def test_a_task_of_classes_is_compared_too(advised: Callable[[Any], None], tmp_p
     assert own.predicted == own.gold
 
 
+def classes_run(folder: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    """Return a folder of answers to cases of `severity`, all of the first class."""
+    folder.mkdir()
+    write_lines(folder / "gold.jsonl", rows)
+    write_answers(folder, folder / "gold.jsonl", task="severity")
+    Labels().save(folder)
+    write_lines(folder / "submission.jsonl", [{"id": row["id"], "label": 0} for row in rows])
+    (folder / "completions.jsonl").touch()
+    return folder
+
+
+CLASSES: list[dict[str, Any]] = [
+    {"id": 1, "fact": "甲盗窃。", "label": 0},
+    {"id": 2, "fact": "乙抢劫。", "label": 3},
+]
+
+
+def test_gold_is_a_judgment_only_where_judgments_are_asked_for(
+    hostile: Path, tmp_path: Path
+) -> None:
+    assert "原判" in page(page_data(open_answers(hostile)))
+    run = classes_run(tmp_path / "classes", CLASSES)
+    text = page(page_data(open_answers(run)))
+    assert '<span lang="zh">标准答案</span>' in text
+    assert not re.search("原判|判决|漏判", text)
+    run = classes_run(tmp_path / "without", [CLASSES[0], {"id": 2, "fact": "乙抢劫。"}])
+    text = page(page_data(open_answers(run)))
+    assert "个案件，文件中没有标准答案，因此没有分数。" in text
+
+
 def test_what_the_classifier_answered_is_shown_once(
     hostile: Path, advised: Callable[[Any], None]
 ) -> None:

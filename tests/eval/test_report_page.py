@@ -13,7 +13,15 @@ from panjue.eval.report import PageData, page, page_data
 from panjue.serve.answers import open_answers
 from tests import browser as in_tests
 from tests.eval import test_report
-from tests.eval.test_report import HOSTILE, THEFT, change_json, run_on, think
+from tests.eval.test_report import (
+    CLASSES,
+    HOSTILE,
+    THEFT,
+    change_json,
+    classes_run,
+    run_on,
+    think,
+)
 from tests.records import Row, Write, write_answers
 
 hostile = test_report.hostile  # the fixtures
@@ -176,6 +184,20 @@ def test_the_page_is_in_the_reader_s_language(opened: Any, hostile: Path) -> Non
     assert "无法解析的输出：0.00%" in remarks
     assert opened.locator("[lang=en]:visible").count() == 0
     assert opened.locator("#case th").nth(3).inner_text() == "罪名"
+
+
+def test_gold_of_another_task_is_no_judgment(opened: Any, hostile: Path, tmp_path: Path) -> None:
+    show_report(opened, hostile)
+    opened.goto(f"{opened.url}?lang=zh")
+    assert opened.locator("#case section >> nth=0 >> th").nth(1).inner_text() == "原判"
+    show_report(opened, classes_run(tmp_path / "classes", CLASSES))
+    assert opened.locator("#case th").nth(1).inner_text() == "gold"
+    opened.goto(f"{opened.url}?lang=zh")
+    assert opened.locator("#case th").nth(1).inner_text() == "标准答案"
+    opened.get_by_label("类别（标准答案或预测）").select_option("没有刑期")
+    opened.locator("summary").evaluate_all("all => all.forEach(one => one.click())")
+    assert opened.locator(".classes th").nth(1).inner_text() == "标准答案"
+    assert "原判" not in opened.inner_text("main")
 
 
 def test_a_change_of_language_keeps_the_filters_and_the_case(opened: Any, hostile: Path) -> None:

@@ -92,6 +92,7 @@ TITLES = {
     "articles": ("articles", "法条"),
     "penalty": ("penalty", "刑罚"),
     "defendants": ("defendants", "被告人数"),
+    "gold": ("gold", "原判"),
     "commonest labels": ("always the commonest labels", "始终预测最常见的标签"),
 }
 """What these metrics, and the fields of an answer, are called on a report page."""
