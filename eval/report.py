@@ -28,7 +28,6 @@ from panjue.eval.show_scores import Remark, remarks
 from panjue.eval.shown import class_fields, items_of
 from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
 from panjue.prompts.example import Decoded, Example, first_reply
-from panjue.prompts.model import is_demo
 from panjue.prompts.names import split_at_names
 from panjue.prompts.plumbing.config import scrubbed
 from panjue.prompts.plumbing.files import atomic_write, flat
@@ -47,7 +46,7 @@ from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field, Item, Row
-from panjue.serve.answers import Answered
+from panjue.serve.answers import DEMO_ANSWERED, Answered
 from panjue.serve.decoding import FIRST_LABEL, decoding_of, edited
 
 FOLDER = Path(__file__).parent / "page"
@@ -132,6 +131,8 @@ def write_page(opened: Answered) -> None:
             f"the page has the first {len(result.cases)} of {result.n_cases} cases, "
             f"{MAX_CASE_BYTES // 10**6} MB; scores and tables are of all"
         )
+    if opened.answers.is_of_demo:
+        print(DEMO_ANSWERED)
     if result.scores is None:
         print(f"{opened.test}: has cases without gold: the page has no scores")
 
@@ -375,7 +376,6 @@ class ClassCounts:
 def page(result: PageData) -> str:
     """Return the page: tables, and the case browser with its data."""
     answered = result.answered
-    trained = [] if answered.record.endpoint else answered.answers.trainings
     lines = list(remarks(result.scores, result.labels)) if result.scores else []
     skipped = answered.reader.skipped
     if skipped.rows:
@@ -392,7 +392,7 @@ def page(result: PageData) -> str:
         report=result,
         answered=answered,
         scores=result.scores,
-        demo=any(is_demo(one.folder) for one in trained if one),
+        demo=answered.answers.is_of_demo,
         remarks=lines,
         agreements=AGREEMENTS,
         model_less_classifier=model_less_classifier,

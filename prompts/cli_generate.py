@@ -25,6 +25,7 @@ from panjue.prompts.plumbing.run import (
 )
 from panjue.prompts.reader import Reader
 from panjue.serve.answers import (
+    DEMO_ANSWERED,
     Answered,
     asked_otherwise,
     choice_for,
@@ -127,6 +128,8 @@ def print_tally(tally: Tally, answered: Answered) -> None:
     print(f"written: {tally.submission}")
     beside = [f"{name}, {what}" for name, what in BESIDE.items() if (folder / name).exists()]
     print(f"beside it: {'; '.join(beside)}")
+    if answered.answers.is_of_demo:
+        print(DEMO_ANSWERED)
     if "MAKELEVEL" not in os.environ:  # make goes on
         print(next_step(answered, tally))
 

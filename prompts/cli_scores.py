@@ -107,6 +107,7 @@ def score(
     from panjue.eval.score import score as compute
     from panjue.eval.show_scores import show
     from panjue.finetune.card import update_card
+    from panjue.serve.answers import DEMO_ANSWERED
     from panjue.serve.decoding import decoding_of
 
     submission, reader, answered = submission_of(submission, gold, task, columns)
@@ -116,6 +117,8 @@ def score(
     if answered:
         print(f"scores of {answered.folder}")
     show(scores, Console())
+    if answered and answered.answers.is_of_demo:
+        print(DEMO_ANSWERED)
     reader.skipped.show()
     scored = reader.task.data.submission.find(submission)
     skipped = {"skipped_rows": len(reader.skipped.rows)}

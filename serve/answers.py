@@ -11,6 +11,7 @@ from panjue.finetune.classifier.opinions import Advisor
 from panjue.finetune.trained import Trained, read_trained
 from panjue.prompts.example import Example, call_key
 from panjue.prompts.labels import Labels, load_labels
+from panjue.prompts.model import is_demo
 from panjue.prompts.plumbing.errors import Unreadable, UserError
 from panjue.prompts.plumbing.files import difference, sha256
 from panjue.prompts.plumbing.ours import followed
@@ -25,6 +26,11 @@ from panjue.prompts.plumbing.run import (
 from panjue.prompts.reader import Reader, text_hashes
 from panjue.prompts.task import Task, load_task
 from panjue.serve.settings import RESOURCES
+
+DEMO_ANSWERED = (
+    "a demo model answered: its base was trained from nothing, and its answers to real cases mean "
+    "nothing"
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,13 @@ class Answers:
     def trainings(self) -> list[Trained | None]:
         """Return the training that answered, or those that voted."""
         return [one.trained for one in self.voters or [self]]
+
+    @property
+    def is_of_demo(self) -> bool:
+        """Say whether a model answered whose base `panjue base` has made from nothing."""
+        if self.record.endpoint:
+            return False
+        return any(is_demo(trained.folder) for trained in self.trainings if trained)
 
     @property
     def name(self) -> str:

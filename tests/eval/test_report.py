@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
+from subprocess import CompletedProcess
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from panjue.prompts.plumbing.records import TrainingSummary
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.metrics import Item, same
-from panjue.serve.answers import Answered, check_complete, open_answers
+from panjue.serve.answers import DEMO_ANSWERED, Answered, check_complete, open_answers
 from tests.records import TRAINED, Row, Write, write_answers
 
 TASK = load_task("judgment")
@@ -435,11 +436,21 @@ def test_every_metric_and_baseline_has_a_name_in_both_languages(name: str) -> No
     assert {*rules.names, rules.fallback} <= rules.titles.keys()
 
 
-def test_the_demo_s_model_is_named(hostile: Path, tmp_path: Path) -> None:
+def test_the_demo_s_model_is_named(
+    hostile: Path, tmp_path: Path, panjue: Callable[..., CompletedProcess[str]]
+) -> None:
+    record = read_json(hostile / "manifest.json")
+
     def names_demo() -> bool:
         text = page(page_data(open_answers(hostile)))
         assert "invented cases" not in text, "which only the records of the data could say"
-        return "A demo model answered:" in text
+        scored = panjue("score", record["test"], hostile)
+        reported = panjue("report", hostile)
+        assert (scored.returncode, reported.returncode) == (0, 0)
+        names_it = {DEMO_ANSWERED in said.stdout for said in (scored, reported)}
+        assert names_it == {"Its answers to real cases mean nothing" in text}
+        assert names_it == {"它对真实案件的回答和得分没有任何意义" in text}
+        return names_it == {True}
 
     change_json(hostile / "manifest.json", trained=str(tmp_path / "run/adapter"))
     trained = {**TRAINED, "base": str(tmp_path / "base/model")}

@@ -23,7 +23,7 @@ from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, w
 from panjue.prompts.plumbing.records import AnswersRecord, Choice
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
-from panjue.serve.answers import Answered
+from panjue.serve.answers import DEMO_ANSWERED, Answered
 from panjue.serve.ask import answer_all
 from tests.opened import decoded, generated
 
@@ -124,7 +124,8 @@ def test_the_first_generate_asks_held_out_cases_and_each_field_has_who_is_better
     lines = lines_of(fresh)
     choice = choice_of(fresh)
     assert set(choice_lines(choice)) <= set(lines)
-    *_, said, written, beside, step = lines
+    *_, said, written, beside, demo, step = lines
+    assert demo == DEMO_ANSWERED
     assert written == f"written: {fresh}/answers/test/submission.jsonl"
     files = [part.partition(", ")[0] for part in beside.removeprefix("beside it: ").split("; ")]
     assert all((fresh / "answers/test" / name).is_file() for name in files)
@@ -182,7 +183,7 @@ def test_the_choice_is_resumed_and_made_once_for_each_way_to_reply(
     assert len(running_engine) == 4, "refused before the engine starts"
     monkeypatch.setattr("panjue.prompts.cli_generate.held_out_file", None)  # nobody looks for them
     before = held_out_of_all(fresh)
-    assert lines_of(fresh, "answers=later")[-4] == lines[-4]
+    assert lines_of(fresh, "answers=later")[-5] == lines[-5]
     assert held_out_of_all(fresh) == before, "these answers are made as those of the first choice"
 
 
@@ -303,7 +304,7 @@ def test_a_dev_file_of_the_training_is_asked_once(
     if asked:
         rows = fresh / "answers/test/completions.jsonl"
         assert rows.read_bytes() == (held_out_of(fresh) / "completions.jsonl").read_bytes()
-    assert lines_of(fresh)[-4] == lines[-4]
+    assert lines_of(fresh)[-5] == lines[-5]
     assert len(running_engine) == 1
 
 
@@ -313,9 +314,9 @@ def test_who_answers_can_be_said_and_said_again(
     completions = run / "answers/test/completions.jsonl"
     before = completions.read_bytes()
     said = "answered by the text classifier, as answer=classifier says"
-    assert lines_of(run, "answer=classifier")[-4] == said
+    assert lines_of(run, "answer=classifier")[-5] == said
     own = submission(run)
-    assert lines_of(run, "answer=model")[-4] == "answered by the model, as answer=model says"
+    assert lines_of(run, "answer=model")[-5] == "answered by the model, as answer=model says"
     assert submission(run) == submission(answered)
     done = panjue("decode", run / "answers/test", "answer=classifier")
     assert (done.returncode, submission(run)) == (0, own)
@@ -342,9 +343,9 @@ def test_without_the_file_of_the_training_an_earlier_choice_counts_or_who_answer
     of_fresh, of_elsewhere = (model_sha256(run / "adapter") for run in (fresh, elsewhere))
     choices = choices.replace(of_fresh, of_elsewhere)
     (elsewhere / "adapter/choice.json").write_text(choices, "utf-8")
-    assert lines_of(elsewhere)[-4] == lines[-4]
+    assert lines_of(elsewhere)[-5] == lines[-5]
     other = lines_of(elsewhere, "answers=seeded", "seed=1")
-    assert other[-4] == lines[-4]
+    assert other[-5] == lines[-5]
     assert "who answers was decided by answers that were made otherwise: seed: 0 -> 1" in other
 
 
