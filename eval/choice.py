@@ -17,6 +17,7 @@ from panjue.finetune.classifier.calibration import FieldAnswer, calibration_of
 from panjue.finetune.classifier.opinions import Advisor
 from panjue.finetune.trained import made_from
 from panjue.prompts.example import Decoded, Example, first_reply, is_same
+from panjue.prompts.plumbing.intervals import NO_INTERVAL, interval_text
 from panjue.prompts.plumbing.progress import counted
 from panjue.prompts.plumbing.records import Best, Candidate, Choice, model_less_classifier
 from panjue.prompts.plumbing.version import panjue_version
@@ -48,7 +49,7 @@ def best_of(values: Mapping[str, MetricValues], metrics: Mapping[str, str]) -> C
         less_first = {}
         for other, differences in compared.items():
             of = differences[metric]
-            less_first[other] = (of.mean, of.low, of.high)
+            less_first[other] = without_nan((of.mean, of.low, of.high))
         best[name] = Best(candidate=next(are_best), metric=metric, less_first=less_first)
     candidates = {}
     for name, summary in summaries.items():
@@ -133,10 +134,12 @@ def choice_lines(choice: Choice) -> Iterator[str]:
     yield f"{choice.cases} held-out cases compare model and text classifier; {counted}"
     for name, best in choice.best.items():
         mean, low, high = model_less_classifier(best)
+        difference = f"difference {mean:+.4f}"
+        if (interval := interval_text((low, high), "+.4f", " to ")) != NO_INTERVAL:
+            difference += f", 95% interval {interval}"
         yield (
             f"  {name}: {best.metric} model {choice.score(name, 'model'):.4f}, text classifier "
-            f"{choice.score(name, 'classifier'):.4f} (difference {mean:+.4f}, 95% interval "
-            f"{low:+.4f} to {high:+.4f}): {best.candidate}"
+            f"{choice.score(name, 'classifier'):.4f} ({difference}): {best.candidate}"
         )
     if choice.counted < FEW:
         yield f"  under {FEW} cases count: who is better there may be luck"

@@ -21,6 +21,7 @@ from panjue.eval.metric_values import (
     weighted_mean,
 )
 from panjue.prompts.plumbing.errors import UserError, printable
+from panjue.prompts.plumbing.intervals import interval_text
 from panjue.prompts.reader import Reader
 from panjue.prompts.tasks.metrics import Numbers
 from panjue.serve.answers import Answered
@@ -38,7 +39,7 @@ class Difference:
     first: float
     second: float
     mean: float  # second minus first
-    low: float  # the ends of its 95% interval, by the paired bootstrap over examples
+    low: float  # the ends of its 95% interval, by the paired bootstrap over examples; NaN: none
     high: float
 
 
@@ -145,7 +146,7 @@ def show_runs(comparison: Comparison, first: str, second: str, console: Console)
             f"{of.first:.4f}",
             f"{of.second:.4f}",
             f"{of.mean:+.4f}",
-            f"{of.low:+.4f} - {of.high:+.4f}",
+            interval_text((of.low, of.high), "+.4f"),
             style="bold" if name == headline else None,
         )
     console.print(table)

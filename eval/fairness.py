@@ -29,6 +29,7 @@ from panjue.eval.metric_values import (
 )
 from panjue.prompts.example import UNKNOWN
 from panjue.prompts.plumbing.errors import UserError, did_you_mean, printable
+from panjue.prompts.plumbing.intervals import interval_text
 from panjue.prompts.reader import Reader
 
 MIN_EXAMPLES = 20
@@ -43,10 +44,12 @@ class Group:
     counted: int  # those of them that count
     value: float
     """The metric over them; NaN if it has nothing to score: no number over groups counts it."""
-    low: float  # the ends of its 95% interval, by the bootstrap over examples
+    low: float  # the ends of its 95% interval, by the bootstrap over examples; NaN: there is none
     high: float
     flagged: bool  # fewer than `MIN_EXAMPLES` count: no number over groups counts it
-    unweighted: bool  # all its examples have weight 0, so `value` is an unweighted mean
+    unweighted: bool
+    """All its examples have weight 0, so `value` is an unweighted mean, which counts for nothing
+    beside groups that have a weight."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Attribute:
     worst_group: str | None
     gap: float | None  # the highest value minus the lowest
     unknown: int  # number of examples without a known group; they are in no group
-    groups: dict[str, Group]  # name -> group, the largest first
+    groups: dict[str, Group]  # name -> group, those first of which most examples count
 
 
 @dataclass(frozen=True)
@@ -110,8 +113,7 @@ def _compare_groups(values: MetricValues, attribute: str) -> Attribute:
     unknown = summaries.pop(UNKNOWN, None)
     metric = values.task.score.headline
     groups = {}
-    for name in sorted(summaries, key=lambda name: -summaries[name].examples):
-        summary = summaries[name]
+    for name, summary in sorted(summaries.items(), key=lambda item: -item[1].counted):
         low, high = summary.interval[metric]
         groups[name] = Group(
             n=summary.examples,
@@ -160,7 +162,7 @@ def _table(attribute: str, groups: Mapping[str, Group], metric: str) -> Table:
             Text(printable(f"{name}*" if group.flagged else name)),
             counted_size(group.n, group.counted),
             _number(group.value),
-            f"{_number(group.low)} - {_number(group.high)}",
+            interval_text((group.low, group.high)),
             style="dim" if group.flagged else None,
         )
     return table

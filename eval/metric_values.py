@@ -6,7 +6,7 @@ Every command that scores adds examples to a `MetricValues` and calls `summarize
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,7 @@ class Summary:
     examples: int
     mean: dict[str, float]
     interval: dict[str, tuple[float, float]]
+    """NaN where there is none: of one example that counts, or where no draw has a value."""
     counted: int  # the examples that count: those with a weight, or all if all weights are 0
     unweighted: bool = False  # all weights are 0, so the means are unweighted
 
@@ -178,7 +179,7 @@ def summarize(
         weights = weights[members]
         numbers = numbers[members]
     mean = weighted_mean(values.task, weights, numbers)
-    ends = np.stack([mean, mean])
+    ends = np.full((2, len(mean)), np.nan)
     if resamples:
         ends = percentiles(resampled(values.task, weights, numbers, resamples))
     names = values.task.score.names
@@ -195,9 +196,17 @@ def summarize(
 def summaries_by_group(
     values: MetricValues, attribute: str, *, resamples: int = RESAMPLES
 ) -> dict[str, Summary]:
-    """Return the metrics of every group of an attribute; that of the others is `UNKNOWN`."""
-    groups = values.members(attribute).items()
-    return {name: summarize(values, rows, resamples=resamples) for name, rows in groups}
+    """Return the metrics of every group of an attribute; that of the others is `UNKNOWN`.
+
+    Of a group whose examples all have weight 0 none counts, unless that is so of all examples.
+    """
+    summaries = {}
+    for name, rows in values.members(attribute).items():
+        summary = summarize(values, rows, resamples=resamples)
+        if summary.unweighted and values.weights.any():
+            summary = replace(summary, counted=0)
+        summaries[name] = summary
+    return summaries
 
 
 def or_ones(weights: Numbers) -> Numbers:
@@ -214,7 +223,8 @@ def weighted_mean(task: Task, weights: Numbers, values: Numbers) -> Numbers:
 def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> Numbers:
     """Return the metrics of bootstrap draws (seed 0), [draws, metrics].
 
-    What has weight 0 is not drawn: it would only make the draws smaller.
+    What has weight 0 is not drawn: it would only make the draws smaller. Of one example that counts
+    there are no draws, but NaN: each would be that example, and their interval a point.
     """
     generator = np.random.default_rng(0)
     weights = or_ones(weights)
@@ -222,6 +232,8 @@ def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> 
     weights = weights[is_counted]
     values = values[is_counted]
     n = len(weights)
+    if n == 1:
+        return np.full((resamples, len(task.score.metrics)), np.nan)
     sums = np.empty((resamples, values.shape[1]))
     totals = np.empty(resamples)
     for i in range(resamples):

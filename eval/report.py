@@ -31,6 +31,7 @@ from panjue.prompts.example import Decoded, Example, first_reply
 from panjue.prompts.names import split_at_names
 from panjue.prompts.plumbing.config import scrubbed
 from panjue.prompts.plumbing.files import atomic_write, flat
+from panjue.prompts.plumbing.intervals import interval_text
 from panjue.prompts.plumbing.ours import lies_in_ours
 from panjue.prompts.plumbing.progress import duration
 from panjue.prompts.plumbing.records import (
@@ -396,6 +397,7 @@ def page(result: PageData) -> str:
         remarks=lines,
         agreements=AGREEMENTS,
         model_less_classifier=model_less_classifier,
+        interval_text=interval_text,
         style=(FOLDER / "report.css").read_text("utf-8"),
         script=(FOLDER / "report.js").read_text("utf-8"),
         data=data,

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from panjue.finetune.trained import Trained, open_trained
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines, sha256
+from panjue.prompts.plumbing.intervals import with_interval
 from panjue.prompts.plumbing.ours import record_keys
 from panjue.prompts.plumbing.records import (
     CHOSEN,
@@ -142,9 +143,7 @@ def headline_of(scores: StoredScores | None, metric: str) -> str:
     mean = scores.mean(metric) if scores else None
     if scores is None or mean is None:
         return "not scored"
-    low, high = scores.interval.get(metric, (None, None))
-    interval = "" if low is None or high is None else f" ({low:.3f}-{high:.3f})"
-    return f"{mean:.3f}{interval}"
+    return with_interval(mean, scores.ends(metric), ".3f", "-")
 
 
 COLUMNS = ("run", "base", "method", "examples", "steps", "loss", "score (95%)", "date")

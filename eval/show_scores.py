@@ -13,6 +13,7 @@ from panjue.eval.reliability import show_reliability
 from panjue.eval.score import ScoreResult
 from panjue.eval.twins import NEAR, NearTwins
 from panjue.prompts.plumbing.errors import printable
+from panjue.prompts.plumbing.intervals import interval_text, with_interval
 from panjue.serve.tally import without_reply
 
 MAX_GROUP_COLUMNS = 6
@@ -37,8 +38,7 @@ def show(scores: ScoreResult, console: Console) -> None:
     columns = [Column(name, no_wrap=True) for name in ("metric", "score", "95% interval")]
     table = Table(*columns, *scores.baselines)
     for name, value in scores.total.mean.items():
-        low, high = scores.total.interval[name]
-        interval = f"{low:.4f} - {high:.4f}"
+        interval = interval_text(scores.total.interval[name])
         baselines = [f"{mean[name]:.4f}" for mean in scores.baselines.values()]
         style = "bold" if name == scores.headline else None
         table.add_row(name, f"{value:.4f}", interval, *baselines, style=style)
@@ -162,9 +162,9 @@ def _remark_on_twins(scores: ScoreResult, twins: NearTwins) -> Remark:
     in_chinese = f"{count} 个案件在训练数据中有几乎相同的案件（{NEAR:.0%} 的 n-gram 相同）"
     if twins.without is None:
         return Remark(said, f"{in_chinese}。")
-    mean = twins.without.mean[scores.headline]
-    low, high = twins.without.interval[scores.headline]
-    score = f"{scores.headline} {mean:.4f} ({low:.4f} - {high:.4f})"
+    of_others = twins.without
+    mean = with_interval(of_others.mean[scores.headline], of_others.interval[scores.headline])
+    score = f"{scores.headline} {mean}"
     return Remark(f"{said}; without them {score}", f"{in_chinese}；不计这些案件：{score}。")
 
 

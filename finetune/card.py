@@ -15,6 +15,7 @@ from panjue.prompts.model import is_demo, is_hub_name
 from panjue.prompts.plumbing.config import DATA_FILES, scrubbed
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import atomic_write, dump
+from panjue.prompts.plumbing.intervals import interval_text, with_interval
 from panjue.prompts.plumbing.progress import duration
 from panjue.prompts.plumbing.records import (
     MANIFEST,
@@ -182,7 +183,7 @@ def is_by(trained: Trained, record: AnswersRecord) -> bool:
 def choice_rows(choice: Choice) -> Iterator[tuple[str, ...]]:
     for name, best in choice.best.items():
         mean, low, high = model_less_classifier(best)
-        interval = f"{mean:+.4f} ({low:+.4f} to {high:+.4f})"
+        interval = with_interval(mean, (low, high), "+.4f", " to ")
         scores = [f"{choice.score(name, who):.4f}" for who in ("model", "classifier")]
         yield (name, best.metric, *scores, interval, best.candidate)
 
@@ -204,14 +205,11 @@ def test_lines(trained: Trained) -> Iterator[str]:
         if scores.in_sample:
             yield f"Not for comparison: {scores.in_sample}."
         yield ""
-        rows = [(metric, *mean_and_interval(scores, metric)) for metric in task.score.names]
+        rows = []
+        for metric in task.score.names:
+            interval = interval_text(scores.ends(metric), between=" to ")
+            rows.append((metric, number(scores.mean(metric)), interval))
         yield from table(("metric", "score", "95% interval"), rows)
-
-
-def mean_and_interval(scores: StoredScores, metric: str) -> tuple[str, str]:
-    """Return a metric's mean and its interval as texts."""
-    low, high = scores.interval.get(metric, (None, None))
-    return number(scores.mean(metric)), f"{number(low)} to {number(high)}"
 
 
 def number(value: float | None) -> str:

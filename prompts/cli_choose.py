@@ -18,6 +18,7 @@ from panjue.finetune.trained import Trained, read_trained
 from panjue.prompts.cli_generate import held_out_file, refuse_others
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import delete, exclusive_lock, write_json
+from panjue.prompts.plumbing.intervals import interval_text, with_interval
 from panjue.prompts.plumbing.records import (
     CHOSEN,
     MANIFEST,
@@ -177,10 +178,11 @@ def show_candidates(chosen: Choice, console: Console) -> None:
         table.add_row(metric, *cells, style="bold" if metric == best.metric else None)
     console.print(table)
     mean, low, high = best.less_first.get(chosen.adapter, (0.0, 0.0, 0.0))
+    interval = interval_text((low, high), "+.4f", " to ")
     console.print(str(chosen))
     console.print(
         f"  less step {first.step}, of the lowest loss: {mean:+.4f} "
-        f"(95% interval {low:+.4f} to {high:+.4f}, on the cases that have chosen)"
+        f"(95% interval {interval}, on the cases that have chosen)"
     )
     if chosen.counted < FEW:
         console.print(f"  under {FEW} cases count: who is better there may be luck")
@@ -188,6 +190,5 @@ def show_candidates(chosen: Choice, console: Console) -> None:
 
 def shown(candidate: Candidate, metric: str) -> str:
     """Return a metric with its interval, in 16 characters: `.891 (.856-.922)`."""
-    ends: Mapping[str, tuple[float | None, float | None]] = candidate.interval
-    low, high = (f"{end:.3f}".removeprefix("0") if end is not None else "-" for end in ends[metric])
-    return f"{candidate.metrics[metric]:.3f} ({low}-{high})".removeprefix("0")
+    text = with_interval(candidate.metrics[metric], candidate.interval[metric], ".3f", "-")
+    return text.replace("0.", ".")

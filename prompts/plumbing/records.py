@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from panjue.prompts.plumbing.config import first_complaint
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import difference, read_object, read_record, sha256, write_json
+from panjue.prompts.plumbing.intervals import Ends
 
 MANIFEST = "manifest.json"
 CHOICE = "choice.json"
@@ -233,7 +234,7 @@ class StoredScores(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     examples: int
-    interval: dict[str, tuple[float | None, float | None]]
+    interval: dict[str, Ends]
     """Metric -> its 95% interval."""
     answered_by: str = ""
     in_sample: str = ""
@@ -256,11 +257,16 @@ class StoredScores(BaseModel):
     def mean(self, metric: str) -> float | None:
         return (self.model_extra or {}).get(metric)
 
+    def ends(self, metric: str) -> Ends:
+        """Return a metric's interval; versions before 0.5 wrote one of a single case too."""
+        counted = (self.model_extra or {}).get("counted", self.examples)
+        return self.interval.get(metric, (None, None)) if counted > 1 else (None, None)
+
 
 WHOLE = "answer"
 """What is decided where candidates answer whole cases, and not single fields."""
 
-MeanInterval = tuple[float, float, float]
+MeanInterval = tuple[float, float | None, float | None]
 """A mean, and the ends of its 95% interval, by a paired bootstrap over the same cases."""
 
 
@@ -270,7 +276,7 @@ class Candidate(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     metrics: dict[str, float]
-    interval: dict[str, tuple[float | None, float | None]] = Field(default_factory=dict)
+    interval: dict[str, Ends] = Field(default_factory=dict)
     """Metric -> its 95% interval."""
     sha256: str = ""
     """Of the weights, if the candidate is an adapter of one step."""
@@ -293,6 +299,8 @@ class Best(BaseModel):
 def model_less_classifier(best: Best) -> MeanInterval:
     """Return how much better the model is at a field than the text classifier."""
     mean, low, high = best.less_first["classifier"]
+    if low is None or high is None:
+        return 0 - mean, None, None
     return 0 - mean, 0 - high, 0 - low
 
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,11 +182,47 @@ def test_single_defendants_are_unweighted_as_in_the_table_of_score(
             assert (group.n, group.value) == (summary.examples, summary.mean["final"])
     both = report.attributes["g"].groups["both"]
     assert (both.n, both.counted, both.flagged) == (21, 1, True), "its value is that of one case"
-    assert [group.flagged for group in report.attributes["defendants"].groups.values()] == [0, 1]
+    by_number = report.attributes["defendants"].groups
+    assert {name: group.counted for name, group in by_number.items()} == {"2": 1, "1": 0}
+    assert all(group.flagged for group in by_number.values())
     text = printed(report, capsys)
+    assert "20 (0 counted)" in text
     assert text.count("unweighted means, as all examples have weight 0: 1\n") == 1
     assert "21 (1 counted)" in text
     assert text.startswith("final 0.0000 over all 21 (1 counted) examples")
+
+
+def persons_of(names: Sequence[str], right: Mapping[str, bool], case: Any, folder: Path) -> Path:
+    """Write a case for each text of names, in its group, and answers that are right or wrong."""
+    cases, answers = [], []
+    for number, together in enumerate(names):
+        row = case(number, *((name, ["盗窃罪"], ["264"], 11) for name in together))
+        cases.append({**row, "groups": {"court": together}})
+        judged = {"charges": ["盗窃罪"], "articles": ["264"], "penalty": 11}
+        judgments = [{"name": name, **judged} for name in together] if right[together] else []
+        answers.append({"id": number, "judgments": judgments})
+    write(folder / "submission.jsonl", answers)
+    return write(folder / "gold.jsonl", cases)
+
+
+def test_cases_that_count_for_nothing_are_in_no_number_over_groups(
+    case: Any, tmp_path: Path
+) -> None:
+    """Single defendants, all judged wrong, have weight 0 in the official metric."""
+    right = {"甲": False, "乙丙": True, "丁戊": False, "己": True}
+    names = ["甲"] * 30 + ["乙丙"] * 20 + ["丁戊"] * 20
+    gold = persons_of(names, right, case, tmp_path)
+    reader = Reader(load_task("judgment"))
+    report = fairness(reader, gold, tmp_path, ["court"])
+    court = report.attributes["court"]
+    assert (report.total, report.counted, report.examples) == (0.5, 40, 70)
+    assert (court.mean, court.disparity, court.worst, court.gap) == (0.5, 0.5, 0, 1)
+    assert court.worst_group == "丁戊"
+    assert [*court.groups] == ["丁戊", "乙丙", "甲"], "those first that count"
+
+    gold = persons_of(["甲"] * 30 + ["己"] * 20, right, case, tmp_path)
+    court = fairness(reader, gold, tmp_path, ["court"]).attributes["court"]
+    assert (court.mean, court.gap, court.worst_group) == (0.5, 1, "甲"), "in a file of such cases"
 
 
 def test_what_is_printed_and_the_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,7 +184,8 @@ def test_a_page_that_is_full_says_so_and_counts_all_cases(
     monkeypatch.setattr(report, "MAX_CASE_BYTES", size)
     found = page_data(open_answers(hostile))
     assert (found.cases, found.n_cases) == (whole.cases[:1], 2)
-    assert (found.scores, found.classes) == (whole.scores, whole.classes)
+    assert repr(found.scores) == repr(whole.scores)
+    assert found.classes == whole.classes
     assert "Here are the first 1 of 2 cases;" in page(found)
     monkeypatch.setattr(report, "MAX_CASE_BYTES", 0)
     assert page_data(open_answers(hostile)).cases == []

@@ -13,7 +13,7 @@ from panjue.eval.runs import list_runs
 from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump, sha256, write_json
+from panjue.prompts.plumbing.files import dump, read_json, sha256, write_json
 from panjue.prompts.plumbing.records import TrainingSummary
 from tests.records import ANSWERED, TRAINED
 
@@ -114,6 +114,14 @@ def test_scores_of_another_submission_or_of_some_cases_do_not_count(ten: Path) -
     write_json(answers / "decode.json", {"examples": 9})
     (answers / "submission.jsonl").write_text("{ }\n", "utf-8")
     assert score_of(ten / "run0", "dev") == "not scored"
+
+
+@pytest.mark.parametrize("of_one", [{"examples": 1}, {"examples": 9, "counted": 1}])
+def test_a_score_of_one_case_has_no_interval(ten: Path, of_one: dict[str, int]) -> None:
+    """Versions before 0.5 wrote one."""
+    path = ten / "run0/answers/dev/scores.json"
+    write_json(path, {**read_json(path), **of_one})
+    assert score_of(ten / "run0", "dev") == "0.548"
 
 
 def test_a_score_of_another_step_than_the_chosen_one_says_so(ten: Path) -> None:

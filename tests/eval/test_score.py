@@ -109,7 +109,8 @@ def test_groups_by_hand(scored: Scored, answers: list[dict[str, Any]]) -> None:
     assert groups["defendants"]["4"] == pytest.approx({**counts, **TWO})
     # The one defendant has weight 0: the group's mean is the plain one.
     lone = {**dict.fromkeys(ONE, 0.0), "penalty_accuracy": 1.0, "final": 0.4}
-    assert groups["defendants"]["1"] == pytest.approx({**counts, "unweighted": True, **lone})
+    counts = {"examples": 1, "counted": 0, "unweighted": True}
+    assert groups["defendants"]["1"] == pytest.approx({**counts, **lone})
 
 
 def test_what_counts_for_nothing_is_marked_in_groups_and_numbers(
@@ -232,11 +233,12 @@ def test_mean_and_interval_lie_within_the_values(pairs: list[tuple[float, float]
     weights, values = map(list, zip(*pairs, strict=True))
     summary = summarize(columns(weights, values), resamples=40)
     low, high = summary.interval["final"]
-    for number in (low, high, summary.mean["final"]):
-        assert min(values) - 1e-9 <= number <= max(values) + 1e-9
-    assert low <= high
     assert summary.unweighted == (not any(weights))
-    assert summarize(columns(weights, values), resamples=40) == summary
+    assert repr(summarize(columns(weights, values), resamples=40)) == repr(summary)
+    ends = [] if summary.counted == 1 else [low, high]
+    for number in (*ends, summary.mean["final"]):
+        assert min(values) - 1e-9 <= number <= max(values) + 1e-9
+    assert low <= high if ends else np.isnan([low, high]).all()
 
 
 @given(NUMBERS)
@@ -246,7 +248,8 @@ def test_what_has_weight_0_changes_no_interval(pairs: list[tuple[float, float]])
     counted = [pair for pair in pairs if pair[0] > 0] or pairs
     alone = columns(*map(list, zip(*counted, strict=True)))
     among = columns(weights, values)
-    assert summarize(among, resamples=40).interval == summarize(alone, resamples=40).interval
+    of_alone = summarize(alone, resamples=40).interval["final"]
+    assert repr(summarize(among, resamples=40).interval["final"]) == repr(of_alone)
     assert summarize(among, resamples=0).counted == len(counted)
 
 

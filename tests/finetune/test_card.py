@@ -101,6 +101,9 @@ def test_scores_come_into_the_card_and_an_edited_one_stays(
     low, high = scores["interval"]["final"]
     assert f"| final | {scores['final']:.4f} | {low:.4f} to {high:.4f} |" in text
     assert before == (open_trained(run).record, (run / "adapter/manifest.json").read_bytes())
+    write_json(run / "answers/test/scores.json", {**scores, "counted": 1})
+    update_card(open_trained(run))
+    assert f"| final | {scores['final']:.4f} | - |" in card(run), "one case has no interval"
     assert panjue("decode", run / "answers/test", "answer=classifier").returncode == 0
     assert "Scores on" not in card(run), "they are of another submission"
     edited = text.replace("# run", "# My adapter")

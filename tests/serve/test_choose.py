@@ -124,6 +124,8 @@ def test_the_best_adapter_is_chosen(chosen_run: Path, panjue: Panjue) -> None:
     assert chosen.adapter == "kept/step-4"
     assert chosen.candidates["kept/step-4"].metrics["final"] == pytest.approx(1)
     mean, low, high = chosen.best[WHOLE].less_first["kept/step-4"]
+    assert low is not None
+    assert high is not None
     assert 0 < low <= mean <= high
     assert said_of(chosen_run) in lines
     assert lines[-1] == f"next: panjue generate {chosen_run} TEST"
