@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -23,6 +23,7 @@ from panjue.serve.decoding import decoding_of
 from panjue.serve.tally import without_reply
 
 MAX_SHOWN_LABELS = 5
+MAX_NOTED_CASES = 3
 
 
 @dataclass
@@ -31,13 +32,25 @@ class Notes:
 
     Attributes:
         names: Those of the cases, and those that their facts do not have.
+        cases: `id: note` of the cases that have notes, the first ones.
+        n_cases: The number of all such notes.
         gold: The labels of the cases' answers; empty if they have none.
         not_in_gold: Field and label -> how often the submission has it, of labels that are not.
     """
 
     names: NameCount = field(default_factory=NameCount)
+    cases: list[str] = field(default_factory=list)
+    n_cases: int = 0
     gold: Labels = field(default_factory=Labels)
     not_in_gold: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def of(self, examples: Iterable[Example]) -> Iterator[Example]:
+        """Yield the cases, and keep what is noted of them."""
+        for example in self.names.of(examples):
+            self.n_cases += len(example.notes)
+            noted = [f"id {example.id}: {note}" for note in example.notes]
+            self.cases += noted[: MAX_NOTED_CASES - len(self.cases)]
+            yield example
 
     def add(self, task: Task, row: Row) -> None:
         with suppress(KeyError, TypeError):  # a row of another form, whose faults are named
@@ -49,6 +62,8 @@ class Notes:
 
     def lines(self, task: Task) -> Iterator[str]:
         yield from self.names.lines()
+        if self.n_cases:
+            yield f"notes on cases: {self.n_cases}, first: {' | '.join(self.cases)}"
         shown = []
         for (name, label), count in self.not_in_gold.most_common(MAX_SHOWN_LABELS):
             hint = self.gold.did_you_mean(task.answer.kind(name), label)
@@ -80,7 +95,7 @@ def check(
     labels = _known_labels(task, lists, submission)
     same = task.data.submission.same
     notes = notes or Notes()
-    examples = notes.names.of(reader.read(cases))
+    examples = notes.of(reader.read(cases))
     case_ids: dict[str, int | str] = {same(example.id): example.id for example in examples}
     if not case_ids:
         raise UserError(f"{cases}: has no cases")

@@ -23,12 +23,24 @@ WORDS = """
     甲方 乙方 丙方 己方 甲级 乙级 甲型 乙型 丙型 甲类 乙类 丙类 甲肝 乙肝 丙肝 甲流 乙脑
     甲卡西酮 丙泊酚 丁丙诺啡 戊巴比妥 二甲双胍 甲状腺 甲骨文 甲壳 甲板 甲鱼 甲虫 甲沟炎
     指甲 趾甲 装甲 马甲 铠甲 盔甲 美甲 花甲 穿山甲 龟甲
-    丁字 丁香 园丁 壮丁 自己 知己 异己 己见 己有 辛苦 艰辛 辛辣 辛勤
+    丁字 丁香 园丁 壮丁 自己 红颜知己 知己知彼 异己 [执抒]己见 (?<![认以])为己[有用]
+    辛苦 艰辛 辛辣 辛勤
 """.split()  # noqa: SIM905  # one word a line would be too long
-"""Other words. On 62,000 places of real names, each changed to a stem, 78 are lost, and of 8,400
-stems in words and other names 430 are left."""
+"""Other words, as patterns. Of 434,000 places of real names, each with every stem in its place, 34
+are lost, and of 4,055 stems in words and other names 151 are left."""
 
-WITH_STEM = re.compile(f"{SUBSTANCE}|{'|'.join(WORDS)}|某[{STEMS}]|[{STEMS}]某")
+AFTER_STEM = """
+    类似 类推 类比 类同 方才 级别 型号 板凳 板砖 字迹 字据 字条 香烟 香港 香肠 香蕉 香皂
+    肝脏 肝区 肝部 肝叶 肝破裂 肝挫 肝损 流血 流产 流窜 流氓 流出 流下 流入 流动 流泪 流露
+    脑部 脑袋 脑震荡 脑出血 脑外伤 脑挫 脑损 脑内 脑后
+    酸奶 酸菜 酸痛 酸楚 氧气 硫酸 硫磺 硝铵 硝酸 硝烟 氨水 氨气 氯胺酮 碘酒 碘伏
+""".split()  # noqa: SIM905  # one word a line would be too long
+"""Words that begin as the end of such a word or substance: 甲类似 and 丁酸奶 name somebody."""
+
+WITH_STEM = re.compile(
+    f"(?![{STEMS}](?:{'|'.join(AFTER_STEM)}))"
+    f"(?:{SUBSTANCE}|{'|'.join(WORDS)}|某[{STEMS}]|[{STEMS}]某)"
+)
 """What has a stem that names nobody; 甲某 and 王某甲 are other persons than 甲."""
 
 TAKEN = "\ud800"

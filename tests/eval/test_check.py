@@ -1,7 +1,9 @@
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -251,6 +253,22 @@ def test_labels_that_no_gold_answer_has_are_named_with_the_nearest_one(
         "labels that no gold answer has: 3 × charges '盗窃'; did you mean '盗窃罪'? | "
         "3 × charges '抢劫罪' | 3 × articles '２６４'; did you mean '264'?"
     ]
+
+
+def test_what_is_noted_of_the_cases_is_no_fault(
+    tmp_path: Path, panjue: Callable[..., CompletedProcess[str]]
+) -> None:
+    sample = shutil.copytree(task_folders()["dialogue"] / "sample.folder", tmp_path / "cases")
+    task = load_task("dialogue")
+    with task.data.submission.writing(tmp_path / "submission") as write_row:
+        for example in Reader(task).read(sample):
+            write_row(task.gold(example))
+    emo = sample / "emo/emo_2.json"
+    emo.write_text(emo.read_text("utf-8").replace('"1": {', '"9": {'), "utf-8")
+    done = panjue("check", tmp_path / "submission", "--cases", sample, "--task", "dialogue")
+    assert done.returncode == 0, done.stderr
+    noted = "notes on cases: 1, first: id 2: holder 9 says nothing: 1 emotions that no reply can"
+    assert done.stdout.splitlines()[0].startswith(noted)
 
 
 def test_names_that_the_facts_do_not_have_are_counted(case: Row, row: Row, write: Write) -> None:

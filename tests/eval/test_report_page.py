@@ -80,7 +80,9 @@ def test_names_stay_text(opened: Any, hostile: Path) -> None:
     marks = opened.locator("#list button").all_inner_texts()
     assert [mark.splitlines()[0] for mark in marks] == ["1 ✗ charges, penalty", "2 ✓"]
     sizes = opened.locator(".groups >> nth=0 >> tr")
-    assert sizes.all_inner_texts()[1:] == ["1*\t1 (counted: 0)\t\t1.0000", "3\t1\t\t0.7667"], "1: weight 0"
+    assert sizes.all_inner_texts()[1:] == ["1*\t1 (counted: 0)\t\t1.0000", "3\t1\t\t0.7667"], (
+        "1: weight 0"
+    )
     # Groups called as the page's own filters stay apart from them.
     opened.get_by_label("charges").select_option("抢劫罪")
     opened.get_by_label("class", exact=True).select_option("US$5 - $\\foo$")

@@ -37,10 +37,26 @@ def named(text: str, *names: str) -> str:
         "[乙]卖给[甲]甲卡西酮和1,4-丁二醇，还有二甲苯",
         "[甲]开装甲车，指甲受伤；合同的甲方是[乙]，乙方是[甲]。",
         "[甲]伙同甲某、王某甲打[乙]",
+        "贩卖甲类毒品；患甲肝、乙脑、甲流；[乙]饮甲酸、乙酸乙酯，服甲硝唑；乙方向甲方付款",
     ],
 )
 def test_a_name_within_a_word_is_no_name(text: str) -> None:
     assert named(re.sub(r"[\[\]]", "", text), "甲", "乙") == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[乙]的手段与[甲]类似，比照[乙]类推；给[丁]酸奶、香烟",
+        "致[甲]肝脏破裂、[乙]脑部受伤；[甲]流血不止；[乙]脑震荡；打得[甲]酸痛",
+        "卖给[甲]氯胺酮，卖给[乙]硝铵炸药；朝[丙]硫酸泼去",
+        "[甲]见状告知[己]，[己]见面后逃跑，[己]有自首情节；据为己有，占为己用，固执己见",
+        "自己、红颜知己、异己都不是[己]",
+    ],
+)
+def test_a_name_before_a_word_is_a_name(text: str) -> None:
+    """Although its character and the first one of the word are another word: 甲类, 丁酸, 知己."""
+    assert named(re.sub(r"[\[\]]", "", text), *"甲乙丙丁己") == text
 
 
 def test_examples_of_other_names() -> None:

@@ -4,7 +4,7 @@ All is read as the organisers' scripts read it: their baselines leave out fields
 a list of one, and numbers for texts. What the scripts cannot read counts as not given.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError
@@ -108,6 +108,14 @@ def unknown_states(events: Mapping[str, Sequence[Row]], states: Sequence[str]) -
                 state = emotion["state"]
                 if state not in states:
                     yield f"holder {holder}: the state {state!r} is none of the five"
+
+
+def silent_holders(events: Mapping[str, Sequence[Row]], speaking: Container[str]) -> Iterator[str]:
+    """Yield the holders of gold emotions who are not among the speakers: no reply has them."""
+    for holder, own in events.items():
+        count = sum(len(event["emotions"]) for event in own)
+        if count and holder not in speaking:
+            yield f"holder {holder} says nothing: {count} emotions that no reply can have"
 
 
 class Sentence(NamedTuple):

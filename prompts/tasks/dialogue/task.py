@@ -21,6 +21,7 @@ from panjue.prompts.tasks.dialogue.sextuples import (
     decode,
     reserve,
     schema,
+    speakers,
 )
 from panjue.prompts.tasks.dialogue.solve import SolveConfig, head, inputs, solve, transcript
 from panjue.prompts.tasks.dialogue.submission import (
@@ -28,6 +29,7 @@ from panjue.prompts.tasks.dialogue.submission import (
     check,
     events_by_holder,
     form_faults,
+    silent_holders,
     source_number,
     unknown_sentiments,
     unknown_states,
@@ -54,6 +56,7 @@ def read(row: Mapping[str, Any]) -> Example:
         # Gold with unknown labels is scored, but training refuses it. Its states may be empty.
         notes += unknown_sentiments(sextuples)
         notes += unknown_states(events or {}, (*SENTIMENTS, ""))
+        notes += silent_holders(events or {}, speakers(turns))
     return Example(
         id=str(id_of(row)),
         text=transcript(turns),

@@ -184,6 +184,18 @@ def test_gold_may_have_an_empty_state(sentiment: str, state: str, note: str | No
     assert example.notes == ((note,) if note else ())
 
 
+def test_emotions_of_a_holder_who_says_nothing_are_noted() -> None:
+    """No reply can have them, and training leaves them out."""
+    emotion = {"state": "doubt", "reason": "理由", "source_id": "1"}
+    felt = {"events": [{"event": "事件", "emotions": [emotion, emotion]}]}
+    emo = {"甲": felt, "乙": felt, "丙": {"events": []}}
+    chat = [{"Holder": "甲", "sentence": "…", **{field.title(): "" for field in SEXTUPLE}}]
+    example = TASK.data.read({"id": "1", "chat": chat, "emo": emo})
+    assert example.notes == ("holder 乙 says nothing: 2 emotions that no reply can have",)
+    [question] = TASK.training_examples(example)
+    assert [one["holder"] for one in (question.answer or {})["holders"]] == ["甲"]
+
+
 @pytest.mark.parametrize(
     ("emotions", "note"),
     [
@@ -228,3 +240,5 @@ def test_all_real_dialogues_are_read(real_data: Path) -> None:
     assert all(e.notes[0].startswith(f"emo/emo_{e.id}.json") for e in broken)
     assert sum(len(example.turns) for example in examples) == 43676
     assert sum("sentiment" in note for example in examples for note in example.notes) > 50
+    silent = [e.id for e in examples if any("says nothing" in note for note in e.notes)]
+    assert len(silent) == 155
