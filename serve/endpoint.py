@@ -74,10 +74,7 @@ class Endpoint:
     longest = 0  # not known
 
     def __init__(self, name: str) -> None:
-        url_and_model = parse_endpoint(name)
-        if url_and_model is None:
-            raise UserError(f"endpoint: {name!r} is not URL#MODEL, e.g. http://127.0.0.1:8000/v1#x")
-        self._url, self._model = url_and_model
+        self._url, self._model = parse_endpoint(name)
         self._failure = ""
         self._replies = 0
         self._refusals = 0

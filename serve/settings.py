@@ -15,6 +15,7 @@ from panjue.prompts.fingerprint import base_change
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import model_folder, prompt_sha256
 from panjue.prompts.plumbing.config import Config, check_known, check_managed, load_section
+from panjue.prompts.plumbing.endpoint import parse_endpoint
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.run import CONFIG
 from panjue.prompts.reader import OnBadRow
@@ -240,6 +241,7 @@ def generate_settings(
         raise UserError("ray: is not installed; .ci/install python3 ray")
     check_task(run, trained, config)
     if config.endpoint:
+        parse_endpoint(config.endpoint)  # before a folder of answers is made
         check_known("sampling", config.sampling, ENDPOINT_SAMPLING)
         further = config.sampling.get("extra_body") or {}
         if not isinstance(further, Mapping):

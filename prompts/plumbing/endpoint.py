@@ -10,22 +10,25 @@ import httpx
 from panjue.prompts.plumbing.errors import UserError, first_line
 
 
-def parse_endpoint(name: str) -> tuple[str, str] | None:
-    """Return the address and the model of `URL#MODEL`; None if `name` has another form."""
+def parse_endpoint(name: str) -> tuple[str, str]:
+    """Return the address and the model of `URL#MODEL`; UserError if `name` has another form."""
     url, _, model = name.partition("#")
+    other = UserError(f"endpoint: {name!r} is not URL#MODEL, e.g. http://127.0.0.1:8000/v1#x")
     try:
         parsed = httpx.URL(url)
         parsed.host.encode("idna")  # raises UnicodeError now instead of on connecting
     except (httpx.InvalidURL, UnicodeError):
-        return None
+        raise other from None
     if parsed.scheme not in {"http", "https"} or not parsed.host:
-        return None
+        raise other
     if parsed.userinfo:
         raise UserError(f"{parsed.host}: no password in an address; set its key variable instead")
     start, is_call, _ = url.partition("/chat/completions")
     if is_call:
         raise UserError(f"{url}: give the address without its end: {start}#{model or 'MODEL'}")
-    return (url.rstrip("/"), model) if model else None
+    if not model:
+        raise other
+    return url.rstrip("/"), model
 
 
 def key_of(variable: str) -> str:

@@ -474,6 +474,13 @@ def test_without_a_training_an_endpoint_is_needed(tmp_path: Path) -> None:
         generate_settings(tmp_path, None, ["task=severity"])
 
 
+def test_an_endpoint_without_its_model_makes_no_folder(tmp_path: Path, panjue: Panjue) -> None:
+    words = ["task=dialogue", "endpoint=http://127.0.0.1:9/v1"]
+    done = panjue("generate", tmp_path / "run", SAMPLE, *words)
+    assert "is not URL#MODEL, e.g. http://" in done.stderr
+    assert not (tmp_path / "run/answers").exists()
+
+
 def asked(server: Server, task: str, sample: Path, run: Path) -> list[str]:
     return ["generate", str(run), str(sample), f"task={task}", f"endpoint={server.name}"]
 
