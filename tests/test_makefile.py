@@ -87,11 +87,9 @@ def test_a_wrong_word_stops_make_before_anything_runs() -> None:
         assert re.fullmatch(r"make: \*\*\* \[Makefile:\d+: variables\] Error 2", of_make)
 
 
-def test_the_makefile_is_short_and_help_lists_every_target() -> None:
-    lines = Path("Makefile").read_text("utf-8").splitlines()
-    assert len(lines) <= 45
-    assert max(map(len, lines)) <= 110
-    targets, _ = re.findall(r"^\.PHONY: (.*)$", "\n".join(lines), re.MULTILINE)
+def test_help_lists_every_target_of_the_makefile() -> None:
+    text = Path("Makefile").read_text("utf-8")
+    targets, _ = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)
     listed = make("help").stdout
     assert "make sft generate score MODEL=" in listed
     for target in targets.split():
