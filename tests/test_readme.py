@@ -153,6 +153,12 @@ def test_both_languages_have_the_same_sections(chinese: str) -> None:
     assert english == other
 
 
+@pytest.mark.parametrize("chinese", CHINESE)
+def test_a_chinese_page_says_once_that_commands_speak_english(chinese: str) -> None:
+    assert text(chinese).count("命令的输出和帮助是英文") == 1
+    assert "您" not in text(chinese), "the reader is 你 on every page"
+
+
 def test_the_files_to_deploy_with() -> None:
     [unit] = blocks(text("serve/DEPLOY.md"), "ini")
     parser = configparser.ConfigParser(interpolation=None)
