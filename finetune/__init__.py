@@ -6,7 +6,7 @@ classifier/ (from fit.py on), data.py, packed_attention.py, trainer.py with repl
 checkpoints.py, kept.py and stop.py, training_log.py with estimate.py, summary.py, trained.py (a
 training that was opened) and card.py (the model card).
 
-words.py says what the words of `panjue sft` mean: which config, which run folder. vllm_probe.py
-asks vLLM whether it knows a base. base.py makes the demo's base model. make.py says what a target
-of the Makefile runs.
+words.py finds the config and the run folder that the arguments of `panjue sft` mean. vllm_probe.py
+asks vLLM whether it knows a base. base.py makes the demo's base model. make.py decides what a
+target of the Makefile runs.
 """

@@ -1,7 +1,7 @@
 """A tiny base model trained from scratch, for machines without access to the hub: `make base`.
 
 A byte-level tokenizer and a model of the Qwen3 architecture, both trained on invented cases with
-two or three defendants. It can do nothing else; it takes the place of a real Qwen.
+two or three defendants. The model can do nothing else. In the demo it stands in for a real Qwen.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ COMMON_CHARACTERS = """
 共官待究跟穿室程号居考突费倒价图具商专黄块脚改据破引食仍存众注某血备校务须试料调广查密议底列座参八除设线停际致阳李验
 助严证支罪犯刑盗窃抢劫诈骗毒赌伙窜抓获供述缴案款购售贩卖携刀鉴害嫌疑侦押逃骑驶撬锁殴租赃赔偿谅鉴县镇村街银
 """
-"""Frequent characters. With one token each, real cases are half as long as in bytes."""
+"""Frequent characters. Each gets a token: real cases then have half as many tokens as bytes."""
 
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
@@ -59,13 +59,14 @@ CHAT_TEMPLATE = (
 """The chat template of Qwen3's hybrid models, with the empty think block."""
 
 TEMPLATE_WORDS = "user\nassistant\n<think>\n\n</think>\n\n"
-"""What the template adds to each case but for special tokens: 9 tokens, and 31 without this."""
+"""Text that the template adds to each case, without special tokens. The tokenizer is trained on it,
+so that it takes 9 tokens; otherwise it would take 31."""
 
 
 def make_base(config: BaseConfig) -> None:
     """Write an untrained model to the folder `model`, then train it and save RUN/model.
 
-    An untrained model of other settings is replaced there, and nothing else.
+    There, an untrained model with other settings is replaced; nothing else is.
     """
     check_managed("shape", config.shape, ("eos_token_id", "pad_token_id"))
     check_known("shape", config.shape, Qwen3Config.__dataclass_fields__)

@@ -1,6 +1,6 @@
 """The model card of a training: README.md beside its weights, made from the records of the run.
 
-It has nothing of the cases: names and hashes of files, settings, numbers, and label counts.
+The card contains no text of a case, only file names and hashes, settings, numbers and label counts.
 """
 
 import hashlib
@@ -50,20 +50,21 @@ Trained on invented cases: its answers and scores have no legal meaning.
 """
 
 SEAL = "<!-- made by panjue, which leaves the card alone once its text is changed: "
-"""Begins the last line, which has the hash of the text above it."""
+"""Beginning of the last line, which contains the hash of the text above."""
 
 
 def write_card(trained: Trained, step: int | None) -> None:
-    """Write the card of a training into the folder of its weights, which are those of a step."""
+    """Write the card of a training into the folder of its weights, which come from `step`."""
     text = "\n".join(card_lines(trained, step)) + "\n"
     with atomic_write(trained.folder / CARD, is_as_written) as out:
         out.write(f"{text}{SEAL}{text_sha256(text)} -->\n")
 
 
 def update_card(trained: Trained) -> None:
-    """Write the card of a training again, after new scores, unless somebody has changed it.
+    """Write the card of a training again after new scores, unless somebody has changed the card.
 
-    That of an adapter without its run folder stays too: it has what the records there lack.
+    The card of an adapter without its run folder also stays, because it contains numbers that no
+    record beside the adapter has.
     """
     card = trained.folder / CARD
     if not card.exists() or not os.access(trained.folder, os.W_OK):
@@ -125,7 +126,7 @@ def front_matter(record: RunRecord) -> Iterator[str]:
 
 
 def files(record: RunRecord) -> Iterator[tuple[str, str, str]]:
-    """Yield what the base and each data file are called, and their hashes."""
+    """Yield the names of the base and of each data file, with their hashes."""
     values = scrubbed(record.model_dump())
     for name in ("base", *DATA_FILES):
         if values[name]:
@@ -133,7 +134,7 @@ def files(record: RunRecord) -> Iterator[tuple[str, str, str]]:
 
 
 def labels_line(labels: Labels) -> str:
-    """Return how many labels each field has; the file beside the card has them."""
+    """Return how many labels each field has; the file beside the card lists the labels."""
     counts = labels.counts
     if not counts:
         return "The task has no label sets."
@@ -159,7 +160,7 @@ def training_lines(record: RunRecord, summary: TrainingSummary) -> Iterator[str]
 
 
 def held_out_lines(trained: Trained, summary: TrainingSummary, step: int | None) -> Iterator[str]:
-    """Yield the loss on held-out cases, and how the model and the classifier answered them."""
+    """Yield the held-out loss, and the scores of model and classifier on the held-out cases."""
     choice = trained.choices[-1] if trained.choices else None
     loss = held_out_losses(trained.run).get(step) if step else None
     if loss is None and choice is None:
@@ -217,7 +218,7 @@ def number(value: float | None) -> str:
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> Iterator[str]:
-    """Yield the lines of a table and an empty one; nothing if it has no rows."""
+    """Yield the lines of a table, then an empty line; yield nothing if there are no rows."""
     lines = [f"| {' | '.join(map(cell, row))} |" for row in rows]
     if lines:
         yield f"| {' | '.join(head)} |"

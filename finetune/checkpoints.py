@@ -1,4 +1,4 @@
-"""Checkpoints that are marked when complete and ignored otherwise, even after a power cut."""
+"""Checkpoints. A complete one has a mark; one without it is ignored, even after a power cut."""
 
 import errno
 import os
@@ -14,23 +14,23 @@ COMPLETE_MARK = "complete"
 """File that marks a checkpoint as complete; written last, when all other files are on disk."""
 
 OF_RUST = re.compile(r"\(os error (\d+)\)$")
-"""How safetensors and tokenizers name an error of the system."""
+"""The error code at the end of a message of safetensors or tokenizers."""
 
 OF_TORCH = ("unexpected pos", "file write failed")
-"""What torch says of any error in writing."""
+"""Words in torch's message about any error in writing."""
 
 
 @contextmanager
 def disk_errors_named(folder: Path) -> Iterator[None]:
-    """Turn what libraries say of a full or failing disk into the error of the system.
+    """Raise OSError with the system's code if a library cannot save to `folder`.
 
-    They are saving to `folder`.
+    Libraries raise other exceptions if the disk is full or fails.
     """
     try:
         yield
     except OSError:
         raise
-    except Exception as error:  # that of tokenizers is of no kind of its own
+    except Exception as error:  # tokenizers raises a plain Exception
         message = str(error)
         of_rust = OF_RUST.search(message)
         if of_rust:
@@ -43,9 +43,10 @@ def disk_errors_named(folder: Path) -> Iterator[None]:
 
 
 def error_in_writing(folder: Path) -> int:
-    """Return why nothing can be written to a folder; where a MiB can, that its disk is full.
+    """Return the error code of a failed write to a folder, found out by writing one MiB.
 
-    The folder may not have its name yet, see `files.atomic_folder`.
+    If that succeeds, the code says that the disk is full. The folder may not have its final name
+    yet; see `files.atomic_folder`.
     """
     place = folder if folder.is_dir() else folder.parent
     try:
@@ -67,7 +68,7 @@ def mark_complete(checkpoint: Path) -> None:
 
 
 def drop(checkpoint: Path) -> None:
-    """Delete a checkpoint, its mark first, so that a partly deleted one is not used."""
+    """Delete a checkpoint, its mark first, so that nothing uses a partly deleted checkpoint."""
     delete(checkpoint / COMPLETE_MARK)
     delete(checkpoint)
 
@@ -92,7 +93,7 @@ def complete_checkpoints(checkpoints: Path) -> list[Path]:
 
 
 def _all(checkpoints: Path) -> list[Path]:
-    """Return the checkpoints that a training makes; `checkpoint-best` is somebody's copy."""
+    """Return the checkpoints that a training made. `checkpoint-best` would be a user's copy."""
     paths = checkpoints.glob("checkpoint-*")
     return [path for path in paths if path.name.removeprefix("checkpoint-").isdecimal()]
 

@@ -1,4 +1,4 @@
-"""Examples -> token rows, made once and memory-mapped; packs and batches of them."""
+"""Turn examples into token rows, made once and memory-mapped, and rows into packs and batches."""
 
 import hashlib
 import os
@@ -28,7 +28,7 @@ from panjue.prompts.shorten import shortened_prompt
 from panjue.prompts.task import Task
 
 IGNORED = -100
-"""Label id of a token without loss: the whole prompt."""
+"""Label id of tokens without loss; all tokens of the prompt have it."""
 
 FEATURES = Features(
     {
@@ -44,19 +44,19 @@ TrainingRow = dict[str, Any]
 
 @dataclass
 class RowReport:
-    """What happened to the examples while they were made into rows."""
+    """What happened to the examples when they were turned into rows."""
 
-    tokens: list[int] = field(default_factory=list)  # of each row, prompt plus reply
+    tokens: list[int] = field(default_factory=list)  # tokens of each row, prompt plus reply
     refused: list[str] = field(default_factory=list)  # `id: reason`
     too_long: list[int] = field(default_factory=list)
     """The `max_tokens` that each refused example needs, if that is the reason."""
     shortened: list[tuple[str, int, int]] = field(default_factory=list)  # id, tokens before, after
-    notes: list[str] = field(default_factory=list)  # `id: warning` of examples that are used
+    notes: list[str] = field(default_factory=list)  # `id: warning`, for examples that are used
 
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """The token rows of a training, with what happened to their examples."""
+    """The token rows of a training, and what happened to their examples."""
 
     train: Dataset
     report: RowReport
@@ -76,8 +76,9 @@ class RowMaker:
     def rows(self, examples: Iterable[Example], report: RowReport) -> Iterator[TrainingRow]:
         """Yield the rows of the examples, one per model call, and record them in `report`.
 
-        No reply is ever cut. An example is refused, by its id, if its prompt cannot be shortened
-        enough, or if its reply does not fit or is invalid (for example, an empty label set).
+        No reply is ever cut. An example is refused and its id recorded if its prompt cannot be
+        shortened enough, its reply does not fit, or its reply is invalid (for example, an empty
+        label set).
         """
         for example in examples:
             report.notes += [f"{example.id}: {note}" for note in example.notes]
@@ -133,7 +134,7 @@ def training_rows(
 ) -> TrainingRows:
     """Return the rows to train on and the held-out rows, from the cache in `folder` if possible.
 
-    `key` is what they depend on. `show` adds the opinions on an example that its prompt shows.
+    `key` is what the rows depend on. `show` adds to an example the opinions for its prompt.
     """
 
     def rows(part: str, of: Iterable[Example]) -> tuple[Dataset, RowReport]:
@@ -154,7 +155,7 @@ def cached(
 ) -> tuple[Dataset, RowReport]:
     """Return the rows that `make` yields, from the cache in `folder` if it has the same key.
 
-    The first process makes them; the others wait for it.
+    The first process makes the rows; the others wait for it.
     """
     entry = folder / hashlib.sha256(dump(key).encode()).hexdigest()[:16]
     file = entry / "rows.arrow"
@@ -164,11 +165,11 @@ def cached(
 
 
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-"""How a file of Arrow ends; without it rows may be missing, which Arrow does not say."""
+"""End of an Arrow file. Without it, rows may be missing, and Arrow does not report that."""
 
 
 def is_whole(file: Path) -> bool:
-    """Say whether a file of rows is there and not cut, as a failing disk may leave it."""
+    """Say whether a file of rows exists and is complete; a failing disk may leave it cut."""
     if not file.is_file() or file.stat().st_size < len(END_OF_STREAM):
         return False
     with file.open("rb") as data:
@@ -187,9 +188,9 @@ def _write_rows(entry: Path, make: Callable[[RowReport], Iterator[TrainingRow]])
 
 
 def pack(rows: Dataset, size: int) -> Dataset:
-    """Return packs of at most `size` tokens of whole rows; `seq_lengths` has the rows' lengths.
+    """Return packs of whole rows with at most `size` tokens; `seq_lengths` has the rows' lengths.
 
-    They are cached like the rows, in a folder beside these. Otherwise datasets would cache them,
+    The packs are cached like the rows, in a folder beside them. Otherwise datasets would cache them
     from all processes at once and without waiting for the disk.
     """
     [of_rows] = rows.cache_files
@@ -212,9 +213,9 @@ def pack(rows: Dataset, size: int) -> Dataset:
 def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     """Return a batch padded on the right; `length` has the tokens of each row without padding.
 
-    There is no attention mask: attention is causal, so no real token sees the padding, and kernels
-    are fastest without a mask. In packed rows the positions restart at each example; from them
-    transformers builds a mask, so that no example sees another.
+    The batch has no attention mask. Attention is causal, so no real token sees the padding, and
+    kernels are fastest without a mask. In packed rows, positions restart at each example. From
+    these positions transformers builds a mask, so that no example sees another.
     """
     ids = [torch.tensor(row["input_ids"]) for row in rows]
     labels = [torch.tensor(row["labels"]) for row in rows]
@@ -230,7 +231,7 @@ def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
 
 
 def collate_segments(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a batch with the segments of `packed_attention`: examples, and padding behind them."""
+    """Return a batch with the segments for `packed_attention`: the examples, then the padding."""
     batch: dict[str, Any] = collate(rows)
     width = batch["input_ids"].shape[1]
     sizes: list[int] = []
@@ -242,5 +243,5 @@ def collate_segments(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def positions(sizes: Sequence[int], width: int) -> Tensor:
-    """Return 0, 1, … for each of `sizes`, and again for the padding up to `width`."""
+    """Return 0, 1, … for each of `sizes`, and again 0, 1, … for the padding up to `width`."""
     return torch.cat([torch.arange(size) for size in (*sizes, width - sum(sizes))])

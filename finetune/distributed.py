@@ -17,28 +17,28 @@ from panjue.prompts.plumbing.files import exclusive_lock
 from panjue.prompts.plumbing.parent import end_with_parent
 
 OF_ACCELERATE = ("ACCELERATE_", "FSDP_")
-"""Beginnings of the variables with which accelerate's launcher hands on its settings."""
+"""Prefixes of the environment variables in which accelerate's launcher passes its settings."""
 
 CHANGES_TRAINING = ("mixed_precision", "dynamo_backend")
-"""Settings of accelerate that would change a training beside those of `trainer`."""
+"""Settings of accelerate that would change a training, which `trainer` alone should do."""
 
 
 def join_processes(config: SftConfig) -> PartialState:
     """Join the processes of this training, with the config's timeout for all communication.
 
-    Before the first use of a GPU the machine is checked, and torch's own variables are set.
+    Before the first use of a GPU, check the machine and set torch's environment variables.
     """
     check_environment()
-    # Rows differ tenfold in length: fixed segments would leave gaps in a GPU's memory. Read at the
-    # first use of a GPU (c10/cuda/CUDAAllocatorConfig.h:136).
+    # Rows differ tenfold in length: fixed segments would leave gaps in a GPU's memory. torch reads
+    # this at the first use of a GPU (c10/cuda/CUDAAllocatorConfig.h:136).
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     check_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     check_sharding(config)
     if is_launched():
-        end_with_parent()  # after `kill -9` of the launcher its processes would train on
+        end_with_parent()  # else the processes would train on after `kill -9` of the launcher
     on_cpu = not torch.accelerator.is_available()
     if on_cpu:
-        # Torch then asks the kernel for huge pages. Without them a fifth of a step is page faults:
+        # torch then asks the kernel for huge pages. Page faults would take a fifth of a step:
         # it allocates and frees hundreds of megabytes repeatedly.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     with of_library("trainer.ddp_timeout"):
@@ -48,9 +48,9 @@ def join_processes(config: SftConfig) -> PartialState:
 
 
 def check_environment() -> None:
-    """Drop what is left of another launcher's variables; refuse settings that change a training.
+    """Delete variables left by another launcher; refuse settings that change a training.
 
-    accelerate reads them all: RANK and WORLD_SIZE make it wait for processes that do not exist.
+    accelerate reads all of them: RANK and WORLD_SIZE make it wait for processes that do not exist.
     """
     if not is_launched():
         stray = [name for name in os.environ if name in LAUNCHED or name.startswith(OF_ACCELERATE)]
@@ -88,9 +88,9 @@ def check_sharding(config: SftConfig) -> None:
 
 
 def make_once(entry: Path, is_made: Callable[[], bool], make: Callable[[], None]) -> None:
-    """Have the first process make `entry`, a file or folder, unless it is made already.
+    """Let the first process make `entry`, a file or folder, unless it is already made.
 
-    The other processes wait for it: a collective would end at NCCL's time limit.
+    The other processes look for the entry. A collective would fail at NCCL's time limit.
     """
     while not PartialState().is_main_process and not is_made():
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""How long a training will take on this machine, by the time of a few rows."""
+"""Estimate how long a training will take on this machine, from the time of a few rows."""
 
 import math
 import time
@@ -13,40 +13,40 @@ import torch
 from panjue.finetune.trainer import ReplyTrainer, step_size, steps
 
 LONGEST_TRY_S = 5.0
-"""The rows that are timed take about so long; one row that takes longer is enough."""
+"""About how long the timed rows may take; if one row takes longer, it is the only one."""
 
 EVALUATING = 0.5
-"""Time of losses without gradients, of that with them, where it is not measured."""
+"""Time of losses without gradients relative to the time with them, if it is not measured."""
 
 
 BUSY = 0.6
-"""On a busy machine threads get less than this part of the time that they could have had."""
+"""A busy machine gives threads less than this share of the time that they could run."""
 
 WAITED = 0.1
-"""And they wait for a core for more than this part; on many idle cores they sleep instead."""
+"""There, threads also wait for a core for more than this share. On many idle cores they sleep."""
 
 
 class Timed(NamedTuple):
-    """How long the losses of some rows took."""
+    """The time that the losses of some rows took."""
 
     seconds: float
-    processor_s: float = 0.0  # that all threads of this process got
-    waited_s: float = 0.0  # that its threads could have run, and others ran
+    processor_s: float = 0.0  # processor time that all threads of this process got
+    waited_s: float = 0.0  # time that its threads waited for a core while others ran
 
 
 class Estimate(NamedTuple):
-    """What some rows say of a training on this machine."""
+    """What the time of some rows says about a training on this machine."""
 
     seconds: float  # of all steps and evaluations
-    busy: str  # that other programs take the processor; empty if not
+    busy: str  # that other programs use the processor; empty if they do not
 
 
 def estimate(trainer: ReplyTrainer) -> Estimate | None:
-    """Return the time of all steps and evaluations; weights and random numbers stay as they are.
+    """Return the time of all steps and evaluations; keep weights and random states unchanged.
 
-    A row of median length warms up; then as many as a process takes at once are timed, or fewer.
-    Where the row alone takes long, as on a CPU, no more is done.
-    None where weights are sharded: they are whole in no process.
+    A row of median length warms up. Then at most as many rows as a process takes at once are timed.
+    If the first row takes long, as on a CPU, no other row is timed.
+    Return None if weights are sharded, because no process has them whole.
     """
     if trainer.is_fsdp_enabled:
         return None
@@ -78,9 +78,9 @@ def estimate(trainer: ReplyTrainer) -> Estimate | None:
 
 
 def busy(step: Timed, threads: int) -> str:
-    """Return that other programs take the processor, and what helps; empty if they do not.
+    """Return a line that other programs use the processor and what helps; empty if they do not.
 
-    Threads wait for the slowest one after every product of matrices. One thread waits for none.
+    After every matrix product, all threads wait for the slowest. A single thread does not wait.
     """
     possible_s = step.seconds * threads
     is_busy = step.processor_s < BUSY * possible_s and step.waited_s > WAITED * possible_s
@@ -93,9 +93,9 @@ def busy(step: Timed, threads: int) -> str:
 
 
 def timed(trainer: ReplyTrainer, places: Sequence[int]) -> Timed:
-    """Return the time of the losses of some training rows and, where there are any, of gradients.
+    """Return the time of the losses of some training rows, and of their gradients if there are any.
 
-    The gradients are dropped.
+    The gradients are discarded.
     """
     model = trainer.model
     model.train()
@@ -117,17 +117,17 @@ def timed(trainer: ReplyTrainer, places: Sequence[int]) -> Timed:
 
 
 def waited_s() -> float:
-    """Return for how long the threads of this process have waited for a core; 0 if unknown."""
+    """Return how long the threads of this process have waited for a core; 0 if unknown."""
     waited_ns = 0
     for task in Path("/proc/self/task").glob("*/schedstat"):
-        with suppress(OSError, ValueError):  # a thread that has ended, or a kernel without these
+        with suppress(OSError, ValueError):  # the thread has ended, or the kernel has no such files
             _, waiting, _ = task.read_text("ascii").split()
             waited_ns += int(waiting)
     return waited_ns / 1e9
 
 
 def evaluations(trainer: ReplyTrainer) -> int:
-    """Return how often the held-out loss is computed, without an early end."""
+    """Return how often the held-out loss is computed if training does not stop early."""
     args = trainer.args
     all_steps = steps(trainer)
     if args.eval_strategy == "no":

@@ -17,12 +17,12 @@ from panjue.prompts.reader import Reader, is_held_out, text_hash
 
 
 class Spool:
-    """Examples in an unnamed file: a million of them would fill the memory, in every process."""
+    """Examples in a file without a name, since a million would fill the memory of every process."""
 
     def __init__(self, folder: Path) -> None:
         self._file = TemporaryFile(dir=folder)  # noqa: SIM115
         self._size = 0
-        weakref.finalize(self, self._file.close)  # at the end Python would warn of an open file
+        weakref.finalize(self, self._file.close)  # else Python would warn at its end
 
     def __len__(self) -> int:
         return self._size
@@ -41,8 +41,8 @@ class Spool:
 class Examples:
     """The examples of a training: `train`, `held_out` (`dev`, or a tenth of `train`), `mixable`.
 
-    No text that is held out is trained on: several files may have the same facts. With `limit`
-    there are at most so many of each: the first ones.
+    Several files may have the same facts; a text that is held out is never trained on. With
+    `limit`, each has at most the first `limit` examples.
     """
 
     def __init__(self, config: SftConfig, reader: Reader) -> None:
@@ -51,7 +51,7 @@ class Examples:
         self.train = Spool(config.run)
         self.held_out = Spool(config.run)
         self.mixable = Spool(config.run)
-        self.names = NameCount()  # those that their facts do not have, of all files
+        self.names = NameCount()  # names in all files, and those that the facts do not have
         self.dropped = 0  # cases of `train` that `dev` has too
         limit = config.limit
         in_dev: set[str] = set()
@@ -77,7 +77,7 @@ class Examples:
                 hashes.append(text)
             if len(self.mixable) == limit:
                 break
-        # Hashes are uniform, so the lowest are a random choice; memory holds hashes, not texts.
+        # Hashes are uniform: the lowest are a random choice. Memory holds hashes, not texts.
         chosen = heapq.nsmallest(round(config.mix_ratio * len(self.train)), hashes)
         self._highest_chosen = chosen[-1] if chosen else ""
         self.mixed_size = sum(text <= self._highest_chosen for text in hashes)

@@ -1,4 +1,4 @@
-"""The adapters of further steps beside that of the lowest loss, for `panjue choose`."""
+"""Adapters of other steps than the one with the lowest loss, kept for `panjue choose`."""
 
 import shutil
 from pathlib import Path
@@ -11,11 +11,11 @@ from panjue.prompts.plumbing.files import atomic_folder, delete, restore
 from panjue.prompts.plumbing.run import KEPT, kept_adapters, kept_place
 
 FILES = ("adapter_model.safetensors", "adapter_config.json")
-"""What is kept of a checkpoint: no optimizer."""
+"""Files of a checkpoint that are kept; the optimizer is not among them."""
 
 
 class KeepAdapters(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
-    """Keeps the adapters of `keep` evaluated steps: that of the lowest loss, and the last ones."""
+    """Keeps the adapters of `keep` evaluated steps: that of the lowest loss and the last ones."""
 
     def __init__(self, run: Path, keep: int) -> None:
         self._run = run
@@ -23,25 +23,25 @@ class KeepAdapters(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
     def on_save(self, args: TrainingArguments, state: TrainerState, *__: Any, **___: Any) -> None:
         if state.is_world_process_zero:
-            # The result of the training has a folder of its own, and needs no place here.
+            # The result of the training has its own folder.
             result = state.best_global_step if args.load_best_model_at_end else state.global_step
             keep_adapters(self._run, self._keep, state, result)
 
     def on_train_begin(self, *words: Any, **others: Any) -> None:
-        """Keep what a kill right after a checkpoint has left out."""
+        """Keep an adapter that a kill right after its checkpoint has left out."""
         self.on_save(*words, **others)
 
     def on_train_end(self, *words: Any, **others: Any) -> None:
-        """Keep what a kill right after the last checkpoint has left out."""
+        """Keep an adapter that a kill right after the last checkpoint has left out."""
         self.on_save(*words, **others)
 
 
 def keep_adapters(run: Path, keep: int, state: TrainerState, result: int | None) -> None:
     """Copy the adapters of evaluated checkpoints to RUN/kept; delete all but `keep` of them.
 
-    `result` is the step that would be the result of the training if it ended now.
+    `result` is the step whose weights would be the result if the training ended now.
     """
-    restore(run / KEPT)  # its checkpoint may be gone, so it could not be copied again
+    restore(run / KEPT)  # its checkpoint may be deleted, so it could not be copied again
     evaluated = {row["step"] for row in state.log_history if "eval_loss" in row}
     for checkpoint in complete_checkpoints(run / "checkpoints"):
         step = step_of(checkpoint)

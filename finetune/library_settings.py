@@ -1,6 +1,6 @@
-"""The settings for trl, peft and bitsandbytes: those that panjue sets, and checks of the others.
+"""The settings of trl, peft and bitsandbytes: those that panjue sets, and checks of the others.
 
-What is checked here would give a wrong result without a word, or fail late.
+The checks refuse settings that would give a wrong result silently, or fail late.
 """
 
 import os
@@ -35,7 +35,7 @@ INSTEAD = {
     "push_to_hub": "`hf upload` afterwards; push_to_hub would send the newest checkpoint",
     "hub_token": "the environment variable HF_TOKEN: settings are saved to disk",
 }
-"""Settings of trl -> what does the same with panjue."""
+"""Settings of trl -> the setting of panjue to use instead."""
 
 SILENT = (
     # The loss is the trainer's own.
@@ -54,25 +54,25 @@ SILENT = (
     "truncation_mode",
     "pad_to_multiple_of",
     "model_init_kwargs",  # `finetune.model` loads the model
-    "trust_remote_code",  # a model's code is never run
+    "trust_remote_code",  # panjue never runs code of a model
     "resume_from_checkpoint",  # the same command resumes
     "chat_template_path",
     "auto_find_batch_size",
     "fsdp",
     "fsdp_config",
-    "accelerator_config",  # decides which rows a step has
+    "accelerator_config",  # it would change which rows a step has
     # The lowest held-out loss is kept.
     "metric_for_best_model",
     "greater_is_better",
-    # With these a training would resume from other weights, rows or patience.
+    # With these, a training would resume with other weights, rows or patience.
     "save_only_model",
     "ignore_data_skip",
     "eval_on_start",
     "enable_jit_checkpoint",
-    "include_num_input_tokens_seen",  # counts twice
+    "include_num_input_tokens_seen",  # it would count twice
     "use_cpu",
 )
-"""Settings of trl that would change a training without a word."""
+"""Settings of trl that would change a training silently."""
 
 NOT_READ = (
     "local_rank",
@@ -98,17 +98,17 @@ NOT_READ = (
     "bf16_full_eval",
     "fp16_full_eval",
 )
-"""Settings of trl that nothing reads in these trainings."""
+"""Settings of trl that have no effect in these trainings."""
 
 FIXED = {
     "restore_callback_states_from_checkpoint": True,  # a resumed run keeps its patience count
     "max_length": None,  # rows never exceed max_tokens, so trl must not cut
     "dataset_kwargs": {"skip_prepare_dataset": True},
     "disable_tqdm": True,  # TrainingLog shows progress
-    "logging_nan_inf_filter": False,  # it would log NaN as 0; `ReplyTrainer.log` ends the training
-    "router_aux_loss_coef": 0.0,  # the loss is that of the replies; no router logits
+    "logging_nan_inf_filter": False,  # trl would log NaN as 0; `ReplyTrainer.log` ends the training
+    "router_aux_loss_coef": 0.0,  # the loss is that of the replies, without router logits
 }
-"""Settings of trl that are always the same."""
+"""Settings of trl that panjue always sets to the same values."""
 
 POSITIVE = {
     "max_steps": int,
@@ -121,24 +121,24 @@ POSITIVE = {
     "eval_steps": int | float,
     "save_steps": int | float,
 }
-"""Numbers above 0; transformers takes some of them at 0 or below for `not set`."""
+"""Settings that must be above 0; transformers takes 0 or less for `not set` in some of them."""
 
 UNUSABLE = ("lora_bias", "alora_invocation_tokens")
-"""Settings of peft with which an adapter is trained that nothing can answer with: peft merges no
-bias into a layer without one, and vLLM 0.32 has neither biases nor activated adapters."""
+"""Settings of peft that make an adapter unusable: peft cannot merge a bias into a layer without
+one, and vLLM 0.32 supports neither biases nor activated adapters."""
 
 USERS_WANDB_DIR = os.environ.get("WANDB_DIR")
-"""Where the user wants the runs of wandb, if not in the run folder of the training."""
+"""Environment variable for wandb's folder, if the user does not want the run folder."""
 
 KEEPS_BASE = (True, False, "gaussian", "orthogonal")
-"""Initializations of LoRA that leave the base as it is. With others the adapter does not fit the
+"""Initializations of LoRA that do not change the base. With any other, the adapter does not fit the
 original base, which vLLM and `merge` use."""
 
 FLASH_ATTENTION = {
     "flash_attention_2": is_flash_attn_2_available,
     "flash_attention_3": is_flash_attn_3_available,
 }
-"""Attention that needs a package -> function that says whether transformers can use it here."""
+"""Attention that needs a package -> function that says whether transformers can use it."""
 
 
 def check_library_settings(config: SftConfig) -> None:
@@ -164,7 +164,7 @@ def check_library_settings(config: SftConfig) -> None:
 
 
 def check_keep(config: SftConfig) -> None:
-    """Refuse to keep several adapters where none is made, or where none has a held-out loss."""
+    """Refuse to keep several adapters if there are none, or if they have no held-out loss."""
     if config.keep == 1:
         return
     if config.method == "full":
@@ -176,7 +176,7 @@ def check_keep(config: SftConfig) -> None:
 
 
 def check_trainer(given: Mapping[str, Any]) -> None:
-    """Refuse settings of trl that something else decides, or with which a training goes wrong."""
+    """Refuse settings of trl that another setting decides, or that make a training go wrong."""
     for name, use in INSTEAD.items():
         if name in given:
             raise UserError(f"trainer.{name}: use {use}")
@@ -192,7 +192,7 @@ def check_trainer(given: Mapping[str, Any]) -> None:
     if given.get("eval_strategy") == "steps" and not given.get("eval_steps"):
         # transformers would take `logging_steps`, which may change when a run resumes.
         raise UserError("trainer.eval_steps: set how often trainer.eval_strategy=steps evaluates")
-    if given.get("save_strategy") == "best":  # a signal's step would not be saved
+    if given.get("save_strategy") == "best":  # the step of a signal would not be saved
         raise UserError("trainer.save_strategy: use that of eval_strategy; the best is kept then")
     if given.get("train_sampling_strategy") == "batch_rebalance":
         # Its order is the same for every seed and, after a resume, for every epoch.
@@ -202,7 +202,7 @@ def check_trainer(given: Mapping[str, Any]) -> None:
 
 
 def check_lora(given: Mapping[str, Any]) -> None:
-    """Refuse settings of peft with which nothing could answer, or the base would change."""
+    """Refuse settings of peft that make the adapter unusable or change the base."""
     if given.get("init_lora_weights", True) not in KEEPS_BASE:
         reason = "others change the base too"
         raise UserError(f"lora.init_lora_weights: use true, gaussian or orthogonal; {reason}")
@@ -214,7 +214,7 @@ def check_lora(given: Mapping[str, Any]) -> None:
 
 
 def validated(section: str, kind: type[T], settings: Mapping[str, Any]) -> T:
-    """Return a library's dataclass with these settings, whose types are checked."""
+    """Return a library's dataclass with these settings, after checking their types."""
     with of_library(section):
         try:
             return TypeAdapter(kind).validate_python(settings)
@@ -224,7 +224,7 @@ def validated(section: str, kind: type[T], settings: Mapping[str, Any]) -> T:
 
 
 def check_attention(config: SftConfig) -> None:
-    """Refuse FlashAttention that is not installed, or that would let packed examples see others."""
+    """Refuse FlashAttention if it is not installed, or would let packed examples see each other."""
     packing = config.trainer.get("packing", False)
     if packing not in (True, False, "auto"):
         raise UserError(f"trainer.packing: must be true, false or auto, got {packing}")
@@ -232,7 +232,7 @@ def check_attention(config: SftConfig) -> None:
     if name not in FLASH_ATTENTION:
         return
     if not FLASH_ATTENTION[name]():
-        # Transformers would download a kernel, which is foreign code, from the hub.
+        # transformers would download a kernel from the hub, which is foreign code.
         raise UserError(
             f"attn_implementation: {name} needs its package, which is not installed or does not "
             "work here; install it, or set attn_implementation=sdpa"
@@ -282,16 +282,16 @@ def trainer_config(config: SftConfig) -> TrainerConfig:
 
 
 def check_reports(names: Sequence[str]) -> None:
-    """Refuse what a training is reported to if its package is missing or broken.
+    """Refuse a service in `report_to` if its package is missing or broken.
 
-    transformers would find out when the trainer is made, after the text classifier is fitted.
+    transformers would fail only when the trainer is made, after the text classifier is fitted.
     """
     for name in names:
         with of_library("trainer.report_to"):
             [callback] = get_reporting_integration_callbacks([name])
         try:
             callback()
-        except Exception as error:  # a broken package raises anything
+        except Exception as error:  # a broken package may raise anything
             problem = f"does not work here ({first_line(error)})"
             if find_spec(name) is None:
                 problem = "is not installed"
@@ -300,7 +300,7 @@ def check_reports(names: Sequence[str]) -> None:
 
 
 def precision(given: Mapping[str, Any]) -> dict[str, bool]:
-    """Return trl's `bf16` and `fp16`: those `given`, or the one that this machine computes in."""
+    """Return trl's `bf16` and `fp16`: those `given`, or the type that this machine can use."""
     if "bf16" in given or "fp16" in given:
         return {name: bool(given.get(name)) for name in ("bf16", "fp16")}
     bf16 = has_bf16()
@@ -308,7 +308,7 @@ def precision(given: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def shares(config: SftConfig, processes: int) -> tuple[int, int]:
-    """Return how many examples a process takes at once, and how often in a step of `batch`."""
+    """Return how many examples a process takes at once, and how many times in a step of `batch`."""
     per_process, rest = divmod(config.batch, processes)
     if rest or not per_process:
         raise UserError(
@@ -318,6 +318,6 @@ def shares(config: SftConfig, processes: int) -> tuple[int, int]:
     default = 1 if torch.accelerator.is_available() else per_process
     most = int(config.trainer.get("per_device_train_batch_size") or default)
     at_once = min(most, per_process)
-    while per_process % at_once:  # only equal parts
+    while per_process % at_once:  # all parts must be equal
         at_once -= 1
     return at_once, per_process // at_once

@@ -1,7 +1,7 @@
-"""What a target of the Makefile runs: its line, in which words in capitals stand for values.
+"""Run a target of the Makefile. In its line, words in capitals stand for values.
 
-What they mean for a training, `finetune.words` knows, as for `panjue sft`. Only the variables on
-make's command line count, not those of the environment.
+`finetune.words` says what they mean for a training, as for `panjue sft`. Only variables on make's
+command line count, not those of the environment.
 """
 
 import os
@@ -19,14 +19,14 @@ from panjue.prompts.task import load_task
 
 PANJUE = ".venv/bin/panjue"
 DEMO = "demo"
-"""The config of the demo, for which nothing has to be given."""
+"""The config of the demo, which needs no other values."""
 TRAINING = ("TASK", "MODEL", "TRAIN", "DEV")  # if they differ from those of RUN, `sft` says so
-FURTHER = ("SFT", "GENERATE", "SCORE", "SERVE")  # have further words of a command
+FURTHER = ("SFT", "GENERATE", "SCORE", "SERVE")  # these contain further arguments of a command
 VARIABLES = (*TRAINING, "TEST", "RUN", "CONFIG", *FURTHER, "STAGE", "PYTHON", "V")
 
 
 def variables(makeflags: str) -> dict[str, str]:
-    """Return all variables as make's command line has them, empty where they are not given."""
+    """Return all variables of make's command line; those that are not given are empty."""
     given = dict.fromkeys(VARIABLES, "")
     _, _, words = f" {makeflags}".partition(" -- ")  # "s -- TASK=a"; without flags "-- TASK=a"
     for word in re.findall(r"(?:\\.|[^\\\s])+", words):  # make quotes spaces, doubles dollars
@@ -39,11 +39,11 @@ def variables(makeflags: str) -> dict[str, str]:
 
 
 def command(line: list[str], goals: list[str], given: dict[str, str]) -> list[str]:
-    """Return the words for panjue that a target's line stands for; none if its work is done."""
+    """Return the arguments for panjue that a target's line means; empty if its work is done."""
     meant = with_demo(given)
     run = run_folder(meant)
     test = chosen_test(meant, goals)
-    if not line:  # of `variables`, which are right
+    if not line:  # `variables` has checked them already
         return []
     step = line[0]
     if is_done(step, run, goals, given, meant):
@@ -60,7 +60,7 @@ def command(line: list[str], goals: list[str], given: dict[str, str]) -> list[st
 
 
 def answers_folder(run: Path, test: str, generate: str) -> Path:
-    """Return the folder that `panjue generate` answers TEST in, with these further words."""
+    """Return the folder of answers to TEST that `panjue generate` writes with these arguments."""
     with of_library("GENERATE"):
         given = dict(word.partition("=")[::2] for word in shlex.split(generate))
     name = Path(test).stem + (f"-limit{given['limit']}" if given.get("limit") else "")
@@ -68,7 +68,7 @@ def answers_folder(run: Path, test: str, generate: str) -> Path:
 
 
 def has_no_gold(answers: Path, test: str) -> bool:
-    """Say whether no case of TEST, which these answers are to, has a gold answer."""
+    """Say whether no case of the test file of these answers has a gold answer."""
     if not (answers / MANIFEST).is_file():
         return False
     record = AnswersRecord.read(answers)
@@ -77,13 +77,13 @@ def has_no_gold(answers: Path, test: str) -> bool:
 
 
 def with_demo(given: dict[str, str]) -> dict[str, str]:
-    """Return the variables; where none says what to train, with the config of the demo."""
+    """Return the variables, with the config of the demo if none says what to train."""
     says_what = any(given[name] for name in ("CONFIG", "RUN", "TEST", *TRAINING))
     return given if says_what else {**given, "CONFIG": DEMO}
 
 
 def run_folder(given: dict[str, str]) -> Path:
-    """Return the run folder that `panjue sft` takes; UserError: it would lack something."""
+    """Return the run folder that `panjue sft` would use; UserError: a variable is missing."""
     run = Path(given["RUN"])
     if given["RUN"] and is_trained(run):
         return run
@@ -99,9 +99,9 @@ def run_folder(given: dict[str, str]) -> Path:
 
 
 def chosen_test(given: dict[str, str], goals: list[str]) -> str:
-    """Return TEST; without it the demo's cases if nothing else is trained, or nothing.
+    """Return TEST. Without it, return the demo's cases if the demo is trained, else nothing.
 
-    UserError if there is no such file, or a goal needs one.
+    UserError: there is no such file, or a goal needs one.
     """
     test = given["TEST"]
     is_demo = given["CONFIG"] == DEMO and not any(given[name] for name in TRAINING)
@@ -117,7 +117,7 @@ def chosen_test(given: dict[str, str], goals: list[str]) -> str:
 def is_done(
     step: str, run: Path, goals: list[str], given: dict[str, str], meant: dict[str, str]
 ) -> bool:
-    """Say whether a step has nothing to do; `meant` has the demo's config where none is given."""
+    """Say whether a step has nothing to do. `meant` has the demo's config if none is given."""
     is_toy = meant["CONFIG"] == DEMO and not given["MODEL"]
     needs_base = is_toy or not {"demo", "base", "gpu"}.isdisjoint(goals)
     is_asked = "sft" in goals or any(given[name] for name in (*TRAINING, "CONFIG", "SFT"))
@@ -130,12 +130,12 @@ def is_done(
 
 
 def is_trained(run: Path) -> bool:
-    """Say whether a run folder has a finished adapter or model, or is one itself."""
+    """Say whether a run folder contains a finished adapter or model, or is one itself."""
     return any((place / "labels.json").is_file() for place in (run / "adapter", run / "model", run))
 
 
 def filled(line: list[str], values: dict[str, str]) -> list[str]:
-    """Return a line with values for its words in capitals, without those that have none."""
+    """Return a line with values for its words in capitals, without words that have no value."""
     words = []
     for word in line:
         key, _, name = word.rpartition("=")

@@ -32,7 +32,7 @@ Model: TypeAlias = PreTrainedModel | PeftModel
 
 
 def check_trainable(config: SftConfig, console: Console) -> None:
-    """Refuse a base that this config cannot train or vLLM does not know, before its download."""
+    """Refuse a base that this config cannot train or vLLM does not know, before the download."""
     folder = config_folder(config.model)
     text = text_config(folder)
     if getattr(text, "quantization_config", None) and config.method != "qlora":
@@ -41,10 +41,10 @@ def check_trainable(config: SftConfig, console: Console) -> None:
     if 0 < context < config.max_tokens:
         reason = f"{config.model} reads at most {context} tokens"
         raise UserError(f"max_tokens: {reason}; set max_tokens={context}")
-    if isinstance(config, BaseConfig) or console.quiet:  # quiet: another process asks
+    if isinstance(config, BaseConfig) or console.quiet:  # quietly, as another process does the same
         return
     [architecture] = text.architectures
-    if is_listed(architecture) and not is_part(folder):  # else vLLM may import what sees
+    if is_listed(architecture) and not is_part(folder):  # else vLLM may import the vision part
         return
     problem = vllm_problem(architecture)
     if problem == UNKNOWN_TO_VLLM:
@@ -55,19 +55,19 @@ def check_trainable(config: SftConfig, console: Console) -> None:
 
 
 def context_of(text: Any) -> int:
-    """Return how many tokens a language model reads, or more; 0 if its config does not say it."""
+    """Return an upper bound of the tokens that a language model reads; 0 if its config has none."""
     of_command_r = getattr(text, "model_max_length", None)
     length = of_command_r or getattr(text, "max_position_embeddings", None) or 0
     rope = getattr(text, "rope_parameters", None) or {}
-    scalings = [rope, *rope.values()]  # one for all layers, or for each type of them
+    scalings = [rope, *rope.values()]  # one for all layers, or one for each type of layer
     factors = [one.get("factor") or 1 for one in scalings if isinstance(one, Mapping)]
-    return int(length * max(factors))  # too many where `length` is scaled already
+    return int(length * max(factors))  # too many if `length` is already scaled
 
 
 def load_model(config: SftConfig, folder: Path, args: Any) -> Model:
     """Return the base model for `method`, with LoRA layers unless all weights are trained."""
     quantization = config.quantization if config.method == "qlora" else None
-    # A process loads all weights straight to its device. Under FSDP one reads and shares them out.
+    # Each process loads all weights straight to its device. Under FSDP one reads and divides them.
     loads_all = torch.accelerator.is_available() and not is_sharded()
     device = PartialState().device if loads_all else None
     dtype = base_dtype(config, args)
@@ -79,7 +79,7 @@ def load_model(config: SftConfig, folder: Path, args: Any) -> Model:
 
 
 def base_dtype(config: SftConfig, args: Any) -> torch.dtype:
-    """Return the type of the base's weights; `auto` is that of the training if they are frozen."""
+    """Return the type of the base's weights. For frozen weights, `auto` is that of the training."""
     if config.dtype != "auto":
         dtype: torch.dtype = getattr(torch, config.dtype)
         return dtype
@@ -98,12 +98,12 @@ def load_base(
     attention: str = "sdpa",
     device: torch.device | None = None,
 ) -> PreTrainedModel:
-    """Load the base's language model, quantized if `quantization` is given and it is not yet.
+    """Load the base's language model; quantize it if `quantization` is given and it is not yet.
 
-    It goes straight to `device`: by way of the memory of the host, eight processes would need eight
-    copies there.
+    The weights go straight to `device`. In the memory of the host, eight processes would need eight
+    copies.
     """
-    # On an H100 or H200, cuDNN's attention has NaN gradients if there is a mask, as in packs, and
+    # On an H100 or H200, cuDNN's attention gives NaN gradients with a mask, as packs have, and if
     # the width is 64 above a multiple of 128 (torch 2.11 and later, pytorch/pytorch#196678).
     torch.backends.cuda.enable_cudnn_sdp(False)
     settings: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
@@ -116,18 +116,18 @@ def load_base(
         model: PreTrainedModel = load_language_model(folder, **settings)
     for module in model.modules():
         # In an evaluation on a CPU with AVX-512 BF16, bitsandbytes repacks its four-bit layers for
-        # inference and does not undo it: later steps pass no gradient through them, and no error.
+        # inference and never back: later steps pass no gradient through them, without an error.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-    model.generation_config = GenerationConfig()  # transformers loads some that it cannot save
+    model.generation_config = GenerationConfig()  # it loads some that it cannot save
     return model
 
 
 def with_lora(model: PreTrainedModel, settings: Mapping[str, Any]) -> PeftModel:
     """Freeze `model` and add LoRA matrices to its linear layers.
 
-    A four-bit base needs no `prepare_model_for_kbit_training`. That function would convert
-    embeddings and norms to float32, which takes 2.5 GB more for an 8B model.
+    `prepare_model_for_kbit_training` is not called for a four-bit base: it would convert embeddings
+    and norms to float32, which takes 2.5 GB more for an 8B model.
     """
     addresses = {weight: weight.data_ptr() for weight in model.parameters()}
     with of_library("lora"):
@@ -147,9 +147,9 @@ PROBE_TOKENS = 12
 
 
 def choose_packing(config: SftConfig, model: Model, args: Any, console: Console) -> bool:
-    """Say whether examples are packed: `auto` asks the loaded model, `true` may be refused.
+    """Say whether examples are packed. `auto` asks the loaded model; `true` may be refused.
 
-    Where they are not, `args` has them grouped by length instead.
+    If they are not packed, set `args` to group them by length.
     """
     packing = config.trainer.get("packing", False)
     if not packing:
@@ -171,7 +171,7 @@ def choose_packing(config: SftConfig, model: Model, args: Any, console: Console)
 
 
 def computing_dtype(model: Model, args: Any) -> torch.dtype:
-    """Return the type that a training computes in: that of the weights unless it is mixed."""
+    """Return the type that a training computes in: that of the weights without mixed precision."""
     if args.bf16:
         return torch.bfloat16
     return torch.float16 if args.fp16 else model.dtype
@@ -181,8 +181,8 @@ def computing_dtype(model: Model, args: Any) -> torch.dtype:
 def contamination(model: torch.nn.Module) -> float:
     """Return the largest change of an example's logits when another one precedes it in its pack.
 
-    In units of their standard deviation. With tiny models it was 0 where examples are kept apart,
-    in bfloat16 too, and 0.4 to 6 where layers carry a state or ignore `position_ids`.
+    The unit is the standard deviation of the logits. Tiny models that keep examples apart have 0,
+    in bfloat16 too. Those whose layers carry a state or ignore `position_ids` have 0.4 to 6.
     """
     generator = torch.Generator().manual_seed(0)
     config: Any = model.config
@@ -201,10 +201,10 @@ def contamination(model: torch.nn.Module) -> float:
 
 
 def has_bf16() -> bool:
-    """Return whether the GPU computes in bfloat16; without one, whether the CPU does.
+    """Return whether the GPU, or without one the CPU, computes in bfloat16.
 
-    A CPU does so with AVX-512 BF16 or AMX. A GPU before Ampere only emulates it, slowly, which
-    torch counts as support unless it is asked (torch/cuda/__init__.py, `is_bf16_supported`).
+    A CPU needs AVX-512 BF16 or AMX. A GPU older than Ampere only emulates it slowly. torch counts
+    that as support unless it is told not to (torch/cuda/__init__.py, `is_bf16_supported`).
     """
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
@@ -213,12 +213,12 @@ def has_bf16() -> bool:
 
 
 def gpu_memory() -> int | None:
-    """Return the bytes of this process's GPU; None without one."""
+    """Return the memory of this process's GPU in bytes; None without a GPU."""
     return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else None
 
 
 def check_embeddings(folder: Path, model: Model, tokenizer: Any, *rows: Dataset) -> None:
-    """Refuse token ids beyond the model's embeddings: torch would fail at the first step."""
+    """Refuse token ids beyond the model's embeddings, with which torch fails at the first step."""
     size = model.get_input_embeddings().weight.shape[0]
     for dataset in rows:
         highest = compute.max(compute.list_flatten(dataset.data.column("input_ids"))).as_py()
@@ -231,7 +231,7 @@ def check_embeddings(folder: Path, model: Model, tokenizer: Any, *rows: Dataset)
 
 
 def lacks_kernels(model: Any) -> bool:
-    """Say whether a GPU runs linear attention of this model without the packages for speed."""
+    """Say whether a GPU runs this model's linear attention slowly, without the fast packages."""
     types = getattr(model.config.get_text_config(), "layer_types", None) or ()
     if "linear_attention" not in types or not torch.cuda.is_available():
         return False
@@ -241,7 +241,7 @@ def lacks_kernels(model: Any) -> bool:
 
 @contextmanager
 def out_of_memory_named() -> Iterator[None]:
-    """Turn the error of a GPU without memory into one line with the ways out."""
+    """Raise UserError with the ways out if the GPU runs out of memory."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -1,8 +1,8 @@
 """Attention inside the examples of a pack, without a mask over the whole pack.
 
-transformers hands a pack to SDPA with a mask of all its tokens, which no fast kernel takes: the
-work grows with the square of the pack. Here each example is a call of its own (on a CPU), or a
-segment of FlashAttention's kernel for varying lengths, which torch has (on a GPU).
+transformers calls SDPA for a pack with a mask over all its tokens. No fast kernel takes a mask, and
+the work grows with the square of the pack. Here, on a CPU each example is one call. On a GPU each
+example is a segment for torch's FlashAttention kernel for varying lengths.
 """
 
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ from transformers import AttentionInterface
 from transformers.integrations.flash_attention import get_target_dtype
 
 PACKED = "panjue_packed"
-"""The name of `packed_attention` as an `attn_implementation`. For a name that has attention but no
-mask function transformers makes no masks."""
+"""The name of `packed_attention` as an `attn_implementation`. transformers makes no masks for a
+name that has an attention function but no mask function."""
 
 NOT_HERE = ("softcap", "s_aux", "position_bias")
-"""What some models add to attention, and this one has not."""
+"""Arguments of attention that some models use and `packed_attention` does not support."""
 
 Segments = tuple[Tensor, int]
-"""Where the segments of all rows begin and end, [segments + 1], int32, and the longest one."""
+"""Where the segments of all rows begin and end, [segments + 1], int32, and the longest length."""
 
 
 def segments(sizes: Sequence[int]) -> Segments:
-    """Return the segments of these lengths, one after the other."""
+    """Return segments with these lengths that follow each other."""
     starts = torch.zeros(len(sizes) + 1, dtype=torch.int32)
     starts[1:] = torch.tensor(sizes).cumsum(0)
     return starts, max(sizes)
@@ -51,9 +51,9 @@ def packed_attention(  # noqa: PLR0913  # as transformers calls it
 ) -> tuple[Tensor, None]:
     """Return the causal attention inside each segment, [batch, tokens, heads, width].
 
-    Query, key and value are [batch, heads or groups of them, tokens, width]. The segments, from
-    `collate`, are those of all rows; without them each row is one. Padding is a segment too.
-    NotImplementedError: the model's attention has more than is computed here.
+    Query, key and value are [batch, heads or groups of heads, tokens, width]. `cu_seq_lens_q` has
+    the segments of all rows, from `collate_segments`; without it each row is one segment. Padding
+    is a segment, too. NotImplementedError: the attention has features that this one lacks.
     """
     if (
         attention_mask is not None
@@ -92,7 +92,7 @@ def packed_attention(  # noqa: PLR0913  # as transformers calls it
 
 
 def causal(query: Tensor, key: Tensor, value: Tensor, window: int, scaling: float | None) -> Tensor:
-    """Return SDPA of one example, all [tokens, heads, width]; a `window` of 0 is none."""
+    """Return causal SDPA of one example, [tokens, heads, width]; a `window` of 0 means none."""
     size = len(query)
     mask = None
     if 0 < window < size:
@@ -112,7 +112,7 @@ def causal(query: Tensor, key: Tensor, value: Tensor, window: int, scaling: floa
 
 
 MAX_CHANGE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
-"""Type -> largest `change` that another order of sums explains."""
+"""Type -> largest `change` that may come from another order of sums."""
 
 SHORT_TOKENS = 12
 
@@ -125,8 +125,8 @@ MAX_WIDTH = 256
 def use_packed_attention(model: Any, max_tokens: int, dtype: torch.dtype) -> bool:
     """Switch a model that computes in `dtype` to `packed_attention` if its results are the same.
 
-    Otherwise the model keeps its attention: if it has a softcap, sinks, dropout or an attention of
-    its own, or if there is neither a CPU nor a kernel for it. Packs have `max_tokens`.
+    Otherwise the model keeps its attention. Reasons are a softcap, sinks, dropout, attention code
+    of its own, or a GPU without a kernel for it. Packs have `max_tokens`.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     config = base.config.get_text_config()
@@ -146,7 +146,7 @@ def use_packed_attention(model: Any, max_tokens: int, dtype: torch.dtype) -> boo
                 found = change(alone, probed(model, longest, packed=True))
                 if found <= MAX_CHANGE[dtype]:
                     return True
-        except (NotImplementedError, TypeError):  # also: a model that takes no segments
+        except (NotImplementedError, TypeError):  # also if the model takes no segments
             pass
     base.set_attn_implementation(before)
     return False
@@ -167,7 +167,7 @@ Probed = tuple[Tensor, Tensor]
 
 
 def probed(model: Any, longest: int, *, packed: bool) -> Probed:
-    """Return what a model makes of three examples in a pack, or of each alone."""
+    """Return the model's results for three examples, in one pack or each alone."""
     generator = torch.Generator().manual_seed(0)
     sizes = [SHORT_TOKENS, longest, SHORT_TOKENS]
     device = next(model.parameters()).device
@@ -191,7 +191,7 @@ def probed(model: Any, longest: int, *, packed: bool) -> Probed:
 
 
 def change(one: Probed, other: Probed) -> float:
-    """Return the largest relative L2 difference: of any token's logits, or of the gradients."""
+    """Return the largest relative L2 difference, of the logits of any token or of the gradients."""
     of_logits = (one[0] - other[0]).norm(dim=-1) / one[0].norm(dim=-1)
     of_gradients = (one[1] - other[1]).norm() / one[1].norm()
     return max(float(of_logits.max()), float(of_gradients))

@@ -1,8 +1,8 @@
-"""The loss of reply tokens, in little more memory than that of their logits.
+"""The loss of reply tokens, computed in little more memory than their logits take.
 
-Of a vocabulary of 152,000, the logits of a thousand tokens have 600 MB. torch's `cross_entropy`
-makes a second matrix of that size, of logarithms of probabilities, and two more for the gradient.
-Here the gradient is written into the logits, as kernels for GPUs do it (Liger, Unsloth).
+With a vocabulary of 152,000, the logits of a thousand tokens take 600 MB. torch's `cross_entropy`
+makes a second matrix of that size for log probabilities, and two more for the gradient. Here the
+gradient is written into the logits, as GPU kernels do (Liger, Unsloth).
 """
 
 from typing import Any
@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 LOGITS_AT_ONCE = 2**22
-"""16 MB: a part stays in the cache of a processor, and in memory that malloc uses again."""
+"""Logits of one part, 16 MB. A part stays in the processor's cache, and malloc reuses its
+memory."""
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the cross-entropy of each token, [tokens]; `labels` has its class.
 
-    `logits`, float32, [tokens, vocabulary], hold the gradient after a backward pass: there can be
-    one only, and the operation that made them may not need them. torch raises an error if it does,
-    but not with `activation_offloading`.
+    After a backward pass, `logits`, float32, [tokens, vocabulary], contain the gradient. So there
+    can be only one backward pass, and the operation that made the logits may not need them. torch
+    raises an error if it does, but not with `activation_offloading`.
     """
     losses: Tensor = _TokenLosses.apply(logits, labels)  # type: ignore[no-untyped-call]
     return losses
@@ -34,7 +35,7 @@ class _TokenLosses(torch.autograd.Function):
         )
         log_sums = torch.cat([(part - peak).logsumexp(1, keepdim=True) for part, peak in parts])
         context.save_for_backward(logits, labels, peaks, log_sums)
-        # Above the peak, where float32 is fine enough for losses near 0.
+        # Relative to the peak, where float32 is precise enough for losses near 0.
         return (log_sums - (logits.gather(1, labels[:, None]) - peaks))[:, 0]
 
     @staticmethod
@@ -44,7 +45,7 @@ class _TokenLosses(torch.autograd.Function):
         rows = rows_at_once(logits)
         of_parts = (torch.split(one, rows) for one in (logits, labels, peaks, log_sums, gradient))
         for part, label, peak, log_sum, weight in zip(*of_parts, strict=True):
-            # Of a loss it is the probabilities, less one for the label.
+            # The gradient of a loss is the probabilities, minus one at the label.
             part.sub_(peak).sub_(log_sum).exp_()
             part.scatter_add_(1, label[:, None], part.new_full((len(part), 1), -1))
             part.mul_(weight[:, None])
@@ -52,5 +53,5 @@ class _TokenLosses(torch.autograd.Function):
 
 
 def rows_at_once(logits: Tensor) -> int:
-    """Return of how many tokens there are `LOGITS_AT_ONCE`."""
+    """Return the number of tokens whose logits are `LOGITS_AT_ONCE`."""
     return max(1, LOGITS_AT_ONCE // logits.shape[1])

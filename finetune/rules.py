@@ -1,7 +1,7 @@
 """Hashes of the code that turns a text into a prompt, and an answer into the reply to learn.
 
-Where it changes, cached token rows and classifiers are made again, and a finished training is
-another one. Comments, docstrings and scoring do not count.
+If this code changes, cached token rows and classifiers are made again, and a finished training
+counts as another training. Changes of comments, docstrings and scoring do not count.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ SHARED = (
     *("prompts/tasks/classes.py", "prompts/tasks/evidence.py"),
     *("finetune/classifier/opinions.py", "finetune/classifier/label_sets.py"),
 )
-"""The code that all tasks share."""
+"""Files of code that all tasks share."""
 
 ONLY_SCORES = ("metric.py", "submission.*", "demo.*", "sample.*", "README*")
-"""What of a task's folder does not count: its metric, submission, demo, sample and pages."""
+"""Files of a task's folder that do not count: metric, submission, demo, sample and pages."""
 
 
 @cache
@@ -39,7 +39,7 @@ def shared_rules() -> str:
 
 
 def task_sha256(task: str) -> str:
-    """Return the hash of a task's folder, without what only scores."""
+    """Return the hash of a task's folder, without files that only score."""
     folder = task_folders()[task]
     digest = hashlib.sha256()
     for path in asking_files(folder):
@@ -51,10 +51,10 @@ def task_sha256(task: str) -> str:
 
 
 def asking_files(folder: Path) -> list[Path]:
-    """Return the files of a task's folder that shape what the model is asked, for their hash.
+    """Return the files of a task's folder that affect what the model is asked.
 
-    What is named in `ONLY_SCORES` counts if other files than `task.py`, which assembles the scoring
-    too, import it.
+    A file in `ONLY_SCORES` counts if a file other than `task.py` imports it. `task.py` may import
+    it for scoring alone.
     """
     found: list[Path] = []
     scoring: list[Path] = []

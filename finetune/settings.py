@@ -30,80 +30,84 @@ OF_RECORD = ("run", "task", "model", "dry_run", *DATA_FILES)
 """Settings that say what is trained, on what and where."""
 
 OTHER_RUN = "run=FOLDER (make: RUN=FOLDER)"
-"""What chooses another run folder, for messages."""
+"""Words that choose another run folder, for messages."""
 
 LONGEST_STEP_S = 1800
-"""How long a step, its evaluation and its saving may take after a signal, until torchrun kills all
-processes; by default it would do so after 30 s."""
+"""Time for a step, its evaluation and its saving after a signal. Then torchrun kills all processes;
+by default it would kill them after 30 s."""
 
 
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-"""Environment variables of each process that a launcher has started."""
+"""Environment variables that a launcher sets in each process."""
 
 
 class SftConfig(Config):
-    """Settings of one run; the resolved copy is saved in the run folder."""
+    """Settings of one training. A copy with all values is saved in the run folder."""
 
     task: str = "judgment"
-    """Name of a folder in prompts/tasks/."""
+    """Name of the task: a folder in prompts/tasks/."""
     run: Path
     """Folder for all output of this run."""
     model: str
-    """Base model: a folder, or a name on the hub."""
+    """Base model: a folder, or a name on Hugging Face."""
     train: Path
     """Training cases."""
     dev: Path | None = None
-    """Held-out cases, whose loss chooses the checkpoint; without it, a tenth of `train`, chosen by
-    hash."""
+    """File of held-out cases; their loss chooses the checkpoint. Without it, a tenth of `train` is
+    held out, chosen by hash."""
     mix: Path | None = None
-    """Further cases to train on (for example, with one defendant); never held out."""
+    """Further cases to train on, for example cases of one defendant. They are never held out."""
     mix_ratio: float = Field(1.0, ge=0, allow_inf_nan=False)
-    """Cases taken from `mix` per case of `train`, chosen by hash; all if `mix` has fewer."""
+    """Number of cases of `mix` for each case of `train`, chosen by hash; all if `mix` has fewer."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """The task's name of a column -> its name in these files: columns.fact=content. Of the objects
-    in a list: columns.outcomes/charges=NAME."""
+    """panjue's name of a column -> its name in these files: columns.fact=content. For a column of
+    the objects in a list: columns.outcomes/charges=NAME."""
     limit: int | None = Field(None, ge=1)
-    """To try out: at most so many cases of each file, the first ones to train on, and as many that
-    are held out. The run folder that is named by default ends in -limit20."""
+    """For a trial: train on the first `limit` cases of each file, and hold out as many others. The
+    default name of the run folder then ends in -limit20."""
     on_bad_row: OnBadRow = "stop"
-    """If a row of these files is not a valid case: stop the run, or list and skip the row."""
+    """What to do with a row of these files that is no valid case: `stop` the run, or `skip` the row
+    and list it."""
     method: Literal["lora", "qlora", "full"] = "lora"
-    """LoRA, LoRA on a four-bit base, or all weights."""
+    """Train LoRA matrices (lora), LoRA matrices on a four-bit base (qlora), or all weights
+    (full)."""
     batch: int = Field(16, ge=1)
-    """Examples, or packs, of one step, over all processes. Each process takes
-    `trainer.per_device_train_batch_size` of them at once, or fewer."""
+    """Number of examples or packs in one step, over all processes. Each process takes at most
+    `trainer.per_device_train_batch_size` of them at once."""
     max_tokens: int = Field(4096, ge=64)
-    """Prompt plus reply. Longer prompts are shortened and counted; replies are never cut."""
+    """Limit on the tokens of prompt plus reply. Longer prompts are shortened and counted. Replies
+    are never cut."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the base weights. auto: bfloat16 if they are frozen and `trainer.bf16` is on."""
+    """Type of the base weights. `auto` means bfloat16 if they are frozen and `trainer.bf16` is
+    on."""
     opinions: bool = True
-    """Show the model what the text classifier thinks of each case, if the task's prompt names
+    """Show the model what the text classifier thinks of each case, if the task's prompt contains
     `{opinions}`. If false, the model judges from the facts alone."""
     solve: dict[str, Any] = Field(default_factory=dict)
-    """Settings of a task with several calls per example; training uses the same calls."""
+    """Settings of a task that takes several calls for an example. Training uses the same calls."""
     patience: int = Field(3, ge=1)
-    """Evaluations without a lower held-out loss after which training stops."""
+    """Training stops after this many evaluations without a lower held-out loss."""
     keep: int = Field(1, ge=1)
-    """Adapters that are kept: that of the lowest held-out loss and, of other evaluations, the last
-    ones. `panjue choose` takes the best by the task's metric."""
+    """Number of adapters to keep: the one with the lowest held-out loss, and those of the last
+    other evaluations. `panjue choose` chooses the best of them by the task's metric."""
     seed: int = Field(0, ge=0, lt=2**32)
-    """Seed of the data order, the adapter's initial weights and dropout."""
+    """Seed of the order of the data, of the adapter's initial weights, and of dropout."""
     dry_run: bool = False
     """Print the plan and one example as the model sees it, then stop before the first step."""
     attn_implementation: Literal[
         "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "eager"
     ] = "sdpa"
-    """Attention of transformers; the FlashAttention ones need its package."""
+    """Attention of transformers. FlashAttention needs its own package."""
     gpus: int = Field(1, ge=1)
-    """Processes that train together, one for each GPU; accelerate starts them."""
+    """Number of processes that train together, one for each GPU. accelerate starts them."""
     accelerate: Path | None = None
-    """Config file of accelerate, for sharded weights: finetune/configs/fsdp2.yaml."""
+    """Config file of accelerate, to divide weights among GPUs: finetune/configs/fsdp2.yaml."""
     trainer: dict[str, Any] = Field(default_factory=dict)
-    """Passed unchanged to trl's SFTConfig."""
+    """Settings that are passed unchanged to trl's SFTConfig."""
     lora: dict[str, Any] = Field(default_factory=dict)
-    """Passed unchanged to peft's LoraConfig."""
+    """Settings that are passed unchanged to peft's LoraConfig."""
     quantization: dict[str, Any] = Field(default_factory=dict)
-    """Passed unchanged to transformers' BitsAndBytesConfig; used by `method: qlora`."""
+    """Settings that are passed unchanged to transformers' BitsAndBytesConfig, for method=qlora."""
 
     @field_validator("trainer")
     @classmethod
@@ -127,15 +131,16 @@ class SftConfig(Config):
 
     @property
     def result(self) -> Path:
-        """The folder of what is trained: `adapter/`, or `model/` if all weights are."""
+        """Folder of the trained weights: `adapter/`, or `model/` if all weights are trained."""
         return self.run / ("model" if self.method == "full" else "adapter")
 
 
 class BaseConfig(SftConfig):
-    """Settings of the tiny base: those of full fine-tuning, plus its shape."""
+    """Settings of the tiny base: those of full fine-tuning, and the shape of the model."""
 
     shape: dict[str, Any] = Field(default_factory=dict)
-    """Passed unchanged to transformers' Qwen3Config; `vocab_size` includes the 256 bytes."""
+    """Settings passed unchanged to transformers' Qwen3Config; `vocab_size` includes the 256
+    bytes."""
 
 
 C = TypeVar("C", bound=SftConfig)
@@ -166,7 +171,7 @@ def _settings(cls: type[C], path: Path, overrides: Sequence[str]) -> C:
 def changed_settings(config: SftConfig) -> dict[str, Any]:
     """Return the settings that the command line changed: name with dots -> value, None if emptied.
 
-    Those that say what is trained, on what and where are in the record of the training.
+    Settings in `OF_RECORD` are left out; the record of the training has them.
     """
     if config.path is None:
         return {}
@@ -183,7 +188,7 @@ def changed_settings(config: SftConfig) -> dict[str, Any]:
 
 
 def check_data(config: SftConfig) -> None:
-    """Refuse a task or data file that does not exist, or whose first row is no example."""
+    """Refuse a task or data file that does not exist, and a file whose first row is no example."""
     task = load_task(config.task)
     check_columns(task.data, config.columns)
     for name in DATA_FILES:
@@ -193,7 +198,7 @@ def check_data(config: SftConfig) -> None:
         if not file.exists():
             raise UserError(f"{name}: no file {file}")
         reader = Reader(task, columns=config.columns, on_bad_row=config.on_bad_row)
-        first = next(reader.read(file), None)  # a file of another format is found at once
+        first = next(reader.read(file), None)  # finds out at once that a file has another form
         if first is None and not reader.skipped.rows:
             raise UserError(f"{name}: {file} is empty")
 
@@ -204,7 +209,7 @@ def is_launched() -> bool:
 
 
 def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
-    """Start `gpus` processes of this command in place of this one; return in each of them."""
+    """Replace this process by `gpus` processes of the same command; return in each of them."""
     if config.accelerate and config.gpus == 1:
         raise UserError("accelerate: is for several processes; say how many, e.g. gpus=8")
     if config.gpus == 1 or is_launched():
@@ -213,7 +218,7 @@ def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
 
     check_gpu()  # once, not in every process
     gpus = device_count()
-    if 0 < gpus < config.gpus:  # without any, accelerate says so
+    if 0 < gpus < config.gpus:  # without any GPU, accelerate says so
         raise UserError(f"gpus: this machine has {gpus} for training; set gpus={gpus}")
     command = [sys.executable, "-m", "accelerate.commands.launch"]
     if config.accelerate:

@@ -33,7 +33,7 @@ from panjue.prompts.task import load_task
 
 
 def train(config: SftConfig) -> None:
-    """Fine-tune and save adapter (or model: `method: full`) and labels, unless this is done."""
+    """Fine-tune and save adapter (or model, for method=full) and labels, unless already done."""
     check_library_settings(config)
     processes = join_processes(config)
     args = trainer_config(config)
@@ -62,7 +62,7 @@ def run_training(
     console.print("1/4 reading and tokenizing the cases")
     task = reader.task
     examples = Examples(config, reader)
-    # The labels have to be known before it can be checked that an answer is valid.
+    # Whether an answer is valid can be checked only when all labels are known.
     labels = task.ask.labels(examples)
     maker = RowMaker(task, load_tokenizer(base), labels, config.max_tokens)
     classifier = run.classifier(examples, labels, console)

@@ -1,6 +1,6 @@
-"""What a Python file says to the interpreter, the same with each version of Python.
+"""The meaning of a Python file for the interpreter, equal in every version of Python.
 
-It imports nothing of panjue: a test runs it with other versions, which have no libraries.
+This file imports nothing of panjue, because a test runs it with Pythons that have no libraries.
 """
 
 import ast
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 NOT_CODE = ("ctx", "kind", "type_comment")
-"""Fields of syntax trees that follow from others, or do nothing."""
+"""Fields of syntax trees that follow from other fields, or have no effect."""
 
 
 def code_sha256(paths: Iterable[Path]) -> str:
-    """Return the hash of what Python files say to the interpreter."""
+    """Return the hash of the code of Python files, see `code`."""
     digest = hashlib.sha256()
     for path in paths:
         digest.update(path.name.encode() + b" " + code(path) + b"\n")
@@ -23,17 +23,17 @@ def code_sha256(paths: Iterable[Path]) -> str:
 
 
 def code(path: Path) -> bytes:
-    """Return what a Python file says to the interpreter: no comments, no docstrings.
+    """Return the code of a Python file without comments and docstrings.
 
-    Versions of Python differ in `ast.dump` and in `tokenize`.
+    `ast.dump` and `tokenize` are not used, because they differ between versions of Python.
     """
     source = path.read_text("utf-8-sig")
     return json.dumps(plain(ast.parse(source), source)).encode()
 
 
 def plain(node: Any, source: str) -> Any:
-    """Return a syntax tree as lists of texts, without what only some versions of Python have."""
-    if isinstance(node, ast.JoinedStr):  # whose parts differ: as it is written
+    """Return a syntax tree as lists of texts, without parts of only some versions of Python."""
+    if isinstance(node, ast.JoinedStr):  # its parts differ between versions: take its text
         return ["f-string", ast.get_source_segment(source, node)]
     if isinstance(node, ast.AST):
         fields = []
@@ -42,9 +42,9 @@ def plain(node: Any, source: str) -> Any:
                 fields.append([name, plain(value, source)])
         return [type(node).__name__, *fields]
     if isinstance(node, list):
-        # A text that stands alone does nothing, as help under a field does.
+        # A text that stands alone has no effect: a docstring, or help under a field.
         return [plain(one, source) for one in node if not is_text(one)]
-    return ascii(node)  # `repr` depends on the version's table of characters
+    return ascii(node)  # `repr` depends on the table of characters of a version
 
 
 def is_text(node: Any) -> bool:
@@ -56,7 +56,7 @@ def is_text(node: Any) -> bool:
 
 
 def imported_names(path: Path) -> set[str]:
-    """Return what a Python file imports: the last part of each module, and names from there."""
+    """Return the names that a Python file imports, with the last part of each module's name."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8-sig"))):
         if isinstance(node, ast.ImportFrom | ast.Import):

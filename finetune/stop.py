@@ -1,4 +1,4 @@
-"""A signal during training, such as SIGTERM or Ctrl-C: finish the step, save, stop."""
+"""On a signal such as SIGTERM or Ctrl-C, finish the step of the training, save it, and stop."""
 
 import os
 import signal
@@ -17,15 +17,15 @@ from panjue.prompts.plumbing.signals import stopping_signals
 
 
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
-    """Saves a checkpoint and ends the training at the first signal; a second one ends it at once.
+    """Saves a checkpoint and ends the training at the first signal. A second one ends it at once.
 
-    If the step is evaluated, that is done before it is saved.
+    If the step is evaluated, the evaluation comes before the checkpoint.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._quiet = console.quiet
-        self.agreed = 0  # the signal that all processes stop for at the end of this step
+        self.agreed = 0  # the signal for which all processes stop at the end of this step
         self._received = 0
         self._received_at = 0.0
         self._process = 0
@@ -41,14 +41,14 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
         if not self._received:
             self._received = number
             self._received_at = time.monotonic()
-            # Ctrl-C ends `| tee` too, and the terminal may be closed: to write there would end this
+            # Ctrl-C also ends `| tee`, and the terminal may be closed. Writing there would end this
             # process before it has saved.
             self._console.quiet = self._quiet or not self._console.file.isatty()
             if PartialState().is_local_main_process:
                 # The step may take minutes. Not `print`: the signal may have interrupted one.
                 with suppress(OSError):
                     os.write(2, b"stopping after this step is saved; a second signal stops now\n")
-        # A second signal ends the process at once, if it is no copy of the first.
+        # A second signal ends the process at once, unless it is a copy of the first.
         elif time.monotonic() - self._received_at > SIGNAL_DEBOUNCE_S:
             self._restore_handlers()
             signal.raise_signal(number)
@@ -65,11 +65,11 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
             self.agreed = max(gather_object([self.agreed]))
         if self.agreed:
             control.should_training_stop = True
-            # At the end of an epoch it is saved later, after that epoch's evaluation.
+            # At the end of an epoch, the step is saved after the evaluation of the epoch.
             control.should_save = not _is_whole(state)
 
     def on_epoch_end(self, _: Any, state: TrainerState, control: TrainerControl, **__: Any) -> None:
-        """Save a whole epoch after its evaluation; a partial one is neither evaluated nor saved."""
+        """Save a whole epoch after its evaluation; neither evaluate nor save a partial one."""
         if self.agreed:
             control.should_save = _is_whole(state)
             if not _is_whole(state):
@@ -87,6 +87,6 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
 
 def _is_whole(state: TrainerState) -> bool:
-    """Say whether a step ends an epoch; the last step ends its epoch wherever it is."""
+    """Say whether a step ends an epoch. The last step of a training always does."""
     is_last = state.global_step >= state.max_steps
     return is_last or (state.epoch is not None and not state.epoch % 1)

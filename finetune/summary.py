@@ -11,7 +11,7 @@ from panjue.prompts.plumbing.records import TrainingSummary
 
 
 def finished(begun: TrainingSummary, trainer: ReplyTrainer, seconds: float) -> TrainingSummary:
-    """Return the summary of a training with what is known at its end."""
+    """Return the summary of a training, with the numbers that are known at its end."""
     state = trainer.state
     held_out = trainer.eval_dataset
     memory, device = peak_memory()
@@ -45,7 +45,7 @@ def kept_loss(trainer: ReplyTrainer) -> float | None:
 
 
 def peak_memory() -> tuple[int, str]:
-    """Return the most bytes that this process has taken, and of what: its GPU, or the CPU."""
+    """Return the peak memory of this process in bytes, and whether of its GPU or the CPU."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_reserved(), torch.cuda.get_device_name()
     kib = 1 if sys.platform == "darwin" else 2**10  # macOS counts bytes

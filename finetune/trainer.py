@@ -1,4 +1,4 @@
-"""trl's SFTTrainer on rows of `finetune.data`: fast losses, safe checkpoints."""
+"""trl's SFTTrainer for rows of `finetune.data`, with fast losses and safe checkpoints."""
 
 import math
 import os
@@ -38,14 +38,14 @@ from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 
 NOT_MODEL_INPUTS = ("labels", "length", "skip_logits")
-"""Keys of a batch that the model must not get. `skip_logits`, which transformers adds for liger
-kernels, would let the kernel compute the loss; here the trainer computes it."""
+"""Keys of a batch that the model must not get. transformers adds `skip_logits` for liger kernels.
+With it, the kernel would compute the loss; here the trainer computes it."""
 
 
 class LengthSampler(Sampler[int]):
-    """Puts rows or packs of similar length into the same `step` rows, in another way each `epoch`.
+    """Puts rows or packs of similar length into the same step of `step` rows, anew in each `epoch`.
 
-    The samplers of transformers use a random state that is lost when a run resumes.
+    The samplers of transformers use a random state, which is lost when a run resumes.
     """
 
     def __init__(self, rows: Dataset, step: int, seed: int) -> None:
@@ -63,9 +63,9 @@ class LengthSampler(Sampler[int]):
 
 
 class EvenSampler(Sampler[int]):
-    """Ends each epoch with the places of empty rows, which follow those of an order.
+    """Yields the indices of another sampler, then those of `empty` rows without loss.
 
-    Without them accelerate would repeat rows, until all processes have equally many.
+    Without empty rows, accelerate would repeat rows until all processes have the same number.
     """
 
     def __init__(self, order: Sampler[int], empty: int) -> None:
@@ -83,7 +83,7 @@ class EvenSampler(Sampler[int]):
 
 
 def order_of(rows: Dataset, args: TrainingArguments) -> Any:
-    """Return the order of the rows, in all processes the same."""
+    """Return the sampler of the rows; its order is the same in all processes."""
     if args.train_sampling_strategy == "group_by_length":
         return LengthSampler(rows, step_size(args), args.seed)
     if args.train_sampling_strategy == "sequential":
@@ -92,7 +92,7 @@ def order_of(rows: Dataset, args: TrainingArguments) -> Any:
 
 
 def with_empty(rows: Dataset, count: int) -> Dataset:
-    """Return the rows and so many that have no loss."""
+    """Return the rows, followed by `count` rows without loss."""
     if not count:
         return rows
     empty = {"input_ids": [0], "labels": [IGNORED], "length": 1, "seq_lengths": [1]}
@@ -101,9 +101,9 @@ def with_empty(rows: Dataset, count: int) -> Dataset:
 
 
 class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
-    """Trains on the replies; computes no logits of prompts.
+    """Trains on the replies, and computes no logits of prompts.
 
-    Three private methods of transformers are overridden: `_get_train_sampler`, `_run_epoch` and
+    It overrides three private methods of transformers: `_get_train_sampler`, `_run_epoch` and
     `_save_checkpoint`. A test fails if transformers renames one.
     """
 
@@ -112,8 +112,8 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
     def __init__(
         self, model: Any, args: TrainingArguments, train_dataset: Dataset, **others: Any
     ) -> None:
-        """Be ready to train; `others` are further arguments of trl's SFTTrainer."""
-        self._keep = args.save_total_limit  # so many, and the best: transformers would drop others
+        """Prepare the training; `others` are further arguments of trl's SFTTrainer."""
+        self._keep = args.save_total_limit  # and the best; transformers would choose others
         args.save_total_limit = None
         empty = 0
         if args.world_size > 1:
@@ -124,17 +124,17 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         batches = collate_segments if attention == PACKED else collate
         super().__init__(model, args, data_collator=batches, train_dataset=train_dataset, **others)
         self.args.remove_unused_columns = False  # `collate` needs the length
-        self.model_accepts_loss_kwargs = True  # makes transformers count `num_items_in_batch`
+        self.model_accepts_loss_kwargs = True  # lets transformers count `num_items_in_batch`
         # trl casts the adapter of a quantized base to bfloat16 (trl/trainer/sft_trainer.py:908), in
-        # which most of the late, small updates change nothing.
+        # which most of the late, small updates would change nothing.
         if getattr(self.model, "is_quantized", False):
             for weight in self.model.parameters():
                 if weight.requires_grad:
                     weight.data = weight.data.float()
         if self.accelerator.mixed_precision != "no" and not self.is_fsdp_enabled:
-            # Autocast chooses the type of each product. PEFT would first write the inputs of LoRA
-            # in float32, and autocast then in 16 bits again: a tenth of a step without a GPU.
-            # Dropout, and DoRA and other variants, compute in the type of their inputs.
+            # Autocast chooses the type of each product. PEFT would first convert the inputs of LoRA
+            # to float32, and autocast back to 16 bits, which takes a tenth of a step without a GPU.
+            # Dropout, DoRA and other variants compute in the type of their inputs.
             for module in self.model.modules():
                 if isinstance(module, LoraLayer) and not module.lora_variant:
                     parts = module.lora_dropout.values()
@@ -143,20 +143,20 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
                     )
         if self.is_fsdp_enabled and self.accelerator.mixed_precision != "no":
             # accelerate sums gradients in the type of the computation (accelerate 1.15,
-            # utils/dataclasses.py:2137): in bfloat16 those of a long step lose their small parts.
+            # utils/dataclasses.py:2137). In bfloat16, the sums of a long step lose small parts.
             plugin = self.accelerator.state.fsdp_plugin
             policy = plugin.mixed_precision_policy
             plugin.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32)
-        if not self.is_fsdp_enabled:  # FSDP replaces the weights before it has an optimizer
+        if not self.is_fsdp_enabled:  # FSDP replaces the weights before the optimizer exists
             self.create_optimizer()
         self.remove_callback(PrinterCallback)  # TrainingLog prints instead
         if "swanlab" in self.args.report_to:
             self._report_to_swanlab()
 
     def _report_to_swanlab(self) -> None:
-        """Take SwanLab's own callback: that of transformers 5.19 fails with SwanLab 0.10.
+        """Use SwanLab's own callback, since that of transformers 5.19 fails with SwanLab 0.10.
 
-        It asks for the current run before it has begun one, which has become an error.
+        The latter asks for the current run before it has begun one, which SwanLab now refuses.
         """
         from swanlab.integration.transformers import SwanLabCallback as Own  # noqa: PLC0415
 
@@ -174,12 +174,12 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
     ) -> Tensor:
         """Return the sum of the losses of this batch, divided by the reply tokens of the step."""
         losses = self.reply_losses(model, inputs)
-        # The state is in every checkpoint, so a resumed run continues the count.
+        # Every checkpoint has the state, so a resumed run continues the count.
         tokens = self.accelerator.gather(inputs["length"].sum()).sum()
         self.state.num_input_tokens_seen += int(tokens)
         if num_items_in_batch is None:
             return losses.mean()
-        loss: Tensor = losses.sum() / max(num_items_in_batch, 1)  # 0: of empty rows alone
+        loss: Tensor = losses.sum() / max(num_items_in_batch, 1)  # 0 if all rows are empty
         if self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # DDP averages over processes
         return loss
@@ -198,9 +198,9 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         return self._sampler
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the tokens so far; end a training whose loss or gradient is no longer a number."""
+        """Log the number of tokens so far; end a training whose loss or gradient is no number."""
         watched = ["loss", "eval_loss", "train_loss"]
-        if not self.args.fp16:  # there the first steps look for a scale, and skip such gradients
+        if not self.args.fp16:  # float16: the first steps look for a scale and skip such gradients
             watched.append("grad_norm")
         for name in watched:
             if not math.isfinite(logs.get(name, 0)):
@@ -213,11 +213,11 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         super().log(logs, start_time)
 
     def evaluation_loop(self, *_: Any, **__: Any) -> EvalLoopOutput:
-        """Compute the held-out loss, which chooses the checkpoint: what is evaluated is saved."""
+        """Compute the held-out loss and save the evaluated step, since the loss chooses a step."""
         self.control.should_save |= self.args.load_best_model_at_end
         self.model.eval()
         metrics = {"eval_loss": self._held_out_loss()}
-        # FSDP2 leaves the outermost weights whole, and could not load the best checkpoint so.
+        # FSDP2 leaves the outermost weights whole; it could not load the best checkpoint then.
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -225,10 +225,9 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
 
     @torch.no_grad()
     def _held_out_loss(self) -> float:
-        """Return the mean loss of all held-out reply tokens.
+        """Return the mean loss of all held-out reply tokens. Each token counts once.
 
-        Each counts once: the evaluation of transformers takes the mean of batches, and gives some
-        rows to two processes.
+        The evaluation of transformers would take the mean of batches and count some rows twice.
         """
         rank = self.accelerator.process_index
         world = self.accelerator.num_processes
@@ -237,7 +236,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         sums = torch.zeros(2, dtype=torch.float64)
         for start in range(0, count, step):
             places = range(start + rank, min(start + step, count), world)
-            # Where weights are sharded, a process without a share has to gather them too.
+            # If weights are sharded, a process without rows must help to gather them.
             rows = [self.eval_dataset[place] for place in places or [0]]
             losses = self.reply_losses(self.model, self._prepare_inputs(collate(rows)))
             if places:
@@ -246,8 +245,8 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         return float(total / tokens)
 
     def _run_epoch(self, *, epoch: int, **kwargs: Any) -> None:
-        """Train an epoch, unless the training is over since the step that was resumed."""
-        self._sampler.epoch = epoch  # accelerate's loaders do not set it when a run resumes
+        """Train an epoch, unless the resumed checkpoint already ended the training."""
+        self._sampler.epoch = epoch  # accelerate's loaders do not set the epoch when a run resumes
         is_over = self.state.global_step >= self.state.max_steps
         for part in self.callback_handler.callbacks:
             if isinstance(part, EarlyStoppingCallback):
@@ -258,10 +257,10 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             super()._run_epoch(epoch=epoch, **kwargs)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        """Save a checkpoint, mark it as complete, and only then drop old ones."""
+        """Save a checkpoint and mark it as complete; only then delete old ones."""
         checkpoint = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
         if self.is_world_process_zero() and checkpoint.exists():
-            drop(checkpoint)  # incomplete: a run was killed here
+            drop(checkpoint)  # incomplete, because a run was killed here
         self.accelerator.wait_for_everyone()  # each process writes its random state there
         with disk_errors_named(checkpoint):
             super()._save_checkpoint(model, trial)
@@ -272,17 +271,17 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
                 drop_old(checkpoint.parent, self._keep, self.state.best_model_checkpoint)
 
     def cap_steps(self) -> None:
-        """Let `max_steps` shorten the epochs; transformers would train so many steps instead."""
+        """Let `max_steps` end the epochs early; transformers would always train so many steps."""
         most = self.args.max_steps
         if most > 0:
-            self.args.max_steps = -1  # not set: `steps` then counts those of all epochs
+            self.args.max_steps = -1  # not set, so that `steps` counts the steps of all epochs
             self.args.max_steps = min(most, steps(self))
 
     def train_or_resume(self, console: Console) -> None:
         """Train from the newest complete checkpoint, or from the start if there is none.
 
-        Its best checkpoint is in the same folder, wherever that was moved. Transformers forgets one
-        that is not where it was (trainer.py:1684).
+        The best checkpoint lies in the same folder, even if that was moved. transformers would
+        forget a best checkpoint that is not at its old path (trainer.py:1684).
         """
         checkpoint = newest_complete(Path(str(self.args.output_dir)))
         if checkpoint is None:
@@ -320,8 +319,8 @@ def logits_only_at(reply_mask: Tensor, head: torch.nn.Module) -> Iterator[None]:
 
     `reply_mask` says whether the next token is a reply token, [batch, positions - 1].
 
-    Most tokens are prompt tokens, and on a CPU their logits are a third of a small model's work.
-    (trl omits them on GPUs only.) As a hook, so that DDP and FSDP see one ordinary forward.
+    Most tokens are prompt tokens. On a CPU, their logits are a third of a small model's work. (trl
+    omits them only on GPUs.) It is a hook, so that DDP and FSDP see one ordinary forward call.
     """
 
     def select(_: torch.nn.Module, hidden: tuple[Tensor]) -> tuple[Tensor]:

@@ -23,10 +23,10 @@ from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import Meter, duration, meter
 
 GRADIENT_BYTES = 4
-"""Bytes per trained weight, in float32."""
+"""Bytes of the gradient for each trained weight, in float32."""
 
 MAX_SHOWN_EXAMPLES = 5
-"""Refused examples, and notes, printed to the console; the report file has all."""
+"""Number of refused examples, and of notes, on the console; the report file has all."""
 
 
 class TrainingLog(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
@@ -43,11 +43,11 @@ class TrainingLog(TrainerCallback):  # type: ignore[misc]  # transformers is unt
 
     @property
     def seconds(self) -> float:
-        """Return the time of the training so far, without that of steps that a crash lost."""
+        """Return the time of the training so far, without the time of steps that a crash lost."""
         return self._seconds_before + (self._meter.seconds if self._meter else 0.0)
 
     def on_train_begin(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
-        """Start the meter; when resuming, delete log entries after the checkpoint."""
+        """Start the meter. When a run resumes, delete the log entries after the checkpoint."""
         if state.is_world_process_zero:
             self._seconds_before = self._drop_entries_after(state.global_step)
             shown = meter(self._console, state.max_steps, state.global_step)
@@ -62,7 +62,7 @@ class TrainingLog(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         self, _: Any, state: TrainerState, __: Any, logs: Mapping[str, Any], **___: Any
     ) -> None:
         """Append the entry to `log.jsonl`; show its loss and speed in the meter."""
-        if not state.is_world_process_zero or "train_runtime" in logs:  # a summary
+        if not state.is_world_process_zero or "train_runtime" in logs:  # the summary at the end
             return
         entry = {"step": state.global_step, "seconds": round(self.seconds, 1), **logs}
         with stream(self._folder / "log.jsonl") as out:
@@ -75,7 +75,7 @@ class TrainingLog(TrainerCallback):  # type: ignore[misc]  # transformers is unt
             self._status = f"loss {float(logs['loss']):.4f}  {rate:,.0f} tokens/s"
 
     def _drop_entries_after(self, step: int) -> float:
-        """Delete the log entries of the steps that are made again; return the time of the rest."""
+        """Delete the log entries of steps that are trained again; return the time of the others."""
         log = self._folder / "log.jsonl"
         if not log.exists():
             return 0.0
@@ -154,7 +154,7 @@ def larger_limits(needed: Sequence[int], most_left: int) -> str:
 
 
 def first_lines(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the first lines about single examples; the run's rows/*/report.json has all."""
+    """Yield the first lines about single examples; RUN/rows/*/report.json has all of them."""
     for line in lines[:MAX_SHOWN_EXAMPLES]:
         yield "", f"id {line}"
     if len(lines) > MAX_SHOWN_EXAMPLES:
@@ -165,7 +165,7 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
     args = trainer.args
     weights = list(trainer.model.parameters())
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
-    total = trainer.model.num_parameters()  # counts four-bit weights, which are stored in pairs
+    total = trainer.model.num_parameters()  # counts four-bit weights one by one
     yield "weights", f"{trained:,} trained of {total:,} ({trained / total:.2%})"
     if device := unused_device():
         yield "device", device
@@ -196,7 +196,7 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
 
 
 def moment_bytes(optimizer: str) -> int | None:
-    """Return the bytes of AdamW's two moments per trained weight; None for another optimizer."""
+    """Return the bytes of AdamW's two moments per trained weight; None for other optimizers."""
     if not optimizer.removeprefix("paged_").startswith("adamw"):
         return None
     if optimizer.endswith("4bit"):

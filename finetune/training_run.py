@@ -1,4 +1,4 @@
-"""The result of a training: its manifest, whether it is finished, and its weights."""
+"""The run folder of a training: its record, whether it is finished, and its saved weights."""
 
 import hashlib
 import os
@@ -75,7 +75,7 @@ from panjue.prompts.saved import keep_readable
 from panjue.prompts.task import Task
 
 MAX_DIFFERENCES = 4
-"""Differences between two runs that a message shows."""
+"""Number of differences between two runs that a message shows."""
 
 OF_SPEED = {
     "report_to",
@@ -94,18 +94,18 @@ OF_SPEED = {
     "ddp_timeout",
     "torch_empty_cache_steps",
 }
-"""Settings of trl that may change when a run resumes; not `per_device_train_batch_size`, which
-decides how gradients are rounded."""
+"""Settings of trl that may change when a run resumes. `per_device_train_batch_size` may not,
+because gradients would round otherwise."""
 
 
 def fits_classifier(config: SftConfig, task: Task) -> bool:
-    """Say whether a text classifier is fitted; a tiny base, to be trained further, needs none."""
+    """Say whether a text classifier is fitted. A tiny base, to be trained further, needs none."""
     return bool(task.answer.fields) and not isinstance(config, BaseConfig)
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """The run folder of one training, and the record of what the training is made from."""
+    """The run folder of one training, and the record of what the training was made from."""
 
     config: SftConfig
     record: RunRecord
@@ -113,7 +113,7 @@ class TrainingRun:
 
     @classmethod
     def of(cls, config: SftConfig, base: Path, task: Task) -> "TrainingRun":
-        """Return the run of a training that begins; `base` is the folder of the base model."""
+        """Return the run of a new training; `base` is the folder of the base model."""
         known: dict[str, Any] = config.model_dump(include=set(RunRecord.model_fields), mode="json")
         for name in DATA_FILES:
             file = getattr(config, name)
@@ -142,23 +142,23 @@ class TrainingRun:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes out of the folder; they may have finished there meanwhile."""
+        """Keep other processes out of the folder within the block; one may have finished before."""
         if self.config.dry_run or not PartialState().is_main_process:
             yield
             return
         with exclusive_lock(self.config.run, other=OTHER_RUN):
-            self.is_finished()  # raises if it is another training
+            self.is_finished()  # raises if the folder has another training
             yield
 
     def is_finished(self) -> bool:
-        """Say whether the folder has the result of this training; refuse other work in it."""
+        """Say whether the folder has the result of this training; refuse work of another one."""
         run = self.config.run
         if is_base(run) or (has_record(run) and weights_folder(run) == run):
             raise UserError(f"{run}: has a model or answers; choose another {OTHER_RUN}")
         has_result = any((run / name / MANIFEST).exists() for name in RESULTS)
         if not has_result and not self._has_checkpoints():
             refuse_claim(run, REPLACED, OTHER_RUN)
-            return False  # no work can be lost
+            return False  # there is no work to lose
         reason = self._difference(has_result=has_result)
         if reason:
             raise UserError(
@@ -168,7 +168,7 @@ class TrainingRun:
         return has_result
 
     def _difference(self, *, has_result: bool) -> str:
-        """Return how the folder's own record differs from this one; empty if it does not."""
+        """Return how the record in the folder differs from this one; empty if it does not."""
         folder = self.config.run
         if not has_record(folder):
             return "there is no record of how it was made"
@@ -186,7 +186,7 @@ class TrainingRun:
             same["task_sha256"] = self.record.task_sha256
         old = kept.model_copy(update=same)
         parts = old.difference(self.record, DATA, ROWS, WEIGHTS).split("; ")
-        if change:  # the files say more than their hash
+        if change:  # the names of files say more than their hash
             of_files = f"base {self.record.base}: {change}"
             parts = [of_files if part.startswith("base_sha256: ") else part for part in parts]
         shown = parts[:MAX_DIFFERENCES]
@@ -195,15 +195,15 @@ class TrainingRun:
         return "; ".join(shown)
 
     def doubt(self) -> str:
-        """Return what cannot be compared with the record of a finished training, if anything."""
+        """Return what of a finished training's record cannot be compared; empty if all can."""
         if not RunRecord.read(self.config.run).is_before_0_5:
             return ""
         return "; a version before 0.5 made it: changes of the task's code since are not known"
 
     def classifier(self, examples: Examples, labels: Labels, console: Console) -> Path | None:
-        """Return the folder with the text classifier; one process fits it, once.
+        """Return the folder with the text classifier. One process fits it, once.
 
-        None: the task decides no field, this is a tiny base, to be trained further, or a dry run.
+        Return None if the task has no fields with labels, or if this is a tiny base or a dry run.
         """
         task = examples.reader.task
         if not fits_classifier(self.config, task):
@@ -231,7 +231,7 @@ class TrainingRun:
         return folder
 
     def check_nothing_to_choose(self) -> None:
-        """Refuse to keep several adapters where no case is held out."""
+        """Refuse to keep several adapters, because no case is held out that could choose."""
         if self.config.keep > 1:
             raise UserError("keep: no case is held out that could choose; give dev=FILE")
 
@@ -246,7 +246,7 @@ class TrainingRun:
     def showing(
         self, classifier: Path | None, task: Task, labels: Labels
     ) -> Callable[[Example], Example] | None:
-        """Return what adds the opinions to an example, if prompts show them."""
+        """Return a function that adds the opinions to an example; None if prompts show none."""
         if not self.record.opinions:
             return None
         if classifier is None:
@@ -256,7 +256,7 @@ class TrainingRun:
     def claim(self, row_key: Mapping[str, Any]) -> None:
         """Write config.yaml and manifest.json, which assign the run folder to this training.
 
-        A training with checkpoints resumes only with the classifier whose opinions they saw.
+        A training with checkpoints resumes only with the classifier that wrote their prompts.
         """
         folder = self.config.run
         classifier_sha256 = row_key.get("classifier_sha256")
@@ -270,19 +270,19 @@ class TrainingRun:
                     f"{folder}: its checkpoints saw the opinions of another text classifier; "
                     f"restore rows/, or choose another {OTHER_RUN}"
                 )
-        # The other sections of the config file, for `generate` and `serve`, are kept.
+        # Keep the other sections of the config file, for `generate` and `serve`.
         sections = load_values(self.config.path) if self.config.path else {}
         sections = {**sections, "sft": self.config.model_dump(mode="json")}
-        record.write(folder)  # first: it makes the folder ours
+        record.write(folder)  # first, since it makes the folder ours
         self._write(self._begun())
-        if not self._has_checkpoints():  # what an earlier training has left
+        if not self._has_checkpoints():  # left by an earlier training
             delete(folder / KEPT)
         delete(folder / CHOSEN)
         with atomic_write(folder / CONFIG) as out:
             out.write(OmegaConf.to_yaml(sections))
 
     def _begun(self) -> TrainingSummary:
-        """Return the summary of a training that begins: where its settings came from."""
+        """Return the summary of a new training: where its settings came from."""
         path = self.config.path
         changed = changed_settings(self.config)
         if path and followed(path) == followed(self.config.run / CONFIG):
@@ -307,10 +307,10 @@ class TrainingRun:
     ) -> None:
         """Write weights, labels, classifier, record and card to a folder; it appears when complete.
 
-        `examples` is the number of training examples, `seconds` the time of their steps.
+        `examples` is the number of training examples, `seconds` the time of the steps.
         """
         if not trainer.is_world_process_zero():
-            trainer.save_model(str(self.config.result))  # takes part if weights are sharded
+            trainer.save_model(str(self.config.result))  # all processes take part if sharded
             return
         attention = trainer.model.config.get_text_config()._attn_implementation
         results = {"examples": examples, "attention": attention}
@@ -336,13 +336,13 @@ class TrainingRun:
     def _complete(
         self, folder: Path, labels: Labels, classifier: Path | None, results: Mapping[str, Any]
     ) -> None:
-        """Write what goes with saved weights; `results` are known entries of the record."""
+        """Write the files that lie beside saved weights. `results` are entries of the record."""
         (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
-        (folder / CARD).unlink(missing_ok=True)  # peft's, which says nothing
+        (folder / CARD).unlink(missing_ok=True)  # peft's card, which is empty
         peft_config = folder / "adapter_config.json"
         if peft_config.exists():
             base = self.record.base
-            if Path(base).is_dir():  # absolute: plain peft finds it from any working folder
+            if Path(base).is_dir():  # absolute, so that plain peft finds it from any working folder
                 base = str(Path(base).resolve())
             write_json(peft_config, {**read_json(peft_config), "base_model_name_or_path": base})
         labels.save(folder)
@@ -353,7 +353,7 @@ class TrainingRun:
         self.record.model_copy(update={**results, **hashes}).write(folder)
 
     def say_written(self, trainer: ReplyTrainer, console: Console) -> None:
-        """Print what was written, and the next command where no Makefile runs it."""
+        """Print what was written, and the next command unless make runs it."""
         config = self.config
         loss = kept_loss(trainer)
         held_out = ""

@@ -1,4 +1,4 @@
-"""Whether vLLM could answer with a model: asked before hours of training."""
+"""Find out whether vLLM can answer with a model, before hours of training."""
 
 import subprocess
 import sys
@@ -20,15 +20,16 @@ if model._is_stateful or not model.is_backend_compatible():
 """
 """Program that fails if vLLM cannot load the class of a model. Its last line is the reason.
 
-What vLLM has no class for it runs with transformers' own, but there a layer keeps no state.
+If vLLM has no class for a model, it runs the class of transformers, but only if no layer has a
+state.
 """
 
 UNKNOWN_TO_VLLM = "unknown"
-"""The reason of ASK_VLLM if vLLM can answer on no machine."""
+"""The reason of ASK_VLLM if vLLM cannot answer on any machine."""
 
 
 def is_listed(architecture: str) -> bool:
-    """Say whether vLLM has a class of its own for a model: by its source, without an import."""
+    """Say whether vLLM has its own class for a model; read vLLM's source without importing it."""
     vllm = find_spec("vllm")
     if vllm is None or vllm.origin is None:
         return False
@@ -40,8 +41,8 @@ def is_listed(architecture: str) -> bool:
 def vllm_problem(architecture: str) -> str:
     """Return why vLLM cannot load models of a class here; empty if it can, or is not installed.
 
-    `UNKNOWN_TO_VLLM`: neither vLLM nor transformers has a class that vLLM runs.
-    It takes some ten seconds, in a process of its own: importing vLLM changes this one's settings.
+    `UNKNOWN_TO_VLLM` means that neither vLLM nor transformers has a class that vLLM can run. It
+    takes some ten seconds, in its own process, because importing vLLM changes settings.
     """
     words = [sys.executable, "-P", "-c", ASK_VLLM, architecture]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

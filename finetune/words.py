@@ -1,6 +1,6 @@
-"""What the words of `panjue sft` mean: which config, which run folder, and what is missing.
+"""Find the config and the run folder that the arguments of `panjue sft` mean.
 
-The Makefile's targets ask here too, so that both are the same.
+The Makefile's targets use the same functions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,18 +12,18 @@ from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.run import CONFIG
 
 NEEDED = {"model": "NAME", "train": "FILE"}
-"""What a new training has to be given."""
+"""Settings that a new training must be given -> what the value is."""
 LORA_BYTES = 39_000 * 2**20
-"""Memory of a GPU that trains an 8B model in bfloat16; a smaller one needs four bits."""
+"""Least memory of a GPU to train an 8B model in bfloat16; a smaller one needs four bits."""
 
 
 def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
-    """Return the config of a training, and its settings, with `run` if the config has none.
+    """Return the config of a training, and its settings; add `run` if the config has none.
 
-    With `limit` the folder is not that of the config.
+    With `limit`, the run folder is not the one of the config.
 
-    A first word without `=` is the config: a file, or a name in finetune/configs. Else it is that
-    of the run folder, if there is one already, or the one for this machine's GPU.
+    If the first word has no `=`, it is the config: a file, or a name in finetune/configs. Otherwise
+    the config is that of the run folder if it exists, or the one for this machine's GPU.
     """
     settings = list(words)
     config = None
@@ -43,7 +43,7 @@ def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
     if "run" not in given and ("run" not in section or "limit" in given):
         run = str(section.get("run") or default_run(config, given))
         limit = str(given.get("limit", section.get("limit")))
-        if limit.isdecimal():  # a try has a folder of its own
+        if limit.isdecimal():  # a trial has its own folder
             ending = f"-limit{limit}"
             run = f"{run.removesuffix(ending)}{ending}"
         settings.insert(0, f"run={run}")
@@ -51,7 +51,7 @@ def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
 
 
 def configs() -> Path:
-    """Return the folder of the configs: that of a checkout, else that of the installed package."""
+    """Return the folder of the configs, in this checkout or else in the installed package."""
     here = Path("finetune/configs")
     return here if here.is_dir() else Path(__file__).with_name("configs")
 
@@ -70,7 +70,7 @@ def config_file(word: str) -> Path:
 
 
 def refuse_missing(given: Mapping[str, str]) -> None:
-    """Refuse a training without config, run folder or what a new one needs."""
+    """Refuse a training that has neither a config nor a run folder, and lacks settings."""
     missing = [f"{name}={what}" for name, what in NEEDED.items() if name not in given]
     if not missing:
         return
@@ -82,9 +82,9 @@ def refuse_missing(given: Mapping[str, str]) -> None:
 
 
 def config_for_gpu() -> str:
-    """Return the name of the config for the largest GPU that CUDA may use, or for none.
+    """Return the name of the config for the largest GPU that CUDA may use, or for no GPU.
 
-    A GPU that cannot be used is refused: the config for a CPU is for models of another size.
+    Refuse a GPU that cannot be used, because the config for a CPU is for smaller models.
     """
     from torch import cuda  # noqa: PLC0415
 
@@ -96,7 +96,7 @@ def config_for_gpu() -> str:
 
 
 def default_run(config: Path, given: Mapping[str, str]) -> Path:
-    """Return the run folder that is named by config, task, model and training cases."""
+    """Return the default run folder, named after config, task, model and training cases."""
     values = {name: value.strip("'\"") for name, value in given.items()}
     task = values.get("task", "")
     parts = [

@@ -1,4 +1,4 @@
-"""Platt scaling: of scores into probabilities, and of these where the model answers."""
+"""Platt scaling. It turns scores into probabilities, and corrects them where the model answers."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -9,17 +9,18 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit
 
 MIN_SCALED = 50
-"""Items or judgments that a scaling needs; with fewer the probabilities stay as they are."""
+"""Items or field answers that a scaling needs; with fewer, probabilities stay as they are."""
 
 TINY = 1e-9
-"""No probability counts as less, and none as closer to 1."""
+"""Probabilities are clipped to this distance from 0 and from 1."""
 
 UNSURE = 1e-6
-"""No confidence in an answer counts as less, and none as closer to 1."""
+"""Confidences in answers are clipped to this distance from 0 and from 1."""
 
 LEAST_SCALE = 0.1
-"""The least scale of a confidence's log-odds: doubt is never thrown away. Without it a chance of
-1e-6 and one of .999 may both become .9965, where the model was right on nearly all cases."""
+"""Smallest scale of a confidence's log-odds, so that calibration keeps doubt. With a scale near 0,
+a chance of 1e-6 and one of .999 may both become .9965 if the model was right on nearly all
+cases."""
 
 UNSCALED = (1.0, 0.0)
 """The scale and shift that change nothing."""
@@ -34,18 +35,19 @@ def platt(
     *,
     least_scale: float = 0.0,
 ) -> tuple[float, float]:
-    """Return the scale, which is positive, and shift of logits with the lowest log loss.
+    """Return the positive scale and the shift of logits that give the lowest log loss.
 
-    The targets are Platt's, in place of 0 and 1: logits that tell right from wrong without an error
-    would be scaled without end ("Probabilistic outputs for support vector machines", 1999).
+    The targets are Platt's instead of 0 and 1. With 0 and 1, the scale of logits that separate
+    right from wrong without an error would grow without end ("Probabilistic outputs for support
+    vector machines", 1999).
 
     Args:
         logits: Scores, of any shape.
-        is_right: Of the same shape.
-        weights: Of the same shape, if the logits do not count alike.
-        least_scale: No scale below it is looked for.
+        is_right: Which logits belong to right answers; of the same shape.
+        weights: Weight of each logit, of the same shape; None if all count the same.
+        least_scale: Lower bound of the scale.
     """
-    from scipy.optimize import minimize  # takes half a second, and answering needs none
+    from scipy.optimize import minimize  # half a second; answering does not need it
 
     if not logits.size:
         return UNSCALED
@@ -67,9 +69,9 @@ def platt(
 
 
 def temperature(scores: NDArray[Any], gold: NDArray[np.bool_]) -> float:
-    """Return the scale of the scores of classes, [items, classes], with the lowest log loss.
+    """Return the scale of class scores, [items, classes], that gives the lowest log loss.
 
-    As in `platt` no item is certain: every class has one item more than it has.
+    As in `platt`, no target is certain: each class gets one more item than it has.
     """
     from scipy.optimize import minimize  # see `platt`
 
@@ -87,7 +89,7 @@ def temperature(scores: NDArray[Any], gold: NDArray[np.bool_]) -> float:
 def fit_calibration(
     scores: NDArray[Any], gold: NDArray[np.bool_], is_set: bool
 ) -> tuple[float, float]:
-    """Return the scale, which is positive, and shift of the scores with the lowest log loss."""
+    """Return the positive scale and the shift of the scores that give the lowest log loss."""
     if len(scores) < MIN_SCALED:
         return UNSCALED
     if is_set:
@@ -96,30 +98,30 @@ def fit_calibration(
 
 
 def calibrated(logits: ArrayLike, scale: float, shift: float) -> NDArray[np.float64]:
-    """Return the probabilities of logits after scaling; none is 0, and none is 1."""
+    """Return the probabilities of logits after scaling; no probability is 0 or 1."""
     scaled_logits = np.asarray(logits, np.float64) * scale + shift
     result: NDArray[np.float64] = np.clip(expit(scaled_logits), TINY, 1 - TINY)
     return result
 
 
 Calibration = Mapping[str, Mapping[str, tuple[float, float]]]
-"""Field -> `agree` or `differ`, as model and classifier do -> scale and shift of the log-odds."""
+"""Field -> whether model and classifier `agree` or `differ` -> scale and shift of the log-odds."""
 
 
 class FieldAnswer(NamedTuple):
-    """What was answered to one field of one item, as the text classifier sees it."""
+    """The answer to a field of an item, and the text classifier's probability that it is right."""
 
     item: int  # its number in the answer
     field: str
     value: Any  # a list of labels, or one class
-    agreement: str  # `agree` or `differ`, as model and classifier do; empty: the latter answered
+    agreement: str  # do model and classifier `agree` or `differ`; empty: the classifier answered
     chance: float  # the classifier's probability that exactly this value is right
 
 
 def calibration_of(
     field_answers: Iterable[tuple[FieldAnswer, bool]],
 ) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return the scaling that fits judgments of the model; each has whether it is right."""
+    """Return the scalings fitted on field answers of the model, each with whether it is right."""
     groups: dict[tuple[str, str], list[tuple[float, bool]]] = defaultdict(list)
     for field_answer, is_right in field_answers:
         groups[field_answer.field, field_answer.agreement].append((field_answer.chance, is_right))

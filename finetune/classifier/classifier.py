@@ -30,18 +30,18 @@ from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.task import Task
 
 CLASSIFIER_NAME = "text classifier"
-"""The baseline, and the source of answers, that the classifier alone is."""
+"""Name of the classifier as a baseline, and as the one who answered."""
 
 FILE_VERSION = 3
-"""Of the file and of its n-grams."""
+"""Version of the file format and of the n-grams in it."""
 
 CSR = ("data", "indices", "indptr")
-"""The arrays of sparse weights."""
+"""Names of the arrays that store sparse weights."""
 
 
 @dataclass(frozen=True)
 class Classifier:
-    """A classifier for the fields that a task decides."""
+    """A classifier for the fields of a task that have labels."""
 
     label_fields: LabelFields
     views: Sequence[View]  # of the whole text, of the own clauses
@@ -51,7 +51,7 @@ class Classifier:
     second: Mapping[str, FieldTrees] = field(default_factory=dict)
     """The second stage of the fields that have one, label sets first."""
     usual_share: float = 0.0
-    """The share of the n-grams of a usual text that count; 0 in files of version 0.4."""
+    """Share of a usual text's n-grams that have a weight; 0 in files of version 0.4."""
 
     def probabilities(self, example: Example) -> list[dict[str, Probabilities]]:
         """Return, for every item of the answer, field -> label -> probability."""
@@ -59,7 +59,7 @@ class Classifier:
         return of_items
 
     def predict(self, examples: Sequence[Example]) -> list[list[dict[str, Probabilities]]]:
-        """Return what `probabilities` does, for each of some hundred examples: faster by far."""
+        """Return `probabilities` of each example; far faster, as it takes some hundred at once."""
         if not examples:
             return []
         sizes = [len(example.names) if self.label_fields.items else 1 for example in examples]
@@ -85,7 +85,7 @@ class Classifier:
         return [list(islice(by_item, size)) for size in sizes]
 
     def by_item(self, of_items: Mapping[str, NDArray[Any]]) -> list[dict[str, Probabilities]]:
-        """Return for each item: field -> label -> probability, of field -> [items, labels]."""
+        """Convert field -> [items, labels] to, for each item, field -> label -> probability."""
         columns = [of_field.by_label(of_items[name]) for name, of_field in self.fields.items()]
         rows = zip(*columns, strict=True)
         return [dict(zip(self.fields, row, strict=True)) for row in rows]
@@ -93,17 +93,17 @@ class Classifier:
     def _scores(
         self, of_cases: csr_array, of_own: csr_array, sizes: Array
     ) -> dict[str, NDArray[np.float32]]:
-        """Return field -> scores of the items of cases by each view, [views, items, labels]."""
+        """Return field -> scores of all items of the cases by each view, [views, items, labels]."""
         whole = (of_cases @ self.weights[0]).toarray() + self.bias
         own = (of_own @ self.weights[1]).toarray()
         of_all_fields = np.stack([np.repeat(whole, sizes, axis=0), own])
-        # The columns of the fields stand side by side.
+        # One matrix has the columns of all fields.
         ends = np.cumsum([len(of_field.labels) for of_field in self.fields.values()])
         of_each_field = np.split(of_all_fields, ends[:-1], axis=2)
         return dict(zip(self.fields, of_each_field, strict=True))
 
     def save(self, path: Path) -> None:
-        """Write the classifier to one file of arrays, one of them JSON, without pickles."""
+        """Write the classifier to one file of arrays without pickles; one of the arrays is JSON."""
         about = {
             "version": FILE_VERSION,
             "panjue": panjue_version(),
@@ -124,7 +124,7 @@ class Classifier:
 
 
 def load_classifier(trained: Path, digest: str, task: Task) -> Classifier:
-    """Return the classifier of an adapter or model, whose record has this hash of its file."""
+    """Load the classifier beside an adapter or model; its file must have this hash."""
     path = trained / CLASSIFIER
     if not path.exists() or sha256(path) != digest:
         raise UserError(

@@ -19,17 +19,17 @@ from panjue.prompts.plain import plain_text
 Array = NDArray[Any]
 
 PLACES = ("number", "of", "place", "length", "own length", "named", "first named")
-"""Facts that say where an item stands; of these alone the label sets know."""
+"""Facts about the position of an item in its case. Label sets use only these facts."""
 
 CLAUSE_END = re.compile(r"[。；，;\n]|,(?!\d)")
 
 
 class MarkedCase(NamedTuple):
-    """The plain text of a case, with a character from `FIRST_NAME` on in place of each name."""
+    """The plain text of a case; characters from `FIRST_NAME` on replace its names."""
 
     text: str
     names: int
-    persons: Sequence[int]  # the number of each item's name in the text; of equal names the first
+    persons: Sequence[int]  # number of each item's name; equal names have the first one's
     own: Sequence[str]  # the clauses that name each item
 
 
@@ -64,8 +64,8 @@ def marked(example: Example, items: int) -> MarkedCase:
 def views(cases: Sequence[MarkedCase]) -> tuple[list[Hashes], list[Hashes]]:
     """Return the n-grams of the whole text of each case, and those of each item's own clauses.
 
-    All names are masked. An item's own clauses are those that name its person; its place among the
-    items is a mark there.
+    All names are masked. An item's own clauses are those that name its person. A mark there says
+    which position the item has.
     """
     texts = [Text(case.text, case.names) for case in cases]
     for case in cases:
@@ -103,10 +103,10 @@ def facts(case: MarkedCase, evidence: Callable[[str], Sequence[float]]) -> list[
 
 
 def how_known(shares: ArrayLike, usual_share: float) -> Array:
-    """Return from 0 to 1 how far texts are known, by the shares of their n-grams that count.
+    """Return from 0 to 1 how far each text is known, by the share of its n-grams with a weight.
 
-    A text of the usual share, or of a higher one, is known: 1. So is every text if no n-gram counts
-    in usual texts: then nothing was learnt from words.
+    A text with the usual share or a higher one is fully known: 1. If usual texts have no n-gram
+    with a weight, nothing was learnt from words, and every text counts as known.
     """
     if usual_share == 0:
         return np.ones(np.shape(shares))
@@ -115,7 +115,7 @@ def how_known(shares: ArrayLike, usual_share: float) -> Array:
 
 @dataclass(frozen=True)
 class View:
-    """The n-grams of one view that count."""
+    """The n-grams of one view that have a weight."""
 
     kept: Hashes  # their hashes, ascending, [columns]
     idf: NDArray[np.float32]  # inverse document frequencies, [columns]
@@ -127,7 +127,7 @@ class View:
     def rows_and_shares(self, texts: Sequence[Hashes]) -> tuple[csr_array, Array]:
         """Return `rows`, and the share of each text's distinct n-grams that have a column, [texts].
 
-        That of an empty text is 0.
+        The share of an empty text is 0.
         """
         text_of, distinct, counts = distinct_grams(texts)
         places, is_kept = self._columns(distinct)

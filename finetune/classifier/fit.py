@@ -41,26 +41,27 @@ from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
 
 OPINIONS_FILE = "opinions.jsonl"
-"""File beside a classifier, with its opinions on the cases that it was fitted on."""
+"""File beside a classifier with its opinions on the cases that it was fitted on."""
 
 MAX_EXAMPLES = 12_000
-"""Of `train`, and again of `mix`: bounds time and memory; an item takes some 50 kB."""
+"""Cases of `train`, and as many of `mix`, to bound time and memory: an item takes some 50 kB."""
 
 USUAL_CHANCES = (0.75, 0.2)
-"""Probabilities of the two labels that the prompts of a dry run show."""
+"""Probabilities of the two labels in the prompts of a dry run."""
 
 MIN_CASES = 300
-"""Cases that the second stage needs."""
+"""Least number of cases for a second stage."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A classifier, and what it thinks of the cases that it was fitted on."""
+    """A classifier, and its cross-fitted probabilities for the cases that it was fitted on."""
 
     classifier: Classifier
     items: TrainingItems
     crossed: Mapping[str, Array]
-    """Field -> probabilities by parts that had not seen the case, [items, labels]."""
+    """Field -> probabilities from classifiers that were fitted without the case, [items,
+    labels]."""
 
     def probabilities(self) -> Iterator[tuple[Example, list[dict[str, Probabilities]]]]:
         """Yield every case with the cross-fitted probabilities of its items."""
@@ -82,10 +83,10 @@ def fit(
 ) -> Fitted:
     """Return the classifier of the fields that `task` decides, fitted on examples with answers.
 
-    Each case is scored by regressions that have not seen it (cross-fitted). On these scores those
-    of `train` are calibrated (Platt scaling for label sets, a temperature for classes; Guo et al.,
-    ICML 2017) and, if the task reads evidence, the second stage is fitted. Labels that are not
-    `known`, of mixed-in cases, are no answers.
+    Regressions that were fitted without a case score it (cross-fitting). On these scores, the
+    calibration is fitted with the cases of `train` (Platt scaling for label sets, a temperature for
+    classes; Guo et al., ICML 2017). If the task reads evidence, the second stage is also fitted on
+    them. Labels of mixed-in cases that are not in `known` are ignored.
     """
     label_fields = task.answer
     items = training_items(task, train, mix, known)
@@ -125,10 +126,10 @@ def fit(
 def training_items(
     task: Task, train: Iterable[Example], mix: Iterable[Example], known: Labels
 ) -> TrainingItems:
-    """Collect the items to fit on; cases of `mix` teach too, but nothing is calibrated on them.
+    """Collect the items to fit on. The calibration does not use items of `mix`.
 
-    They are those of at most `MAX_EXAMPLES` cases of each, without the cases that training refuses
-    because a label set is empty.
+    They come from at most `MAX_EXAMPLES` cases of `train` and as many of `mix`, without the cases
+    that training refuses because a label set is empty.
     """
     own = _usable(task, _sample(train), known)
     cases = own + _usable(task, _sample(mix), known)
@@ -136,7 +137,7 @@ def training_items(
         raise UserError("train: no example is left to train on, or none has labels")
     answers = [task.answer.items_of(example.answer or {}) for example in cases]
     sizes = np.array([len(items) for items in answers])
-    # By hash: a case that `mix` has too is in the same fold.
+    # By hash, so that the copy of a case in `mix` is in the same fold.
     fold_of_case = [int(text_hash(example), 16) % FOLDS for example in cases]
     is_own = np.arange(len(cases)) < len(own)
     return TrainingItems(
@@ -149,7 +150,7 @@ def training_items(
 
 
 def save_fitted(fitted: Fitted, task: Task, labels: Labels, folder: Path) -> None:
-    """Write a classifier and its cross-fitted opinions; `folder` appears when it is complete."""
+    """Write a classifier and its cross-fitted opinions. `folder` appears when it is complete."""
     advisor = Advisor(task, labels, fitted.classifier)
     with atomic_folder(folder) as temporary:
         fitted.classifier.save(temporary / CLASSIFIER)
@@ -160,15 +161,15 @@ def save_fitted(fitted: Fitted, task: Task, labels: Labels, folder: Path) -> Non
 
 
 def training_advisor(folder: Path, task: Task, labels: Labels) -> Advisor:
-    """Return the advisor of a training: it knows the cross-fitted opinions that `folder` has."""
+    """Return an advisor that gives training cases the cross-fitted opinions in `folder`."""
     known = {row["key"]: row["opinions"] for _, row in read_lines(folder / OPINIONS_FILE)}
     return Advisor(task, labels, read_classifier(folder / CLASSIFIER, task.answer), known)
 
 
 def show_usual(task: Task, labels: Labels, example: Example) -> Example:
-    """Return a training example with opinions about as long as real ones: the commonest labels.
+    """Return a training example with opinions of about the real length, of the commonest labels.
 
-    For a dry run, which fits no classifier.
+    A dry run uses it, because it fits no classifier.
     """
     assert example.answer, "training examples have answers"
     probabilities = {}
@@ -183,7 +184,7 @@ def show_usual(task: Task, labels: Labels, example: Example) -> Example:
 
 
 def _usable(task: Task, examples: Iterable[Example], known: Labels) -> list[Example]:
-    """Return the examples without those with an empty label list that training refuses too."""
+    """Return the examples without those that training refuses because a label list is empty."""
     usable = []
     for example in examples:
         assert example.answer is not None, "training examples have answers"
@@ -195,7 +196,7 @@ def _usable(task: Task, examples: Iterable[Example], known: Labels) -> list[Exam
 
 
 def _sample(examples: Iterable[Example]) -> list[Example]:
-    """Return at most `MAX_EXAMPLES` examples, those of the lowest text hashes, in their order."""
+    """Return at most `MAX_EXAMPLES` examples with the lowest text hashes, in their old order."""
     lowest = nsmallest(MAX_EXAMPLES, enumerate(examples), key=lambda pair: text_hash(pair[1]))
     return [example for _, example in sorted(lowest, key=itemgetter(0))]
 
@@ -206,7 +207,7 @@ def fit_corrections(
     stages: Mapping[str, FirstStage],
     console: Console,
 ) -> tuple[dict[str, FieldTrees], dict[str, Array]]:
-    """Return the second stage, and its cross-fitted probabilities; none of too few cases."""
+    """Return the second stage and its cross-fitted probabilities; nothing if cases are too few."""
     if not label_fields.evidence or len(items.cases) < MIN_CASES:
         return {}, {}
     about = []

@@ -1,8 +1,8 @@
-"""The n-grams of many texts at once, as hashes: arrays of characters in place of a loop over them.
+"""The n-grams of many texts at once, as hashes, computed on arrays of characters without a loop.
 
 A token is a Chinese character, a name or a number as one private-use character, or a word of
-another script. Its hash is the CRC-32 of its bytes in UTF-8; that of two neighbors is the CRC-32 of
-both with a space between.
+another script. The hash of a token is the CRC-32 of its bytes in UTF-8. The hash of two neighbors
+is the CRC-32 of both with a space between.
 """
 
 import math
@@ -28,23 +28,23 @@ FIRST_NUMBER = 0xF000  # the number 0; see `magnitude`
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?余?万?")
 
 END = "\ud800"
-"""Stands between texts; no token has it."""
+"""Separates texts; no token contains it."""
 
 
 class Text(NamedTuple):
-    """A text with a character from `FIRST_NAME` on in place of each name."""
+    """A text; characters from `FIRST_NAME` on replace its names."""
 
     text: str
-    names: int = 0  # so many characters are names
+    names: int = 0  # how many characters are names
     own: int = -1  # the number of the name that the text is about, if any
-    marks: tuple[str, ...] = ()  # further tokens, which have no neighbors
+    marks: tuple[str, ...] = ()  # further tokens, without neighbors
 
 
 @lru_cache(maxsize=100_000)
 def magnitude(number: str) -> str:
-    """Return one character for a match of `NUMBER`; numbers of a third of a decade have the same.
+    """Return the character for the size of a match of `NUMBER`; a decade has three characters.
 
-    There are 99 characters, from that of a thousandth and less to that of 10**30, and one for 0.
+    There are 99 characters, from a thousandth (and less) to 10**30, and one for 0.
     """
     digits = number.rstrip("余万")
     value = float(digits.replace(",", ""))
@@ -98,7 +98,7 @@ def grams(texts: Sequence[Text]) -> list[Hashes]:
 
 
 def _words(text: str, starts: NDArray[Any], is_letter: NDArray[np.bool_]) -> dict[int, bytes]:
-    """Return the tokens that are words: number among `starts` -> its bytes."""
+    """Return the tokens that are words: index in `starts` -> bytes of the word."""
     ends_word = is_letter.copy()
     ends_word[:-1] &= ~is_letter[1:]
     ends = (np.flatnonzero(ends_word) + 1).tolist()
@@ -148,7 +148,7 @@ def hashes_of_characters() -> tuple[Hashes, Hashes]:
 
 @cache
 def _zero_bytes_table() -> Hashes:
-    """Return what four zero bytes make of each byte of a checksum, [4, 256]."""
+    """Return how four zero bytes change each byte of a checksum, [4, 256]."""
     zeros = bytes(4)
     table = np.zeros((4, 256), np.uint32)
     for place in range(4):
@@ -158,9 +158,10 @@ def _zero_bytes_table() -> Hashes:
 
 
 def _four_zero_bytes(checksums: Hashes) -> Hashes:
-    """Return what four further bytes make of checksums, but for their values.
+    """Return how four further bytes change checksums, without the effect of their values.
 
-    CRC is linear: `crc32(b, crc32(a))` is `crc32(b)` and this of `crc32(a)`, by exclusive or. A
+    CRC is linear: `crc32(b, crc32(a))` is the exclusive or of `crc32(b)` and this function of
+    `crc32(a)`. A
     space and a character of `_is_character` have four bytes.
     """
     table = _zero_bytes_table()

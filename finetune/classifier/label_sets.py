@@ -1,4 +1,4 @@
-"""From probabilities of labels to those of label sets, and the set that scores best."""
+"""Compute the probabilities of label sets from those of labels, and the set that scores best."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from panjue.finetune.classifier.calibration import TINY, calibrated
 from panjue.finetune.classifier.features import Array
 
 Probabilities = dict[str, float]
-"""Label -> probability. Of a class they sum to 1; of a label set each stands alone."""
+"""Label -> probability. For a class they sum to 1; for a label set each label has its own."""
 
 MAX_SIZE = 3
-"""Sets of at least so many labels count as of one size."""
+"""Sets with this many labels or more count as one size."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class LabelField:
     scale: float  # a score is multiplied by this to give a logit: calibration
     shift: float  # is added to each logit of a label set
     sizes: Sequence[float] = (0.0, 1.0, 1.0, 1.0)
-    """Weights of sets of 0, 1, 2 and more labels: how often training had such sets, divided by
-    their mean probability if labels were independent."""
+    """Weights of sets with 0, 1, 2 and more labels: how often training had sets of this size,
+    divided by their mean probability if labels were independent."""
     frequencies: Sequence[float] = ()
-    """The probability of each label if a text says nothing; none in files of version 0.4."""
+    """Probability of each label if the text says nothing; empty in files of version 0.4."""
 
     def probabilities(self, scores: NDArray[Any]) -> NDArray[np.float64]:
-        """Return the probabilities of scores, [rows, labels]; none is 0."""
+        """Return the probabilities of scores, [rows, labels]; no probability is 0."""
         if self.is_set:
             return calibrated(scores, self.scale, self.shift)
         logits = scores.astype(np.float64) * self.scale + self.shift
@@ -44,10 +44,10 @@ class LabelField:
         return result
 
     def as_far_as_known(self, probabilities: Array, known: Array) -> Array:
-        """Return probabilities of items, [items, labels], drawn to the labels' frequencies.
+        """Return probabilities, [items, labels], moved towards the frequencies of the labels.
 
-        `known` says how far the text of each item is known, from 0 to 1, [items]: words that
-        training does not have say nothing.
+        `known`, [items], says from 0 to 1 how far the text of each item is known. The less it is
+        known, the more its probabilities move, since words that training lacks say nothing.
         """
         if not self.frequencies:
             return probabilities
@@ -56,7 +56,7 @@ class LabelField:
         return result
 
     def by_label(self, probabilities: NDArray[Any]) -> list[Probabilities]:
-        """Return label -> probability of each item, of [items, labels], without those of 0."""
+        """Convert [items, labels] to label -> probability for each item, without zeros."""
         item_of, label_of = np.nonzero(probabilities)
         values = probabilities[item_of, label_of].tolist()
         labels = [self.labels[number] for number in label_of.tolist()]
@@ -70,9 +70,9 @@ class LabelField:
 def label_frequencies(gold: NDArray[np.bool_], is_set: bool) -> tuple[float, ...]:
     """Return the probability of each label if the text says nothing; gold is [items, labels].
 
-    Of a class it is how often items have it. Of a label set that is the odds: so are sets of one
-    label as likely as they are frequent, see `set_chances`. As in `platt` there is one item more of
-    each kind, with a label and without it: no frequency is 0.
+    The probability of a class is the share of items that have it. For a label set, this share is
+    the odds, so that sets of one label get the probability of their frequency; see `set_chances`.
+    As in `platt`, one item with each label and one without it are added, so that no share is 0.
     """
     items, labels = gold.shape
     if not is_set:
@@ -83,9 +83,9 @@ def label_frequencies(gold: NDArray[np.bool_], is_set: bool) -> tuple[float, ...
 
 
 def size_chances(probabilities: Iterable[Any]) -> list[Any]:
-    """Return the chances of sets of 0, 1, 2 and more labels, of independent labels.
+    """Return the chances of sets with 0, 1, 2 and more labels if labels are independent.
 
-    Each probability is a number, or an array of those of many items.
+    Each probability is a number, or an array with a number for each item.
     """
     none = 1.0
     one = 0.0
@@ -103,12 +103,12 @@ def size_chances(probabilities: Iterable[Any]) -> list[Any]:
 def size_weights(
     labels: Iterable[str], values: Sequence[Sequence[str]], probabilities: Array
 ) -> tuple[float, ...]:
-    """Return `LabelField.sizes` of a label set: of its values and probabilities for all items."""
+    """Return `LabelField.sizes` of a label set, from its values and probabilities of all items."""
     known = set(labels)
     sizes = []
     chances = []
     for value, row in zip(values, probabilities, strict=True):
-        if known.issuperset(value):  # without its unknown labels a set would count as a smaller one
+        if known.issuperset(value):  # without its unknown labels, it would count as a smaller set
             sizes.append(min(len(set(value)), MAX_SIZE))
             chances.append(size_chances(row[row > 0].tolist()))
     expected = np.maximum(np.mean(chances, axis=0), 1e-9)
@@ -117,30 +117,30 @@ def size_weights(
 
 
 LABELS_OF_SETS = 6
-"""Sets are formed of so many of the likeliest labels."""
+"""Number of likeliest labels of which sets are formed."""
 
 MAX_FORMED_SIZE = 3
-"""Sets of up to so many labels are formed of all of these, larger ones of the likeliest."""
+"""Sets up to this size are formed of any of these labels, larger sets of the likeliest ones."""
 
 ROUNDED_DIGITS = 12
 
 ROUNDING = 1e-12
-"""Differences of expected F1 below this are rounding: the smaller set stays, and of equal labels
-the first by name counts."""
+"""Smaller differences of expected F1 are rounding: then the smaller set is taken, and of equally
+good labels the first by name."""
 
 
 def by_probability(labels: Iterable[str], probabilities: Probabilities) -> list[str]:
-    """Return labels, the likeliest first."""
+    """Return the labels, the likeliest first."""
     return sorted(labels, key=lambda label: (-probabilities[label], label))
 
 
 def set_chances(
     weights: Sequence[float], probabilities: Probabilities, sets: Sequence[frozenset[str]]
 ) -> list[float]:
-    """Return the probability of each set, that exactly it is right.
+    """Return for each set the probability that exactly this set is right.
 
-    Labels are independent, but for the sizes of sets: a set of a size that training had seldom is
-    less likely: `weights` are `LabelField.sizes`.
+    Labels are taken as independent, except for the size of the set: a size that was rare in
+    training is less likely. `weights` are `LabelField.sizes`.
     """
     chances = {label: min(max(p, TINY), 1 - TINY) for label, p in probabilities.items()}
     odds = {label: p / (1 - p) for label, p in chances.items()}
@@ -159,7 +159,7 @@ def set_chances(
 
 
 def _members() -> Array:
-    """Return which of the likeliest labels the sets that are formed have, [sets, labels]."""
+    """Return which of the likeliest labels each formed set has, [sets, labels]."""
     labels = range(LABELS_OF_SETS)
     sets: list[Sequence[int]] = []
     for size in range(1, MAX_FORMED_SIZE + 1):
@@ -177,7 +177,7 @@ MEMBERS = _members()
 SIZES = MEMBERS.sum(axis=1)  # of the sets, [sets]
 
 BY_SIZE = MEMBERS * (np.arange(1, LABELS_OF_SETS + 1)[:, None] == SIZES)[..., None]
-"""The same by size from 1, [sizes, sets, labels]."""
+"""The same for each size from 1, [sizes, sets, labels]."""
 
 
 def best_sets(
@@ -185,17 +185,17 @@ def best_sets(
 ) -> list[list[str]]:
     """Return for each item the labels of the set with the highest expected F1, likeliest first.
 
-    Of sets of one size the best has the largest terms: that of a label is the sum of
+    The best set of a size has the labels with the largest terms. The term of a label is the sum of
     2 P(gold) / (size + |gold|) over the gold sets that have it (Dembczyński et al., "An exact
-    algorithm for F-measure maximization", NIPS 2011). Gold sets are those of the likeliest labels;
-    those that are not formed have the rest of the probability. `weights` are `LabelField.sizes`:
-    the empty set is one of them only if training had it. A set has at most `max_size` labels.
+    algorithm for F-measure maximization", NIPS 2011). Gold sets are formed of the likeliest labels;
+    all other sets together have the rest of the probability. `weights` are `LabelField.sizes`. The
+    empty set is possible only if training had it. A set has at most `max_size` labels.
     """
     count = len(items)
     ranked = [by_probability(item, item)[:LABELS_OF_SETS] for item in items]
     # By rank, [items, labels]; an item with fewer labels has some of probability 0.
     chances = np.zeros((count, LABELS_OF_SETS))
-    # The place of a label by name: of two equally good ones the first by name is chosen.
+    # Rank of a label by name: of two equally good labels, the first by name is chosen.
     place = np.tile(np.arange(LABELS_OF_SETS), (count, 1))
     for number, (item, labels) in enumerate(zip(items, ranked, strict=True)):
         chances[number, : len(labels)] = [item[label] for label in labels]
@@ -234,7 +234,7 @@ def best_sets(
 
 
 def _scales(weights: Sequence[float], items: Sequence[Probabilities]) -> Array:
-    """Return what makes the products of odds the probabilities of sets, [items]."""
+    """Return the factor that turns products of odds into probabilities of sets, [items]."""
     columns = max(map(len, items), default=0)
     chances = np.zeros((columns, len(items)))
     for number, item in enumerate(items):

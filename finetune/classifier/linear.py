@@ -21,13 +21,13 @@ from panjue.prompts.plumbing.progress import Meter
 from panjue.prompts.task import Task
 
 MAX_COLUMNS = 60_000
-"""N-grams of each view, those of the most texts."""
+"""Number of n-grams of each view; those that occur in most texts are kept."""
 
 MIN_TEXTS = 2
-"""Texts in which an n-gram has to occur."""
+"""Least number of texts in which an n-gram occurs."""
 
 MIN_ITEMS = 4
-"""Items that need to have a label; a rarer one gets its frequency, whatever the text."""
+"""Least number of items with a label. A rarer label gets its frequency, whatever the text is."""
 
 SET_STRENGTH = 10.0
 
@@ -37,16 +37,16 @@ CLASS_STRENGTH = 1.0
 MIN_UPDATES = 60_000
 
 MIN_PASSES = 6
-"""Rows seen by each regression, and passes over the rows, at least."""
+"""Least number of rows that a regression sees, and of passes over the rows."""
 
 UNUSUAL = 0.05
-"""Share of the training's cases whose texts have so few known n-grams that they are unusual."""
+"""Share of the training's cases that count as unusual, as their texts have fewest known n-grams."""
 
 CASES_AT_ONCE = 256
-"""Their n-grams are made together; more would not be faster."""
+"""Number of cases whose n-grams are made together; more would not be faster."""
 
 MIN_WEIGHT = 0.1
-"""Smaller weights are left out of the file."""
+"""Smaller weights are not stored."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +56,18 @@ class FirstStage:
     field: LabelField
     gold: NDArray[np.bool_]  # [items, labels]
     calibrates: NDArray[np.bool_]
-    """Whether the calibration is fitted on an item, [items]."""
+    """Which items the calibration is fitted on, [items]."""
     scores: NDArray[np.float32]
-    """By regressions that did not see the item's fold, [views, items, labels]."""
+    """Scores from regressions that were fitted without the item's fold, [views, items, labels]."""
     weights: Sequence[csr_array]
-    """By view, [columns, labels]: the mean of these regressions. One regression of all items would
-    be surer of itself than those on whose scores the second stage is fitted."""
+    """Mean weights of these regressions for each view, [columns, labels]. One regression on all
+    items would be surer than those on whose scores the second stage is fitted."""
     bias: NDArray[np.float32]  # [labels]
 
 
 @dataclass(frozen=True)
 class TrainingItems:
-    """The items of the answers to all cases, those of one case side by side."""
+    """The items of all cases; items of one case follow each other."""
 
     cases: Sequence[Example]
     sizes: NDArray[np.int64]  # items of each case, [cases]
@@ -77,16 +77,16 @@ class TrainingItems:
 
 
 Regress = Callable[[csr_array, NDArray[np.bool_]], tuple[NDArray[np.float32], NDArray[np.float32]]]
-"""What `regressions` does with rows and gold labels."""
+"""A function from rows and gold labels to weights and biases; see `regressions`."""
 
 
 class FittedViews(NamedTuple):
-    """The two views of the training's items: of the whole case, and of each item alone."""
+    """The two views of the training's items: the whole text of the case, and the item's clauses."""
 
     views: list[View]
     rows: list[csr_array]  # of each view, [items, columns]
     shares_known: Array
-    """Share of the n-grams of each item's case that count without this case, [items]."""
+    """Share of n-grams of each item's case that would have a weight without this case, [items]."""
 
 
 def fit_views(items: TrainingItems) -> FittedViews:
@@ -109,7 +109,7 @@ def fit_views(items: TrainingItems) -> FittedViews:
 
 
 def _rows(view: View, texts: Sequence[Hashes]) -> csr_array:
-    """Return the vectors of texts, in parts that need little memory."""
+    """Return the vectors of texts, made in parts to need little memory."""
     parts = []
     for start in range(0, len(texts), CASES_AT_ONCE):
         parts.append(view.rows(texts[start : start + CASES_AT_ONCE]))
@@ -119,7 +119,7 @@ def _rows(view: View, texts: Sequence[Hashes]) -> csr_array:
 def shares_known_apart(
     texts: Sequence[Hashes], rows: csr_array, items: TrainingItems
 ) -> NDArray[np.float64]:
-    """Return `View.share_known` of each item's case, of n-grams that count without this case."""
+    """Return the share of n-grams of each item's case that would have a weight without it."""
     texts_with = np.bincount(rows.indices, minlength=rows.shape[1])  # [columns]
     row_of = np.repeat(np.arange(len(texts)), np.diff(rows.indptr))
     of_same_case = np.repeat(items.sizes, items.sizes)[row_of]
@@ -131,7 +131,7 @@ def shares_known_apart(
 
 
 def fit_view(texts: Sequence[Hashes]) -> View:
-    """Return the n-grams of the most texts, with their inverse document frequencies."""
+    """Return the n-grams that occur in most texts, with their inverse document frequencies."""
     once_a_text = np.concatenate([np.unique(text) for text in texts])
     distinct, counts = np.unique(once_a_text, return_counts=True)
     most = np.argsort(-counts, kind="stable")[:MAX_COLUMNS]
@@ -150,12 +150,12 @@ def fit_first_stage(
     known: Labels,
     regress: Regress,
 ) -> FirstStage:
-    """Fit the regressions of one field without each fold in turn, on the rows by both views."""
+    """Fit the regressions of one field on the rows of both views, leaving out each fold in turn."""
     labels = sorted(task.answer.counts(name, known.counts))
     is_set = name in task.answer.sets
     values = [set(item[name]) if is_set else {item[name]} for item in items.answers]
     gold = np.array([[label in value for label in labels] for value in values])
-    teaches = gold.any(axis=1) | is_set  # a class that is not known says nothing
+    teaches = gold.any(axis=1) | is_set  # an item of an unknown class teaches nothing
     scores = np.zeros((2, *gold.shape), np.float32)
     weights_by_fold = []
     bias_by_fold = []
@@ -190,10 +190,10 @@ def fit_first_stage(
 
 
 def calibrated_apart(stage: FirstStage, fold: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the probabilities of cross-fitted scores, each calibrated without its own fold.
+    """Return the probabilities of cross-fitted scores. Each is calibrated without its own fold.
 
-    In texts that are easy to tell apart, the calibration depends on a few cases: one of them would
-    find its own answer in it.
+    If texts are easy to tell apart, the calibration depends on a few cases. Fitted on such a case,
+    it would give away the answer to this case.
     """
     scores = stage.scores.sum(0)
     result = np.zeros(scores.shape)
@@ -209,7 +209,7 @@ def calibrated_apart(stage: FirstStage, fold: NDArray[np.int64]) -> NDArray[np.f
 def as_far_as_known_apart(
     stage: FirstStage, probabilities: Array, known: Array, fold: NDArray[np.int64]
 ) -> Array:
-    """Return cross-fitted probabilities, each drawn to the frequencies without its own fold."""
+    """Move each cross-fitted probability to the label frequencies of all folds but its own."""
     result = np.zeros(probabilities.shape)
     for k in range(FOLDS):
         in_fold = fold == k
@@ -221,7 +221,7 @@ def as_far_as_known_apart(
 
 
 def by_view(weights: NDArray[np.float32], rows: Sequence[csr_array]) -> list[csr_array]:
-    """Return the weights for the rows of each view, of those for both side by side."""
+    """Split weights for rows of both views into the weights of each view."""
     columns_of_first = rows[0].shape[1]
     return [csr_array(part) for part in np.split(weights, [columns_of_first])]
 
@@ -230,7 +230,7 @@ def regressions(
     rows: csr_array, gold: NDArray[np.bool_], strength: float, seed: int, shown: Meter
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return the weights, [columns, labels], and the biases of one regression per label."""
-    from sklearn.linear_model import SGDClassifier  # takes a second, and answering needs none
+    from sklearn.linear_model import SGDClassifier  # a second; answering does not need it
 
     def regression(has_label: NDArray[np.bool_]) -> tuple[NDArray[Any], float]:
         count = len(has_label)
@@ -263,7 +263,7 @@ def regressions(
 def view_scores(
     rows: Sequence[csr_array], weights: Sequence[csr_array], bias: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Return the scores by each view, [views, items, labels], whose sum has the bias."""
+    """Return the scores by each view, [views, items, labels]; their sum contains the bias."""
     of_whole, of_own = rows
     whole = (of_whole @ weights[0]).toarray() + bias
     own = (of_own @ weights[1]).toarray()

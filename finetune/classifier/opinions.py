@@ -1,7 +1,7 @@
-"""The text classifier's opinion on a case: prompts show it, and it answers what no reply has.
+"""The text classifier's opinion on a case. Prompts show it, and it answers what a reply lacks.
 
 After PLJP (Wu et al., "Precedent-Enhanced Legal Judgment Prediction with LLM and Domain-Model
-Collaboration", EMNLP 2023): a small model of the domain gives candidates, the language model
+Collaboration", EMNLP 2023): a small domain model proposes candidates, and the language model
 decides.
 """
 
@@ -26,12 +26,12 @@ from panjue.prompts.plumbing.records import Choice
 from panjue.prompts.task import Task
 
 SHOWN_FROM = 0.08
-"""Labels of a lower probability are shown only if the classifier answers them."""
+"""Least probability of a label that a prompt shows, unless the classifier answers it."""
 
 MAX_LABELS = 4
 
 MAX_CLASSES = 3
-"""Labels of a label set that are shown, unless the classifier answers more, and classes."""
+"""Most labels of a set that a prompt shows, unless the classifier answers more; and classes."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Opinion:
     """The classifier's opinion on one item of an answer.
 
     Attributes:
-        probabilities: Field -> label -> probability. Of a class they sum to 1; of a label set each
-            stands alone.
-        answer: Field -> what the classifier itself would answer: labels, or one class.
+        probabilities: Field -> label -> probability. For a class they sum to 1; for a label set
+            each label has its own.
+        answer: Field -> the classifier's own answer: labels, or one class.
     """
 
     probabilities: Mapping[str, Probabilities]
@@ -49,28 +49,28 @@ class Opinion:
 
 
 class FinalAnswer(NamedTuple):
-    """What a reply answers; without a text classifier there are no opinions and no confidence."""
+    """The answer of a reply. Without a text classifier, opinions and confidence are empty."""
 
     decoded: Decoded  # the reply after repair
-    answer: Answer  # complete: what the reply does not have is the classifier's
+    answer: Answer  # complete: the classifier answers what the reply lacks
     opinions: Sequence[Opinion] = ()
     confidence: Sequence[Mapping[str, float]] = ()  # see `Advisor.confidence`
 
 
 EMPTY_REPLY: Mapping[str, Any] = {"texts": [""]}
-"""A row of which everything comes from the fallback."""
+"""A row without a reply, so that the fallback answers everything."""
 
 
 @dataclass(frozen=True)
 class Advisor:
-    """The classifier of a training, with what it needs to give opinions.
+    """The classifier of a training, and the settings by which it gives opinions and answers.
 
     Attributes:
-        known: `case_key` -> the opinions, as prompts show them, on cases that the classifier was
-            fitted on. They come from parts of it that had not seen the case.
-        in_prompts: Whether prompts show its opinions.
-        answers: Fields that it answers, whatever the reply has.
-        calibration: Corrects its probabilities where the model answers; empty: they stay.
+        known: `case_key` -> opinions on the cases that the classifier was fitted on, as prompts
+            show them. They come from classifiers that were fitted without the case.
+        in_prompts: Whether prompts show the opinions.
+        answers: Fields that the classifier answers, whatever the reply says.
+        calibration: Corrects the classifier's probability of what the model answers; may be empty.
     """
 
     task: Task
@@ -84,7 +84,7 @@ class Advisor:
     def opinions(self, example: Example, row: Mapping[str, Any] = EMPTY_REPLY) -> list[Opinion]:
         """Return the opinion on every item of the answer.
 
-        `row`, the example's row of completions, may already hold the opinions that its prompt
+        `row` is the example's row of completions. It may contain the opinions that its prompt
         showed; otherwise the classifier is asked now.
         """
         if "opinions" in row:
@@ -92,7 +92,7 @@ class Advisor:
         return self.with_answers(self.classifier.probabilities(example))
 
     def opinions_on(self, examples: Sequence[Example]) -> list[list[Opinion]]:
-        """Return the opinions on every item of each of some hundred examples: faster by far."""
+        """Return the opinions on every item of each example, far faster for some hundred."""
         predictions = self.classifier.predict(examples)
         opinions = iter(self.with_answers(list(chain.from_iterable(predictions))))
         return [list(islice(opinions, len(items))) for items in predictions]
@@ -100,7 +100,7 @@ class Advisor:
     def opinions_of(
         self, examples: Sequence[Example], rows: Sequence[Mapping[str, Any]]
     ) -> list[list[Opinion]]:
-        """Return what `opinions` does of each example and its row; many are looked at at once."""
+        """Return `opinions` of each example and its row, computed for many at once."""
         unknown = [one for one, row in zip(examples, rows, strict=True) if "opinions" not in row]
         predicted = iter(self.opinions_on(unknown))
         found = []
@@ -110,9 +110,9 @@ class Advisor:
         return found
 
     def with_answers(self, items: Sequence[Mapping[str, Probabilities]]) -> list[Opinion]:
-        """Return the opinions on items, each with what it makes of the item's probabilities.
+        """Return opinions made of the items' probabilities, each with the classifier's answer.
 
-        That is the set with the highest expected F1, or the likeliest class.
+        The answer is the set with the highest expected F1, or the likeliest class.
         """
         label_fields = self.task.answer
         answers: list[dict[str, Any]] = [{} for _ in items]
@@ -123,7 +123,7 @@ class Advisor:
         return [Opinion(item, answer) for item, answer in zip(items, answers, strict=True)]
 
     def _values(self, name: str, items: Sequence[Probabilities]) -> Sequence[Any]:
-        """Return the classifier's own values of a field."""
+        """Return the classifier's answers to a field, one for each item."""
         label_fields = self.task.answer
         if name in label_fields.classes:
             return [by_probability(item, item)[0] for item in items]
@@ -131,7 +131,7 @@ class Advisor:
         return best_sets(sizes, items, self.labels.most[label_fields.kind(name)])
 
     def show(self, example: Example, opinions: Sequence[Opinion] | None = None) -> Example:
-        """Return the example with the opinions for its prompt, if prompts show them."""
+        """Return the example with the opinions in its prompt, if prompts show them."""
         if not self.in_prompts:
             return example
         text = self.known.get(case_key(example))
@@ -145,7 +145,7 @@ class Advisor:
         return self.complete(nothing, opinions)
 
     def complete(self, decoded: Decoded, opinions: Sequence[Opinion]) -> Answer:
-        """Return the answer of a reply; the classifier answers what the reply does not have."""
+        """Return the complete answer of a reply: the classifier answers what the reply lacks."""
         label_fields = self.task.answer
         items = [dict(item) for item in label_fields.items_of(decoded.answer)]
         for number, opinion in enumerate(opinions):
@@ -157,7 +157,7 @@ class Advisor:
     def judgments(
         self, decoded: Decoded, answer: Answer, opinions: Sequence[Opinion]
     ) -> Iterator[FieldAnswer]:
-        """Yield each field of each item of a completed answer, beside the opinions."""
+        """Yield each field of each item of a complete answer, with its probability."""
         for number, item in enumerate(self.task.answer.items_of(answer)):
             opinion = opinions[number]
             for name, probabilities in opinion.probabilities.items():
@@ -171,7 +171,7 @@ class Advisor:
     def confidence(
         self, decoded: Decoded, answer: Answer, opinions: Sequence[Opinion]
     ) -> list[dict[str, float]]:
-        """Return for each item: field -> the probability that exactly what it has is right."""
+        """Return for each item: field -> the probability that exactly its value is right."""
         confidence: list[dict[str, float]] = [{} for _ in opinions]
         for field_answer in self.judgments(decoded, answer, opinions):
             confidence[field_answer.item][field_answer.field] = confidence_in(
@@ -180,17 +180,17 @@ class Advisor:
         return confidence
 
     def _chance_of(self, value: Any, name: str, probabilities: Probabilities) -> float:
-        """Return the probability that field `name` has exactly this value: a class, or labels."""
+        """Return the probability that exactly this value of field `name` is right."""
         if name in self.task.answer.classes:
             return probabilities.get(value, 0.0)
-        # How likely each number of labels is: a set has exactly its labels, and no other.
+        # The chance that a set has exactly these labels depends on how likely each size is.
         sizes = self.classifier.fields[name].sizes
         [chance] = set_chances(sizes, probabilities, [frozenset(value)])
         return chance
 
 
 def by_choice(advisor: Advisor, choice: Choice) -> Advisor:
-    """Return the advisor of a choice: it answers its fields, and confidences are calibrated."""
+    """Return an advisor that answers the fields that a choice gives it, with its calibration."""
     own = [name for name, who in choice.answered_by.items() if who == "classifier"]
     return replace(advisor, answers=own, calibration=choice.calibration)
 
@@ -203,9 +203,10 @@ def read_answer(
     row: Mapping[str, Any],
     opinions: Sequence[Opinion] | None = None,
 ) -> FinalAnswer:
-    """Return what the row of an example's only call answers.
+    """Return the answer of the row of an example that takes one call.
 
-    The opinions are those given, those that the row has, or else the classifier is asked.
+    Opinions are taken from the argument, or else from the row; without both the classifier is
+    asked.
     """
     decoded = task.ask.decode(first_reply(row), example, labels)
     if advisor is None:
@@ -218,21 +219,21 @@ def read_answer(
 
 
 def load_advisor(trained: Path, digest: str, task: Task, labels: Labels) -> Advisor:
-    """Return the advisor of an adapter or model, whose record has this hash of its classifier."""
+    """Return the advisor of an adapter or model; its classifier must have this hash."""
     return Advisor(task, labels, load_classifier(trained, digest, task))
 
 
 def case_key(example: Example) -> str:
-    """Return a key of a case's text and names; two tasks or files may use the same id."""
+    """Return a key made of a case's text and names, since two files may use the same id."""
     text = "\n".join((*example.names, example.text))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def opinion_text(example: Example, opinions: Sequence[Opinion], label_fields: LabelFields) -> str:
-    """Return the opinions for a prompt, one line an item: its name if items have one, the fields.
+    """Return the opinions for a prompt, one line for each item: its name, if any, and its fields.
 
-    The labels that the classifier answers come first, so that to agree is to copy, or a dash if it
-    answers none; the others follow after a bar.
+    In each field, the labels that the classifier answers come first, or a dash if it answers none.
+    So the model can agree by copying. The other labels follow after a bar.
     """
     lines = ["; ".join(_field_texts(opinion)) for opinion in opinions]
     if label_fields.items:

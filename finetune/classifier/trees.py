@@ -1,9 +1,10 @@
 """The text classifier's second stage: boosted trees over the scores of the whole case.
 
-A label set has one row for each item and candidate label, with the label's scores for this item and
-for the others of the case; the trees correct the calibrated score. A class, which comes after the
-sets, has one row for each item: the classes that training gave to items of such sets, and what the
-task reads as evidence. It is fitted on scores of cases that the first stage had not seen.
+For a label set, there is one row for each item and candidate label. It has the scores of the label
+for this item and for the other items of the case, and the trees correct the calibrated score. A
+class is predicted after the label sets, with one row for each item. It has the classes that items
+with such sets had in training, and the evidence that the task reads. The second stage is fitted on
+scores of cases that the first stage was fitted without.
 """
 
 import os
@@ -24,16 +25,16 @@ if TYPE_CHECKING:
     import lightgbm
 
 CANDIDATES = 8
-"""Labels of an item that are looked at: those of the highest scores. The others get no chance."""
+"""Number of labels with the highest scores that the trees look at. Others get probability 0."""
 
 
 @dataclass(frozen=True)
 class Items:
-    """The items of cases, those of one case side by side."""
+    """The items of cases; items of one case follow each other."""
 
     sizes: Array  # items of each case, [cases]
     scores: Mapping[str, Array]
-    """Field -> first-stage scores by the whole text and by the own clauses, [2, items, labels]."""
+    """Field -> first-stage scores by whole text and by own clauses, [2, items, labels]."""
     facts: Array  # what the text says of each item, [items, any]
 
     @property
@@ -55,7 +56,7 @@ class Items:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The labels that items may have, each in a row."""
+    """The candidate labels of all items, one row for each."""
 
     item: Array  # the item of each row, [rows]
     label: Array  # its label, [rows]
@@ -74,9 +75,9 @@ class Candidates:
 
 
 def candidates(items: Items, name: str) -> Candidates:
-    """Return the labels of the highest scores of each item in field `name`, with their features.
+    """Return the labels with the highest scores of each item in field `name`, with their features.
 
-    The order of the columns is that in which the trees were trained.
+    The trees depend on the order of the columns.
     """
     whole, own = items.scores[name]
     score = whole + own
@@ -84,7 +85,7 @@ def candidates(items: Items, name: str) -> Candidates:
     case_mean = items.of_cases(np.add, score) / case_size
     case_mean_of_own = items.of_cases(np.add, own) / case_size
     case_best = items.of_cases(np.maximum, score)
-    # The position in a sorted order: the order of the order.
+    # Sorting twice gives the rank.
     case_rank = np.argsort(np.argsort(-case_mean, axis=1, kind="stable"), axis=1)
 
     order = np.argsort(-score, axis=1, kind="stable")[:, :CANDIDATES]
@@ -120,24 +121,25 @@ class FieldTrees:
 
     trees: "lightgbm.Booster"
     start: Sequence[float] = ()
-    """Of a label set: scale and shift of its scores; the trees correct this logit."""
-    finish: Sequence[float] = ()  # of a label set: scale and shift of the corrected logit
+    """For a label set: scale and shift of its scores. They give the logit that the trees
+    correct."""
+    finish: Sequence[float] = ()  # for a label set: scale and shift of the corrected logit
     classes: Mapping[str, Array] = field(default_factory=dict)
-    """Of a class: label set -> the classes of items with each label, [labels, classes]."""
+    """For a class: label set -> shares of classes of items with each label, [labels, classes]."""
 
     @property
     def is_set(self) -> bool:
         return bool(self.start)
 
     def dump(self) -> dict[str, Any]:
-        """Return it for JSON, the trees in LightGBM's own text."""
+        """Return the stage as JSON values, with the trees in LightGBM's own text format."""
         classes = {name: table.tolist() for name, table in self.classes.items()}
         return {**vars(self), "trees": self.trees.model_to_string(), "classes": classes}
 
 
 def load_trees(dumped: Mapping[str, Any]) -> FieldTrees:
-    """Return the trees that `FieldTrees.dump` gave as this."""
-    import lightgbm  # takes a second, which scoring without a classifier does not need
+    """Return the trees from what `FieldTrees.dump` returned."""
+    import lightgbm  # a second; scoring without a classifier does not need it
 
     trees = lightgbm.Booster(model_str=dumped["trees"])
     classes = {name: np.array(table) for name, table in dumped["classes"].items()}
@@ -145,9 +147,9 @@ def load_trees(dumped: Mapping[str, Any]) -> FieldTrees:
 
 
 def corrected_probabilities(stage: Mapping[str, FieldTrees], items: Items) -> dict[str, Array]:
-    """Return field -> probabilities of the fields that have a second stage, [items, labels].
+    """Return field -> probabilities, [items, labels], for the fields that have a second stage.
 
-    Those of candidates are not 0; those of other labels are.
+    Only labels that are no candidates have probability 0.
     """
     result: dict[str, Array] = {}
     for name, of_field in stage.items():
@@ -176,8 +178,8 @@ def class_rows(
 ) -> Array:
     """Return the features for the class in field `name`, [items, features].
 
-    `believed` has each label set's probabilities, [items, labels]; `tables` the classes of items
-    with each of its labels, [labels, classes].
+    `believed` has the probabilities of each label set, [items, labels]. `tables` has the shares of
+    classes of items with each label, [labels, classes].
     """
     parts = [items.scores[name].sum(0)]
     for other, table in tables.items():
@@ -190,10 +192,10 @@ def class_rows(
 T = TypeVar("T")
 
 SINGLE_WEIGHT = 0.4
-"""Weight of an item alone in its case. The metric gives it none, but it teaches."""
+"""Weight of an item that is alone in its case. The metric ignores it, but training can use it."""
 
 SMOOTHING = 3.0
-"""Items of the common distribution of classes that are added to those of each label."""
+"""Number of items with the overall distribution of classes that are added to each label's items."""
 
 ROUNDS = 100
 
@@ -224,7 +226,7 @@ CLASS_TREES = {
 
 
 def weights_of(sizes: Array) -> Array:
-    """Return the weight of each item in the metric: a case counts by log2 of its items."""
+    """Return the weight of each item in the metric: a case counts by the log2 of its items."""
     n = np.repeat(sizes, sizes)
     return np.where(n > 1, np.log2(n) / n, SINGLE_WEIGHT)
 
@@ -234,11 +236,12 @@ def fit_second_stage(
 ) -> tuple[dict[str, FieldTrees], dict[str, Array]]:
     """Return the second stage, and the cross-fitted probabilities of its fields, [items, labels].
 
-    A field of one class has no second stage: nothing is left to decide.
+    A field with only one class has no second stage, as there is nothing to decide.
 
     Args:
-        items: Cases, with scores by first stages that had not seen them (cross-fitted).
-        gold: Field -> [items, labels], those in `sets` first; the others have one label an item.
+        items: Items with scores by first stages that were fitted without them (cross-fitted).
+        gold: Field -> [items, labels], fields in `sets` first. In other fields an item has one
+            label.
         sets: The fields that are label sets.
         fold: The fold of each item, the same for all items of a case, [items].
         console: Shows progress.
@@ -307,20 +310,20 @@ def _fit_class(
     """Return the second stage of a class, and its cross-fitted probabilities."""
     import lightgbm
 
-    # An item whose class is not known teaches nothing.
+    # An item of unknown class teaches nothing.
     weight = weights_of(items.sizes) * gold[name].any(axis=1)
     classes = gold[name] * weight[:, None]
     prior = classes.sum(0) / classes.sum()
 
     def tables(used: Array) -> dict[str, Array]:
-        """Return label set -> how the classes of items with each label are distributed."""
+        """Return label set -> distribution of classes of the items with each label."""
         result = {}
         for other in believed:
             joint = gold[other][used].T.astype(float) @ classes[used] + SMOOTHING * prior
             result[other] = joint / joint.sum(1, keepdims=True)
         return result
 
-    # No item is in its own tables.
+    # The tables for an item are made without it.
     rows_by_fold = [class_rows(items, name, believed, tables(fold != k)) for k in range(FOLDS)]
     rows = np.stack(rows_by_fold)[fold, np.arange(len(fold))]
     labels = gold[name].argmax(1)
@@ -340,7 +343,7 @@ def _fit_class(
 
 
 def _without_each_fold(train: Callable[[int], T], shown: Meter) -> list[T]:
-    """Return what `train` makes without fold 0, 1 and so on, and last with all folds."""
+    """Return the results of `train` without fold 0, without fold 1 and so on, then with all."""
     trained = []
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         for of_part in threads.map(train, range(FOLDS + 1)):
