@@ -35,15 +35,15 @@ DEMO_ANSWERED = (
 
 @dataclass(frozen=True)
 class Answers:
-    """A folder with the answers to one test file, and the training that gave them.
+    """A folder with the answers to one test file, and the training that answered.
 
     Attributes:
-        trained: The training whose model or text classifier answered; None for an endpoint without
-            one, or if it is not there any more.
-        labels: The label sets that the answers were decoded with.
-        changed: How the training and the labels differ from those that answered; empty: they do
-            not.
-        voters: The answers that these are the vote of, if they are still there; else empty.
+        trained: The training whose model or text classifier answered. None for an endpoint without
+            a training, or if the training no longer exists.
+        labels: The label sets with which the answers were decoded.
+        changed: How the training and the labels differ from those that answered; empty if they do
+            not differ.
+        voters: The answers that voted for these, if they still exist; else empty.
     """
 
     folder: Path
@@ -55,7 +55,7 @@ class Answers:
 
     @property
     def trainings(self) -> list[Trained | None]:
-        """Return the training that answered, or those that voted."""
+        """Return the training that answered, or the trainings that voted."""
         return [one.trained for one in self.voters or [self]]
 
     @property
@@ -67,13 +67,13 @@ class Answers:
 
     @property
     def name(self) -> str:
-        """Return the name of the folder, after that of its run if it still lies there."""
+        """Return the name of the folder, after the name of its run if it lies in one."""
         folder = self.folder.resolve()
         is_in_run = folder.parent.name == ANSWERS
         return f"{folder.parent.parent.name}/{folder.name}" if is_in_run else folder.name
 
     def refuse_changes(self) -> None:
-        """UserError: the training or the labels are not those that answered."""
+        """Raise UserError if the training or the labels are not those that answered."""
         if self.changed:
             raise UserError(
                 f"{self.folder}: {self.changed}; restore it, or generate again with another "
@@ -82,7 +82,7 @@ class Answers:
 
 
 def read_answers(folder: Path, trained: Trained | None = None) -> Answers:
-    """Open a folder of answers; `trained` is a training that is open already."""
+    """Open a folder of answers. `trained` is a training that is already open."""
     if not (folder / MANIFEST).is_file():
         raise UserError(f"{folder}: has no answers; `panjue generate` makes them")
     record = AnswersRecord.read(folder)
@@ -101,7 +101,7 @@ def read_answers(folder: Path, trained: Trained | None = None) -> Answers:
         folder=folder,
         record=record,
         trained=trained,
-        # Without them `changes_since` says so: old answers can still be scored.
+        # If there are none, `changes_since` says so; old answers can still be scored.
         labels=load_labels(label_file) if label_file.exists() else Labels(),
         changed=changes_since(folder, record, trained),
         voters=voters,
@@ -109,16 +109,16 @@ def read_answers(folder: Path, trained: Trained | None = None) -> Answers:
 
 
 def voter_folder(folder: Path, voter: str) -> Path:
-    """Return where answers lie that voted for those in `folder`, as the record of these names them.
+    """Return the folder of answers that voted for those in `folder`, from the path in their record.
 
-    Versions before 0.5 named them as the working folder saw them.
+    Versions before 0.5 recorded a path relative to the working folder.
     """
     place = Path(os.path.normpath(folder / voter))
     return place if place.exists() else Path(voter)
 
 
 def changes_since(folder: Path, record: AnswersRecord, trained: Trained | None) -> str:
-    """Return how the hashes of a record differ from what is there now; empty if they do not."""
+    """Return how the hashes in a record differ from the files of today; empty if they do not."""
     changes = []
     now = trained.sha256 if trained else ""
     if record.trained and record.trained_sha256 not in (None, now):
@@ -139,12 +139,12 @@ def changes_since(folder: Path, record: AnswersRecord, trained: Trained | None) 
 
 @dataclass(frozen=True)
 class Answered:
-    """A test file with its answers, and what reads both: what a command on answers holds.
+    """A test file with its answers, and what is needed to read both. Commands hold it.
 
     Attributes:
-        test: The file that was answered, or the same cases with their gold answers.
-        test_sha256: Of this file.
-        choice: Who answers each field, the model or the text classifier; None: nobody decided.
+        test: The file that was answered, or another file of the same cases with gold answers.
+        test_sha256: Hash of `test`.
+        choice: Who answers each field, the model or the text classifier; None if that is undecided.
     """
 
     answers: Answers
@@ -183,11 +183,11 @@ class Answered:
 
     @property
     def is_answered_file(self) -> bool:
-        """Say whether `test` is the very file that was answered."""
+        """Say whether `test` is exactly the file that was answered."""
         return self.test_sha256 == self.record.test_sha256
 
     def left_out(self) -> str:
-        """Return that only the first cases of the file were answered; empty if all were."""
+        """Return a line that only the first cases of the file were answered; empty if all were."""
         limit = self.record.limit
         if limit is None:
             return ""
@@ -197,20 +197,20 @@ class Answered:
         return f"only the first {limit} cases of {self.test} were answered (limit={limit})"
 
     def advisor(self) -> Advisor | None:
-        """Return the training's text classifier; None if it fitted none, or is another now."""
+        """Return the training's text classifier; None if it fitted none, or has changed since."""
         if self.trained is None or self.changed or not self.task.answer.fields:
             return None
         advisor = self.trained.advisor(self.task)
         return advisor and replace(advisor, labels=self.labels)
 
     def examples(self) -> Iterator[Example]:
-        """Yield the examples of the test file; UserError: one is not the case that was answered."""
+        """Yield the examples of the test file; UserError: an example is not the answered case."""
         for example in self.reader.read(self.test):
             self.refuse_other_text(example)
             yield example
 
     def refuse_other_text(self, example: Example) -> None:
-        """Refuse an example whose text is not that of the case answered under the same id."""
+        """Refuse an example if the case answered under its id has another text."""
         row = self._text_hashes.get(example.id) if self._text_hashes else None
         if row and row["text_sha256"] not in text_hashes(example):
             raise UserError(
@@ -220,13 +220,13 @@ class Answered:
 
     @cached_property
     def _text_hashes(self) -> Rows | None:
-        """Return the hashes of the texts that were answered; None if `test` has the same ones."""
+        """Return the hashes of the answered texts; None if `test` has the same texts."""
         path = self.folder / CASES_FILE
         return None if self.is_answered_file or not path.exists() else Rows(path)
 
     def rows(self) -> Rows:
         try:
-            # A call on which the engine failed has been asked again, and has two rows.
+            # A call on which the engine failed was asked again, so it has two rows.
             return Rows(self.folder / "completions.jsonl", key=call_key, last_counts=True)
         except Unreadable as error:
             raise Unreadable(f"{error}; run `panjue generate`") from None
@@ -237,7 +237,7 @@ class Answered:
             ) from None
 
     def row(self, rows: Rows, call: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the row of a call, which is `{id}`, or `{id, call}` of several."""
+        """Return the row of a call. `call` is `{id}`, or `{id, call}` if an example has several."""
         row = self.row_if_any(rows, call)
         if row is None:
             raise UserError(
@@ -247,10 +247,10 @@ class Answered:
         return row
 
     def row_if_any(self, rows: Rows, call: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the row of a call: with its replies, or `refused`; None if it was never asked.
+        """Return the row of a call, with its replies or `refused`; None if it was never asked.
 
-        `call` has the example's `id`, and `call`, its number, if there are several. UserError: the
-        row is damaged.
+        `call` has the example's `id`, and its number as `call` if there are several calls.
+        UserError: the row is damaged.
         """
         row = rows.get(call_key(call))
         if row is None or isinstance(row.get("refused"), str):
@@ -267,27 +267,28 @@ class Answered:
 
 
 def are_texts(value: Any) -> bool:
-    """Say whether a value is a list of texts, at least one."""
+    """Say whether a value is a list of one or more texts."""
     return isinstance(value, list) and value != [] and all(isinstance(one, str) for one in value)
 
 
 def without_resources(record: AnswersRecord) -> AnswersRecord:
-    """Return the record without the engine settings of memory and speed, which may differ."""
+    """Return the record without engine settings of memory and speed, which may differ."""
     engine = {key: value for key, value in record.engine.items() if key not in RESOURCES}
     return record.model_copy(update={"engine": engine})
 
 
 def way_asked(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how a model was asked, less the engine settings of memory and speed."""
+    """Return how a model was asked, without engine settings of memory and speed."""
     engine = {key: value for key, value in asked["engine"].items() if key not in RESOURCES}
     return {**asked, "engine": engine}
 
 
 def choice_for(trained: Trained, record: AnswersRecord) -> Choice | None:
-    """Return who answers each field of answers with this record, as held-out cases decided.
+    """Return the choice by held-out cases for answers with this record: who answers each field.
 
-    The newest choice counts that was made of answers in the same way; without one the newest of
-    this training, asked as well with, or as well without, a schema. None: nobody has decided.
+    It is the newest choice made from answers that were asked in the same way. Without one, it is
+    the newest choice of this training with or without a schema, as in the record. Without any
+    choice, return None.
     """
     if record.held_out or not record.is_of_adapter:
         return None
@@ -298,21 +299,21 @@ def choice_for(trained: Trained, record: AnswersRecord) -> Choice | None:
 
 
 def asked_otherwise(choice: Choice, record: AnswersRecord) -> str:
-    """Return how the answers that made a choice were asked otherwise than these; empty: alike."""
+    """Return how asking differed for the answers that made a choice; empty if it did not."""
     return difference(way_asked(choice.asked), way_asked(record.part(REPLIES)))
 
 
 def open_answers(path: Path, gold: Path | None = None) -> Answered:
-    """Open a folder of answers, or those of a run folder that `find_answers` chooses.
+    """Open a folder of answers, or the one of a run folder that `find_answers` finds.
 
-    With `gold` the cases are read from it, else from the test file that was answered.
+    The cases are read from `gold` if it is given, else from the test file that was answered.
     """
     digest = sha256_of_cases(gold) if gold else ""
     return with_cases(read_answers(folder_meant(path, gold, digest)), gold, digest)
 
 
 def folder_meant(path: Path, gold: Path | None = None, gold_sha256: str = "") -> Path:
-    """Return the folder of answers that a path means; UserError: there are none."""
+    """Return the folder of answers that a path means; UserError: there are no answers."""
     if not path.exists():
         raise UserError(f"{path}: there is no such folder")
     folder = find_answers(path, gold, gold_sha256)
@@ -325,11 +326,11 @@ def folder_meant(path: Path, gold: Path | None = None, gold_sha256: str = "") ->
 
 def sha256_of_cases(path: Path) -> str:
     """Return the hash of a file or folder of cases; empty if it is neither."""
-    return sha256(path) if path.is_file() or path.is_dir() else ""  # a pipe can be read only once
+    return sha256(path) if path.is_file() or path.is_dir() else ""  # a pipe cannot be read twice
 
 
 def with_cases(answers: Answers, gold: Path | None = None, gold_sha256: str = "") -> Answered:
-    """Return answers with their test file, or with `gold`, whose hash is known."""
+    """Return answers together with their test file or `gold`, whose hash is given."""
     record = answers.record
     test = gold or Path(record.test)
     if not gold and not (test.exists() and sha256(test) == record.test_sha256):
@@ -358,7 +359,7 @@ def with_cases(answers: Answers, gold: Path | None = None, gold_sha256: str = ""
 
 
 def check_complete(answered: Answered) -> None:
-    """Refuse gold whose examples are not exactly those of the submission."""
+    """Refuse gold if its examples are not exactly those of the submission."""
     submission = answered.task.data.submission
     rows = submission.index(submission.find(answered.folder)).ids()
     examples = {submission.same(example.id) for example in answered.examples()}

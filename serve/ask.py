@@ -1,7 +1,8 @@
-"""One core for all who ask: example -> question -> requests -> row of `completions.jsonl`.
+"""Ask the model: turn an example into a question, requests and a row of `completions.jsonl`.
 
-`panjue generate`, `panjue serve`, Python's `load` and the replicas in a Ray cluster use it. What a
-row answers is read by `finetune.classifier.opinions.read_answer`, there and in `panjue decode`.
+`panjue generate`, `panjue serve`, Python's `load` and the replicas in a Ray cluster all use this
+file. `finetune.classifier.opinions.read_answer` reads the answer of a row, there and in
+`panjue decode`.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from panjue.serve.together import Together
 T = TypeVar("T")
 
 Sampling = Mapping[str, Any]
-"""Arguments of vLLM's SamplingParams, or of OpenAI; `temperature` is 0 by default."""
+"""Arguments of vLLM's SamplingParams, or of OpenAI's API. `temperature` is 0 by default."""
 
 OnText = Callable[[str], None]  # callback that receives each new piece of a reply
 
@@ -38,8 +39,9 @@ OldRows = Mapping[str, CompletionRow]
 """Key of a call (`prompts.example.call_key`) -> its row from an earlier run."""
 
 LONGEST = 2**15
-"""Limit on prompt plus reply of cases that need more than the training has: vLLM keeps rows of this
-length for every request, and copies some at each step (vllm/v1/worker/gpu/states.py:33)."""
+"""Limit on the tokens of prompt plus reply for cases that need more than training had. vLLM keeps
+rows of this length for every request, and copies some at each step
+(vllm/v1/worker/gpu/states.py:33)."""
 
 
 CHARACTERS_A_TOKEN = 8
@@ -47,15 +49,15 @@ CHARACTERS_A_TOKEN = 8
 
 
 class Refusal(Exception):
-    """One example cannot be asked; the message says why."""
+    """An example cannot be asked. The message says why."""
 
 
 class Budget(NamedTuple):
     """Limits on the tokens of a prompt and its reply together.
 
     Attributes:
-        usual: That of the training, to which longer cases are shortened.
-        longest: For cases that `usual` cannot hold.
+        usual: The limit of the training. Longer cases are shortened to it.
+        longest: The limit for cases that do not fit into `usual`.
     """
 
     usual: int = 0
@@ -80,7 +82,7 @@ class Request:
     id: int | str
     question: Question
     sampling: Sampling
-    sampling_pass: int = 0  # number of this request among those that make up one row
+    sampling_pass: int = 0  # number of this request among those of one row
     on_text: OnText | None = None  # receives each new piece of the first reply
 
 
@@ -88,14 +90,14 @@ class Source(Protocol):
     """What answers requests: an engine or an endpoint."""
 
     longest: int  # limit on the tokens of a prompt and its reply; 0 if it is not known
-    runner: asyncio.Runner  # of its event loop, if that is not running already
+    runner: asyncio.Runner  # of its event loop, unless that is already running
 
     async def ask(self, request: Request) -> Any:
         """Return the finished output of one request."""
 
 
 class QuestionMaker:
-    """Turns examples into questions: shortens and renders prompts, builds and checks schemas."""
+    """Turns examples into questions: shortens and renders prompts, makes and checks schemas."""
 
     def __init__(
         self,
@@ -108,7 +110,7 @@ class QuestionMaker:
     ) -> None:
         """Load the text classifier of a training, and the tokenizer of `model`.
 
-        Without a model, for an endpoint with another tokenizer, prompts are not shortened, and the
+        Without a model (an endpoint with another tokenizer), prompts are not shortened, and the
         endpoint limits the replies.
         """
         self.task = task
@@ -129,11 +131,11 @@ class QuestionMaker:
         self._together = Together(self.opinions_on)
 
     def opinions_on(self, examples: Sequence[Example]) -> list[list[Opinion]]:
-        """Return what the text classifier thinks of each example; nothing if there is none."""
+        """Return the text classifier's opinions on each example; empty without a classifier."""
         return self.advisor.opinions_on(examples) if self.advisor else [[] for _ in examples]
 
     async def opinions(self, example: Example) -> Sequence[Opinion]:
-        """Return what the text classifier thinks, asked about all that wait for it at once."""
+        """Return the text classifier's opinions; it looks at all waiting examples at once."""
         return await self._together.opinions(example) if self.advisor else ()
 
     def refuse_hopeless(self, example: Example) -> None:
@@ -154,9 +156,9 @@ class QuestionMaker:
     ) -> Question:
         """Return the question for one example; raise Refusal if it cannot be asked.
 
-        `source_limit` is the source's limit on prompt and reply; 0 allows no more than training
-        had. Without `opinions` the text classifier is asked now. A long case takes tens of
-        milliseconds.
+        `source_limit` is the source's limit on the tokens of prompt and reply; 0 allows no more
+        than training had. Without `opinions`, the text classifier is asked now. A long case takes
+        tens of milliseconds.
         """
         if opinions is None:
             [opinions] = self.opinions_on([example])
@@ -183,8 +185,9 @@ class QuestionMaker:
     def _shortened(self, example: Example, source_limit: int) -> tuple[ShortenedPrompt, int]:
         """Return the shortened prompt, and the limit on prompt and reply to which it was shortened.
 
-        The limit is that of training: the model knows such prompts. A case that it cannot hold gets
-        its room for the reply on top, and if that is too little too, the highest limit.
+        The limit is that of training, since the model knows such prompts. If a case does not fit,
+        the room for its reply is added to the limit. If it still does not fit, the limit is the
+        highest one.
         """
         shorten = partial(shortened_prompt, self.task, example, self.labels, self.tokenizer)
         limit = self.budget.usual
@@ -199,8 +202,8 @@ class QuestionMaker:
     def _grammar_problem(self, schema: Schema) -> str:
         """Return why the grammar library refuses a schema; empty if it does not.
 
-        vLLM itself refuses a schema only when its grammar cannot be parsed. When a grammar fails
-        later, at compilation, vLLM returns an empty reply and writes only a log line.
+        vLLM itself refuses a schema only if its grammar cannot be parsed. If a grammar fails later,
+        at compilation, vLLM returns an empty reply and only writes a log line.
         """
         options = {"whitespace_flexible": False}
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=options)
@@ -215,7 +218,7 @@ async def ask(
     passes: Sequence[Sampling] = ({},),
     on_text: OnText | None = None,
 ) -> CompletionRow:
-    """Return the row of one call, which has a request for each of `passes`, without its key."""
+    """Ask one call with a request for each of `passes`; return its row without the key."""
     requests = [
         Request(key, question, sampling, number, on_text) for number, sampling in enumerate(passes)
     ]
@@ -227,9 +230,10 @@ async def ask(
 
 
 def row(question: Question, outputs: Sequence[Any]) -> CompletionRow:
-    """Return the row of the outputs of a question's requests; the first reply comes first.
+    """Return the row for the outputs of a question's requests; the first reply comes first.
 
-    Outputs are vLLM's `RequestOutput`, or `EndpointOutput` with more: `refused`, `prompt_tokens`.
+    Outputs are vLLM's `RequestOutput`, or `EndpointOutput`, which adds `refused` and
+    `prompt_tokens`.
     """
     replies: list[Any] = []
     for output in outputs:
@@ -240,7 +244,7 @@ def row(question: Question, outputs: Sequence[Any]) -> CompletionRow:
         return {"refused": ENGINE_FAILED}
     whole_samples = [reply for reply in replies[1:] if reply.finish_reason != "error"]
     replies = [replies[0], *whole_samples]
-    prompt_tokens = len(question.prompt)  # of the engine, which gets our own prompt
+    prompt_tokens = len(question.prompt)  # for the engine, which gets token ids
     return {
         "texts": [reply.text for reply in replies],
         "finish": [reply.finish_reason for reply in replies],
@@ -253,7 +257,7 @@ def row(question: Question, outputs: Sequence[Any]) -> CompletionRow:
 
 @dataclass(frozen=True)
 class Answerer:
-    """Asks all calls of examples, and writes their rows; a call has a request for each pass."""
+    """Asks all calls of examples and writes their rows. A call has a request for each pass."""
 
     source: Source
     question_maker: QuestionMaker
@@ -261,18 +265,18 @@ class Answerer:
     passes: Sequence[Sampling] = ({},)
 
     def status(self) -> str:
-        """Return what progress shows of it: nothing, while replicas are counted."""
+        """Return the text that progress shows: none here; a fleet shows its replicas."""
         return ""
 
     @property
     def runner(self) -> asyncio.Runner:
-        """Return what runs the event loop in which the engine or endpoint is asked."""
+        """Return the runner of the event loop in which the engine or endpoint is asked."""
         return self.source.runner
 
     async def answer(self, example: Example, write: Write, old_rows: OldRows) -> None:
-        """Ask all questions of one example; `write` the row of each call that has no old one.
+        """Ask all questions of one example; `write` the row of each call without an old row.
 
-        Questions that the task's steps give together are asked together; see `example.Solving`.
+        Questions that a task's step yields together are asked together; see `example.Solving`.
         """
         task = self.question_maker.task
         solving = task.solving(example)
@@ -297,7 +301,8 @@ class Answerer:
     ) -> Decoded:
         """Return the decoded reply to one call, from its old row if there is one.
 
-        `key` has what identifies the call: its example's id, its number and its question's id.
+        `key` identifies the call: the id of the example, the number of the call, the id of the
+        question.
         """
         row = old_row
         if row is None:
@@ -321,7 +326,7 @@ class Answerer:
 
 
 async def all_of(coroutines: Iterable[Awaitable[T]]) -> list[T]:
-    """Return all results in order; wait for every coroutine before the first error is raised."""
+    """Return all results in order. Before raising the first error, wait for every coroutine."""
     results = await asyncio.gather(*coroutines, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -334,28 +339,28 @@ async def answer_all(
     answer: Callable[[Example], Coroutine[Any, Any, None]],
     slots: asyncio.Semaphore,
 ) -> None:
-    """Answer examples, each in a coroutine; one is drawn when all questions so far have a slot.
+    """Answer examples, each in a coroutine; take the next one when all questions have a slot.
 
     So memory stays constant, and the next prompts are prepared while others are answered. After an
-    error no example is drawn; those under way are finished first, so that their rows are kept.
+    error, take no further example, but finish those under way, so that their rows are kept.
     """
     errors: list[Exception] = []
 
     async def answer_one(example: Example) -> None:
         try:
             await answer(example)
-        except Exception as error:  # a group would cancel the others
+        except Exception as error:  # a TaskGroup would cancel the others
             errors.append(error)
 
     async with asyncio.TaskGroup() as group:
         try:
             for example in examples:
                 async with slots:
-                    pass  # served in the order of asking: the next example waits with the questions
+                    pass  # in the order of asking: the next example waits behind the questions
                 if errors:
                     break
                 group.create_task(answer_one(example))
-                await asyncio.sleep(0)  # it gets in line
+                await asyncio.sleep(0)  # let it ask for its slots first
         except Exception as error:  # the next example cannot be read
             errors.append(error)
     if errors:

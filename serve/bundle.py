@@ -1,6 +1,6 @@
-"""Pack a run into one ZIP that answers a test file by itself, and verify such a ZIP.
+"""Pack a run into one ZIP that can answer a test file, and verify such a ZIP.
 
-The unpacked ZIP is a run folder (adapter, config.yaml) together with the code that answers.
+The unpacked ZIP is a run folder (adapter, config.yaml) with the code that answers.
 """
 
 import os
@@ -46,36 +46,36 @@ from panjue.serve.merge import check_base
 from panjue.serve.settings import GenerateConfig
 
 VERIFIED = "verified"
-"""Name of the answers that a test of a bundle makes in it."""
+"""Name of the answers that `--verify` makes in an unpacked bundle."""
 
 FOLDERS = ("prompts", "finetune", "serve", "eval")
 HERE = Path(__file__).parent / "bundled"
 EXPECTED = "expected.json"
 HASHES = "files.json"
-"""Hash of each file of a bundle; `answer.py` compares them before it answers."""
+"""File with the hash of each file of a bundle. `answer.py` compares them before it answers."""
 
 OTHER_TASK = re.compile(r"panjue\.prompts\.tasks\.(\w+)")
-"""How code names the folder of a task."""
+"""How code imports from the folder of a task."""
 
 TORCH = "https://download.pytorch.org/whl"
-"""Index with builds, such as `cpu`, that PyPI does not have."""
+"""Index with builds, such as `cpu`, that are not on PyPI."""
 
 
 class Expected(BaseModel):
-    """What a bundle should give again; `expected.json` in it."""
+    """The submission that a bundle should make again: its file `expected.json`."""
 
-    submission: str  # the name of its file
+    submission: str  # the name of its test file
     test_sha256: str
     sha256: str  # of the submission
     panjue: str = ""
-    """Version and commit that packed it; `code/panjue/version.txt` too, for records made there."""
+    """Version and commit of panjue that packed it; `code/panjue/version.txt` has them, too."""
 
 
 def bundle(run: Path, out: Path, base: str | None = None) -> None:
     """Pack a finished run: code, settings, prompts, labels, weights, versions, manual.
 
-    `run` may also be one folder of answers; of these and the test file only hashes are packed.
-    `base` is the base model, if it was moved.
+    `run` may also be a folder of answers. Only hashes of answers and test file are packed. `base`
+    is the base model, if it was moved.
     """
     if out.is_dir():
         raise UserError(f"{out}: is a folder; name the ZIP")
@@ -129,19 +129,19 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
 
 
 def _write_zip(folder: Path, out: Path) -> None:
-    """Pack the files of a folder by their names and contents alone: the same have one hash."""
+    """Pack names and contents of the files of a folder; equal files give a ZIP of equal hash."""
     with zipfile.ZipFile(out, "w") as archive:
         for path in sorted(filter(Path.is_file, folder.rglob("*"))):
-            entry = zipfile.ZipInfo(path.relative_to(folder).as_posix())  # of the year 1980
+            entry = zipfile.ZipInfo(path.relative_to(folder).as_posix())  # dates of 1980
             entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.external_attr = 0o644 << 16  # what a file may be used for
-            entry.file_size = path.stat().st_size  # above 4 GB the format differs
+            entry.external_attr = 0o644 << 16  # the permissions of the file
+            entry.file_size = path.stat().st_size  # above 4 GB, ZIP has another format
             with path.open("rb") as content, archive.open(entry, "w") as packed:
                 shutil.copyfileobj(content, packed)
 
 
 def is_bundle(path: Path) -> bool:
-    """Say whether a file is a ZIP that `bundle` has packed."""
+    """Say whether `bundle` has packed a file."""
     if not (path.is_file() and zipfile.is_zipfile(path)):
         return False
     with suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
@@ -150,7 +150,7 @@ def is_bundle(path: Path) -> bool:
 
 
 def _model_of(answers: Answers) -> Trained:
-    """Return the adapter or model that answered; refuse answers that it would not give again."""
+    """Return the adapter or model that answered; refuse answers that it would not make again."""
     record = answers.record
     trained = answers.trained
     again = "run `panjue generate` again"
@@ -162,7 +162,7 @@ def _model_of(answers: Answers) -> Trained:
 
 
 def _pack_model(packed: Path, trained: Trained, base: str | None) -> None:
-    """Copy the model, or the adapter and beside it its base, and the record without paths."""
+    """Copy the model, or the adapter with its base, and the record without paths."""
     record = trained.record
     folder = packed.parent
     _copy(model_files(trained.folder), packed)
@@ -188,7 +188,7 @@ def _copy(files: Iterable[Path], folder: Path) -> None:
 def _pack_code(folder: Path, submission: str, record: AnswersRecord) -> None:
     """Copy the installed code and the command, and write the manual.
 
-    Samples stay out, and configs, which may be the user's own.
+    Leave out samples, and configs, which may be the user's own.
     """
     ignore = shutil.ignore_patterns("__pycache__", "configs", "sample*")
     for name in FOLDERS:
@@ -229,10 +229,10 @@ def _pack_settings(
     folder: Path, record: AnswersRecord, decoding: Mapping[str, Any], config: Path
 ) -> None:
     """Write the settings of training and answers, and the versions of all packages."""
-    of_0_4 = "model" if decoding.get("calls") else "classifier"  # which did not record it
+    of_0_4 = "model" if decoding.get("calls") else "classifier"  # that version did not record it
     sections = scrubbed(load_values(config))
     names = set(GenerateConfig.model_fields) - {"task", "endpoint"}
-    # Not all of it is scrubbed: a stop word of `sampling` may look like a path.
+    # Other settings stay: a stop word of `sampling` may look like a path.
     sections["generate"] = {**record.model_dump(include=names), "engine": scrubbed(record.engine)}
     sections["generate"]["answer"] = decoding.get("answer", of_0_4)
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(sections), "utf-8")
@@ -248,10 +248,10 @@ def _pack_choice(packed: Path, choice: Choice) -> None:
 
 
 def requirements() -> list[str]:
-    """Return a requirements.txt of every installed package (for pip's --no-deps)."""
+    """Return a requirements.txt with every installed package, for pip's --no-deps."""
     versions: dict[str, str] = {}
     for package in metadata.distributions():  # in the order of sys.path: the first is imported
-        if "Name" in package.metadata:  # of a broken installation only the folder may be left
+        if "Name" in package.metadata:  # a broken installation may have left an empty folder
             versions.setdefault(package.metadata["Name"].lower(), package.version)
     versions.pop("panjue", None)
     pins = sorted(f"{name}=={version}" for name, version in versions.items())
@@ -267,7 +267,7 @@ def verify(packed: Path, cases: Path) -> None:
         folder = Path(place)
         try:
             with zipfile.ZipFile(packed) as archive:
-                archive.extractall(folder)  # checks the sum of each file
+                archive.extractall(folder)  # checks the checksum of each file
         except (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError, EOFError) as error:
             raise UserError(f"{packed}: {error}; pack it again") from None
         if not (folder / EXPECTED).exists():
@@ -288,12 +288,12 @@ def verify(packed: Path, cases: Path) -> None:
 
 
 def _answer(packed: Path, folder: Path, cases: Path) -> None:
-    """Run the bundle's command, which may not ask the hub for anything."""
+    """Run the bundle's command without access to Hugging Face."""
     env = {"HF_HUB_OFFLINE": "1", "PYTHONNOUSERSITE": "1"}
     for name in os.environ:
         if not name.startswith(("PYTHON", "HF_")):
             env[name] = os.environ[name]
-    words = [str(cases.resolve()), f"answers={VERIFIED}"]  # its own name may be taken
+    words = [str(cases.resolve()), f"answers={VERIFIED}"]  # the name of the test file may be taken
     command = [sys.executable, "-P", "answer.py", *words]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     if done.returncode:

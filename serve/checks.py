@@ -1,4 +1,4 @@
-"""What a request to the server may contain: its key, its size, its form, and what vLLM may see."""
+"""Checks of a request to the server: its key, size and form, and what vLLM may see of it."""
 
 import asyncio
 import hmac
@@ -24,13 +24,13 @@ PROMPT_FIELDS = (
     "text",
     "chat_template_kwargs",
 )
-"""Fields of a request body that a chat template may put into the prompt; control tokens in their
+"""Fields of a request body that a chat template may put into the prompt. Control tokens in their
 texts are escaped. The `prompt` of completions is passed on unchanged."""
 
 TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
-"""Fields that vLLM servers send each other; `prompt_token_ids` in them would replace the prompt."""
+"""Fields that vLLM servers send each other. Their `prompt_token_ids` would replace the prompt."""
 
-LARGEST_BODY = 2**18  # bytes of a request body that are read: some 80,000 characters
+LARGEST_BODY = 2**18  # bytes of a request body that are read, some 80,000 characters
 LARGEST_DISCARD = 2**26  # bytes of a larger body that are discarded, so that its client sees why
 BODY_TIMEOUT_S = 30.0
 
@@ -51,14 +51,14 @@ class Problem(Exception):
 
 
 def check_key(request: Request, key: str | None, host: str) -> None:
-    """Refuse a client without the key, or, if there is no key, a foreign host name."""
+    """Refuse a client without the key. If there is no key, refuse a foreign host name."""
     if key is None:
-        # DNS rebinding: a foreign page must not reach us under a host name of its own.
+        # Against DNS rebinding: a foreign page must not reach us under its own host name.
         if host not in LOOPBACK or request.url.hostname in LOOPBACK:
             return
         raise Problem(400, "without a key, use the host name localhost or 127.0.0.1")
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    # As bytes: compare_digest refuses non-ASCII text.
+    # As bytes, because compare_digest refuses non-ASCII text.
     same = hmac.compare_digest(given.strip().encode(), key.encode())
     if scheme.lower() != "bearer" or not same:
         message = "the key is missing or wrong; send 'Authorization: Bearer KEY'"
@@ -66,10 +66,10 @@ def check_key(request: Request, key: str | None, host: str) -> None:
 
 
 async def read_body(request: Request) -> dict[str, Any]:
-    """Return the JSON object in a request's body, which may be neither too large nor too slow."""
+    """Return the JSON object in a request's body; refuse a body that is too large or too slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        # Otherwise a foreign page could send requests (not read replies): only for JSON do browsers
+        # Otherwise a foreign page could send requests (not read replies): only for JSON, browsers
         # ask for permission first.
         raise Problem(415, "send JSON, with 'Content-Type: application/json'")
     try:
@@ -100,9 +100,9 @@ async def _limited_body(request: Request) -> bytes:
 
 
 def for_vllm(body: dict[str, Any], tokenizer: Any, *, seeds: bool) -> bytes:
-    """Return the body of a request that vLLM answers itself, without forged control tokens.
+    """Return the body for a request that vLLM answers itself, without forged control tokens.
 
-    `seeds` says whether the engine survives a seed per request.
+    `seeds` says whether the engine survives seeds of requests.
     """
     for name in TRANSFER_FIELDS:
         if body.get(name):
@@ -117,12 +117,12 @@ def for_vllm(body: dict[str, Any], tokenizer: Any, *, seeds: bool) -> bytes:
 
 
 def reply_count(body: dict[str, Any]) -> int:
-    """Return how many replies a request asks for: `n` to each of its prompts."""
+    """Return how many replies a request asks for: `n` for each prompt."""
     prompt = body.get("prompt")
     prompts = 1
     if isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt):
-        prompts = len(prompt)  # otherwise it is the token ids of one prompt
-    try:  # vLLM reads numbers in texts too, and refuses what is no number
+        prompts = len(prompt)  # else these are the token ids of one prompt
+    try:  # vLLM also accepts numbers as texts, and refuses texts that are no numbers
         return max(1, int(body.get("n") or 1)) * prompts
     except (ValueError, TypeError, OverflowError):
         return prompts
@@ -138,7 +138,7 @@ def neutralized(tokenizer: Any, value: Any) -> Any:
         return value
     result = {neutralized(tokenizer, k): neutralized(tokenizer, v) for k, v in value.items()}
     if isinstance(value.get("arguments"), str):  # vLLM parses this JSON: `\u003c` is a `<`
-        try:  # the same parser: others refuse half a character, say
+        try:  # the same parser, since others refuse half a surrogate pair
             result["arguments"] = json.dumps(neutralized(tokenizer, json.loads(value["arguments"])))
         except RecursionError:
             raise Problem(400, "arguments: are nested too deeply") from None

@@ -1,4 +1,4 @@
-"""Completions -> submission. Decoding needs no model and can be run again."""
+"""Decode completions to a submission. This needs no model and can be repeated."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,28 +43,28 @@ from panjue.serve.settings import AnswerSetting
 from panjue.serve.tally import Tally
 
 DERIVED = (SCORES, "report.html")
-"""Files that `score` and `report` make from a submission, beside it."""
+"""Files beside a submission that `score` and `report` make from it."""
 
 BATCH = 256
-"""Examples that the text classifier looks at together: a few megabytes."""
+"""Number of examples that the text classifier looks at together; they take a few megabytes."""
 
 LOOKING = 2
-"""Threads in which it does so; half of the time is in libraries, where they run side by side."""
+"""Threads for this. Half of the time is spent in libraries, where threads run in parallel."""
 
 LookedAt = tuple[Example, Mapping[str, Any], Sequence[Opinion] | None]
-"""An example, its row, and what the text classifier thinks of it; None if there is none."""
+"""An example, its row, and the text classifier's opinions; None without a classifier."""
 
 FIRST_LABEL = "first label of the task's list"
 """What answers in place of the commonest label where no training has counted them."""
 
 UNFINISHED = "unfinished"
-"""Key of `decode.json` from before the submission is replaced until all is written."""
+"""Key in `decode.json` from the moment before the submission is replaced until all is written."""
 
 
 def decoding_of(submission: Path) -> dict[str, Any] | None:
     """Return the run's decode.json if it describes exactly this submission (by SHA-256).
 
-    UserError: decoding was stopped between the two.
+    UserError: decoding was stopped between writing the two.
     """
     report = earlier_decoding(submission.parent)
     if UNFINISHED in report:
@@ -78,14 +78,15 @@ def decoding_of(submission: Path) -> dict[str, Any] | None:
 def decode(answered: Answered, answer: AnswerSetting | None = None) -> Tally:
     """Write the submission and `decode.json` of answers from their `completions.jsonl`.
 
-    Every example of the test file is answered once, in order. `answer` says by whom: for `auto`
-    each field is answered by the model or the text classifier, as the choice by held-out cases
-    says, or an earlier decoding. By default it is what this folder was decoded with before. What a
-    reply does not have is answered by the text classifier if the training fitted
-    one, else by the task's fallback; both are counted. With a classifier, `confidence.jsonl` has
-    the confidence in each answer. Ranked lists are voted on and filled up (`ranked`).
-    A folder has one submission: what was made from another one that it had is deleted. The caller
-    holds the lock of the folder.
+    Every example of the test file is answered once, in order. `answer` says who answers. For
+    `auto`, the choice by held-out cases says for each field whether the model or the text
+    classifier answers it; without a choice, an earlier decoding says so. By default `answer` is as
+    in the last decoding of the folder. If a reply lacks a field, the text classifier answers it, or
+    the task's fallback if the training fitted no classifier; both are counted. With a classifier,
+    `confidence.jsonl` has the confidence in each answer. For ranked lists see `ranked`.
+
+    A folder has one submission. Files made from an earlier submission are deleted. The caller holds
+    the lock of the folder.
     """
     folder = answered.folder
     if answered.record.voted:
@@ -103,7 +104,7 @@ def decode(answered: Answered, answer: AnswerSetting | None = None) -> Tally:
     differs = asked_otherwise(choice, answered.record) if choice else ""
     if advisor:
         of_classifier = [name for name, who in by_field.items() if who == "classifier"]
-        # Of answers that were made otherwise the model may be right more or less often.
+        # If answers were made in another way, the model may be right more or less often.
         calibration = choice.calibration if choice and not differs else {}
         advisor = replace(advisor, answers=of_classifier, calibration=calibration)
     is_chosen = bool(choice) and answer == "auto"
@@ -142,15 +143,15 @@ def decode(answered: Answered, answer: AnswerSetting | None = None) -> Tally:
 
 
 def earlier_decoding(folder: Path) -> dict[str, Any]:
-    """Return what the last decoding of a folder has written; empty before the first."""
+    """Return the `decode.json` of the last decoding of a folder; empty before the first."""
     path = folder / DECODING
     return read_object(path) if path.exists() else {}
 
 
 def finished_before(submission: Path, earlier: Mapping[str, Any]) -> str | None:
-    """Return the hash of the submission that scores and page beside it were made from, if any.
+    """Return the hash of the submission from which the files beside it were made; None without one.
 
-    After a decoding that was stopped before its end that is the one before it.
+    If the last decoding was stopped before its end, this is the submission before that.
     """
     if UNFINISHED in earlier:
         return earlier.get("submission_sha256")
@@ -158,9 +159,9 @@ def finished_before(submission: Path, earlier: Mapping[str, Any]) -> str | None:
 
 
 def edited(submission: Path) -> str:
-    """Return that a submission is not the one that was decoded beside it; empty: it is, or alone.
+    """Return a line if a submission was changed since it was decoded; else an empty text.
 
-    Nobody knows who has answered it.
+    Nobody knows who answered a changed submission.
     """
     if not (submission.parent / DECODING).exists() or decoding_of(submission) is not None:
         return ""
@@ -169,7 +170,7 @@ def edited(submission: Path) -> str:
 
 
 def delete_derived(folder: Path, earlier: Mapping[str, Any]) -> str:
-    """Delete what was made from an earlier submission; return what that was, and what is gone."""
+    """Delete files made from an earlier submission; return who answered it, and the files."""
     was = earlier.get("answered_by") or "other answers"
     gone = [name for name in DERIVED if (folder / name).exists()]
     for name in gone:
@@ -183,9 +184,9 @@ def who_answers(
     advisor: Advisor | None,
     earlier: Mapping[str, Any],
 ) -> dict[str, AnsweredBy]:
-    """Return field -> who answers it; UserError: the one who should cannot, or nobody decided.
+    """Return field -> who answers it; UserError: that is undecided, or the one cannot answer.
 
-    `earlier` is what an earlier decoding of the same answers has written.
+    `earlier` is the `decode.json` of an earlier decoding of the same answers.
     """
     fields = answered.task.answer.fields
     record = answered.record
@@ -200,7 +201,7 @@ def who_answers(
         elif not record.asked:
             by_field = dict.fromkeys(fields, "classifier")
         elif earlier.get("answer", "auto") == "auto" and earlier:
-            by_field = earlier.get("by_field", by_field)  # version 0.4 had the model alone
+            by_field = earlier.get("by_field", by_field)  # in version 0.4, the model alone answered
         else:
             raise UserError(
                 f"{answered.folder}: nobody has decided who answers, the model or the text "
@@ -221,9 +222,9 @@ def fallback_name(task: Task, labels: Labels) -> str:
 
 
 def who_answered(choice: Choice) -> str:
-    """Return who answers each field, with the scores on held-out cases that chose, in one line.
+    """Return one line on who answers each field, with the scores on held-out cases.
 
-    Such as `charges: model (.71, classifier .69); penalty: classifier (.31, model .24)`.
+    For example `charges: model (.71, classifier .69); penalty: classifier (.31, model .24)`.
     """
     parts = []
     for name, best in choice.best.items():
@@ -235,7 +236,7 @@ def who_answered(choice: Choice) -> str:
 
 
 def answered_as_said(by_field: Mapping[str, AnsweredBy], answer: AnswerSetting) -> str:
-    """Return who answered, where no choice by held-out cases did."""
+    """Return who answered, if no choice by held-out cases decided it."""
     if len(set(by_field.values())) > 1:
         fields = "; ".join(f"{name}: {who}" for name, who in by_field.items())
         return f"{fields}, as decoded before"
@@ -244,26 +245,26 @@ def answered_as_said(by_field: Mapping[str, AnsweredBy], answer: AnswerSetting) 
 
 
 def short(score: float) -> str:
-    """Return a score with two digits, without the zero before the point."""
+    """Return a score with two decimals, without the zero before the point."""
     return f"{score:.2f}".removeprefix("0")
 
 
 @dataclass(frozen=True)
 class _Decoder:
-    """Makes answers of the replies to a test file; `tally` counts what happened."""
+    """Makes answers from the replies to a test file. `tally` counts what happened."""
 
     answered: Answered
-    rows: Rows | None  # the replies; None if the classifier answers
+    rows: Rows | None  # the replies; None if the classifier answers everything
     advisor: Advisor | None
     calibrating: frozenset[str]
-    """Hashes of the texts on which confidences were calibrated: on these they would look better
-    than they are."""
+    """Hashes of the texts on which confidences were calibrated. On these texts, they would look
+    better than they are."""
     tally: Tally
 
     def answers(
         self, examples: Iterable[Example]
     ) -> Iterator[tuple[Example, Answer, Sequence[Mapping[str, float]]]]:
-        """Yield each example with its answer, and its confidence if there is a classifier."""
+        """Yield each example with its answer and, with a classifier, its confidences."""
         task = self.answered.task
         if task.solve:
             for example in examples:
@@ -274,9 +275,9 @@ class _Decoder:
             yield example, answer, confidence
 
     def _opinions(self, examples: Iterable[Example]) -> Iterator[LookedAt]:
-        """Yield each example with its row, and what the text classifier thinks of it.
+        """Yield each example with its row and the text classifier's opinions.
 
-        Threads look at the next examples while these are answered.
+        Threads look at the next examples while the caller answers these.
         """
         looking: deque[Future[list[LookedAt]]] = deque()
         with ThreadPoolExecutor(LOOKING) as threads:
@@ -299,15 +300,15 @@ class _Decoder:
     def _answer(
         self, example: Example, row: Mapping[str, Any], opinions: Sequence[Opinion] | None
     ) -> tuple[Answer, Sequence[Mapping[str, float]]]:
-        """Return the answer to an example, and for each item: field -> the confidence in it."""
+        """Return the answer to an example, and for each item: field -> confidence."""
         task = self.answered.task
         labels = self.answered.labels
         advisor = self.advisor
-        # On a case that the calibration was fitted on, it would flatter.
+        # A confidence would look too good on a case that the calibration was fitted on.
         if advisor and not self.calibrating.isdisjoint(text_hashes(example)):
             advisor = replace(advisor, calibration={})
         read = read_answer(task, labels, advisor, example, row, opinions)
-        if self.rows is not None:  # else the classifier answers, and there is no reply to count
+        if self.rows is not None:  # else the classifier answers, so there is no reply to count
             self.tally.add(example, row, read.decoded, len(task.answer.fields))
         if task.ranking:
             return ranked(task, example, row.get("texts", ()), labels), []
@@ -333,14 +334,14 @@ class _Decoder:
 def _write(decoder: _Decoder, confidences: Path, unfinished: Mapping[str, Any]) -> None:
     """Write the submission, the hashes of the cases' texts, and the confidences.
 
-    `decode.json` is `unfinished` before the first of them is replaced.
+    `decode.json` is marked as `UNFINISHED` before the first of these files is replaced.
     """
     answered = decoder.answered
     tally = decoder.tally
     task = answered.task
     rows = decoder.rows
     total = (answered.record.cases or 0) if rows is None else len(rows)
-    with (  # blocks end in reverse order: the submission is replaced first
+    with (  # the blocks end in reverse order, so the submission is replaced first
         atomic_write(confidences) as confidence_lines,
         atomic_write(answered.folder / CASES_FILE) as cases,
         task.data.submission.writing(tally.submission) as write,
@@ -358,14 +359,14 @@ def _write(decoder: _Decoder, confidences: Path, unfinished: Mapping[str, Any]) 
 
 
 def batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
-    """Yield the examples in lists of `BATCH`; the last one may be shorter."""
+    """Yield the examples in lists of `BATCH` examples; the last list may be shorter."""
     rest = iter(examples)
     while batch := list(islice(rest, BATCH)):
         yield batch
 
 
 def unpaired(task: Task, answer: Answer, labels: Labels) -> int:
-    """Return how many items have a label that training never had with any of the other set."""
+    """Return how many items have a label that training never had with one of the other set."""
     if len(task.answer.sets) < 2 or not labels.pairs:
         return 0
     first, second, *_ = task.answer.sets
@@ -380,9 +381,9 @@ def ranked(task: Task, example: Example, replies: Sequence[str], labels: Labels)
     """Return the answer with its list ranked by the votes of all replies.
 
     The k-th value of a reply's list gets 1/k of a vote (reciprocal rank fusion without its
-    constant); of equal values, the one that came first stays first, and the greedy reply comes
-    first. A list that is too short is filled up with the commonest labels. Without a readable reply
-    the answer is the task's fallback.
+    constant). Values with equal votes stay in the order in which they came; the greedy reply comes
+    first. A list that is too short is filled up with the commonest labels. Without any readable
+    reply, the answer is the task's fallback.
     """
     assert task.ranking, "the answers of other tasks are no ranked lists"
     key = task.ranking.key

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible endpoint instead of the engine: the same requests, over HTTP."""
+"""An OpenAI-compatible endpoint that answers over HTTP instead of the engine."""
 
 import asyncio
 import re
@@ -23,10 +23,10 @@ from panjue.serve.ask import Request
 from panjue.serve.settings import ENDPOINT_SAMPLING
 
 ENDPOINT_KEY = "PANJUE_ENDPOINT_KEY"  # environment variable with the endpoint's API key
-TEMPLATE_FIELD = "chat_template_kwargs"  # of a request to vLLM; OpenAI does not have it
+TEMPLATE_FIELD = "chat_template_kwargs"  # of requests to vLLM; OpenAI does not have it
 
 REFUSED_STATUSES = frozenset({400, 413, 422, 501})
-"""HTTP statuses for which the request is at fault: its prompt is too long, say."""
+"""HTTP statuses for a request that is at fault, for example because its prompt is too long."""
 
 UNAUTHORIZED = 401
 NOT_FOUND = 404
@@ -35,18 +35,18 @@ VERSION = re.compile(r"/v\d")  # in an address, as in /v1 or /api/v3
 MAX_QUOTED = 200
 """Characters of what a server said that are shown."""
 
-ABORTED = frozenset({"abort", "error"})  # finish reasons of a vLLM that was stopped
-MAX_REFUSALS = 8  # after so many and no reply, the run ends: the endpoint cannot do it
-NO_TEXT = "nothing (content: null)"  # a reasoning model with too few tokens, say
+ABORTED = frozenset({"abort", "error"})  # finish reasons of a vLLM server that was stopped
+MAX_REFUSALS = 8  # after so many refusals and no reply, the run ends
+NO_TEXT = "nothing (content: null)"  # e.g. of a reasoning model with too few tokens
 MESSAGE = re.compile(r'"(?:message|detail|msg)"\s*:\s*"((?:[^"\\]|\\.)*)')
-"""The message in the JSON of a server's error, as far as it is shown."""
+"""Pattern of the message in the JSON of a server's error, up to the shown length."""
 
 FIELD = re.compile(r"\b(?:[a-z]+(?:_[a-z]+)+|temperature|schema)\b", re.ASCII)
-"""The name of a request's field in such a message."""
+"""Pattern of the name of a request's field in such a message."""
 
 SCHEMA_FIELDS = ("response_format", "json_schema", "structured_outputs", "schema")
 
-MAX_RETRIES = 8  # after 0.5 s, 1 s, 2 s and so on, at most 8 s, or as long as the server says
+MAX_RETRIES = 8  # after 0.5 s, 1 s, 2 s and so on up to 8 s, or after the time that the server says
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class EndpointReply:
 
     text: str
     finish_reason: str  # "unknown" if the endpoint does not say it
-    token_ids: range  # not the ids: only their number is known
+    token_ids: range  # no ids, as only their number is known
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class EndpointOutput:
 class Endpoint:
     """Sends chat completions to `URL#MODEL`, with the schema as the response format."""
 
-    longest = 0  # not known
+    longest = 0  # unknown
 
     def __init__(self, name: str) -> None:
         self._url, self._model = parse_endpoint(name)
@@ -80,7 +80,7 @@ class Endpoint:
         self._refusals = 0
         self._takes_template = True
         self.runner = asyncio.Runner()
-        key = key_of(ENDPOINT_KEY) or "none"  # the client insists on one
+        key = key_of(ENDPOINT_KEY) or "none"  # the client needs one
         timeout = Timeout(600, connect=10)
         with making_client():
             self._client = AsyncOpenAI(
@@ -92,9 +92,9 @@ class Endpoint:
         self.runner.close()
 
     async def ask(self, request: Request) -> EndpointOutput:
-        """Return the outcome of one request; when cancelled, its connection is closed.
+        """Return the outcome of one request. If cancelled, close its connection.
 
-        Some servers return fewer choices than `n`: then it asks again.
+        If a server returns fewer choices than `n`, ask again for the others.
         """
         wanted = request.sampling.get("n", 1)
         replies: list[EndpointReply] = []
@@ -105,7 +105,7 @@ class Endpoint:
             more = await self._ask(request, wanted - len(replies))
             if not more.outputs:
                 if replies:
-                    break  # what came is kept
+                    break  # keep the replies that came
                 self._count_refusal(more.refused)
                 return replace(more, refused=ENDPOINT_SAID + more.refused)
             self._replies += len(more.outputs)
@@ -117,7 +117,7 @@ class Endpoint:
     def _count_refusal(self, why: str) -> None:
         """End the run if the endpoint has refused `MAX_REFUSALS` requests and answered none.
 
-        A case that is refused for its content does not count: others may be answered.
+        A case that is refused for its content does not count, because others may be answered.
         """
         self._refusals += not CONTENT_FILTER.search(why)
         if self._refusals >= MAX_REFUSALS and not self._replies:
@@ -128,7 +128,7 @@ class Endpoint:
             raise UserError(self._failure)
 
     async def _ask(self, request: Request, number: int) -> EndpointOutput:
-        """Send one request for `number` replies; after an error every further one ends the run."""
+        """Send one request for `number` replies. After an error, every further one ends the run."""
         arguments = self._arguments(request, number)
         try:
             answer = await self._client.chat.completions.with_raw_response.create(**arguments)
@@ -141,7 +141,7 @@ class Endpoint:
                 if TEMPLATE_FIELD in reason and TEMPLATE_FIELD in sent and self._takes_template:
                     self._takes_template = False
                     again = await self._ask(request, number)
-                    self._takes_template = not again.outputs  # else that was not the reason
+                    self._takes_template = not again.outputs  # else the field was not the reason
                     return again
                 return EndpointOutput(refused=f"{error.status_code}: {text[:MAX_QUOTED]}")
             reason = reason[:MAX_QUOTED] + self._hint(error.status_code)
@@ -180,7 +180,7 @@ class Endpoint:
             arguments["n"] = number
         if question.room:
             arguments.setdefault("max_tokens", question.room)
-        if question.prompt and self._takes_template:  # our own model: as in training
+        if question.prompt and self._takes_template:  # our own model: decode as in training
             further[TEMPLATE_FIELD] = {**TEMPLATE_ARGS, **further.get(TEMPLATE_FIELD, {})}
         if question.schema:
             json_schema = {"name": "reply", "strict": True, "schema": question.schema}
@@ -190,14 +190,14 @@ class Endpoint:
 
 
 def readable(text: str) -> str:
-    """Return what a server said with unescaped Chinese, on one line if it is JSON."""
+    """Return a server's message with unescaped Chinese, on one line if it is JSON."""
     value = load_json(text)
     unescaped = text if value is None else dump(value)
-    return unescaped.encode(errors="replace").decode()  # half a character becomes `?`
+    return unescaped.encode(errors="replace").decode()  # half a surrogate pair becomes `?`
 
 
 def way_out(refusal: str) -> str:
-    """Return what to set after a refusal, by the field that the server's message names first."""
+    """Return which setting to change after a refusal: the first field that the message names."""
     if TOO_LONG.search(refusal):
         return "ask a model with a longer context,"
     message = MESSAGE.search(refusal)
@@ -229,9 +229,9 @@ def read_completion(body: str) -> EndpointOutput:
     replies = []
     refused = NO_TEXT
     try:
-        usage = completion.get("usage") or {}  # some servers leave out parts of it
+        usage = completion.get("usage") or {}  # some servers leave out parts of the usage
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        # The tokens of all replies are counted together: each gets an equal share.
+        # The server counts the tokens of all replies together. Each gets an equal share.
         tokens = (usage.get("completion_tokens") or 0) // len(completion["choices"])
         for choice in completion["choices"]:
             message = choice["message"]

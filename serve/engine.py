@@ -1,4 +1,4 @@
-"""vLLM's engine: requests in, finished completions out, many at once."""
+"""vLLM's engine: it takes many requests at once and returns finished completions."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.kv_cache_interface import MambaSpec
 from zmq import ZMQError
 
-# Other modules import vLLM from here, so that the variables above are set first.
+# Other modules import vLLM from here, so that the environment variables above are set first.
 __all__ = [
     "VLLM_VERSION",
     "AsyncEngineArgs",
@@ -46,9 +46,9 @@ __all__ = [
     "VLLMError",
 ]
 
-CALL_TIMEOUT_S = 60.0  # of a call of the engine that is no request
-POLL_S = 0.5  # how often such a call looks for the engine's death
-LEAST_CHANGE = 1e-4  # of a log-probability, by an adapter that does something
+CALL_TIMEOUT_S = 60.0  # time limit of a call of the engine that is no request
+POLL_S = 0.5  # how often such a call checks whether the engine has died
+LEAST_CHANGE = 1e-4  # least change of a log-probability by a working adapter
 
 ENGINE_ENDED = (
     "engine: its process has ended or hangs, see what it printed; if memory was short, "
@@ -65,15 +65,15 @@ class Engine:
     """A running vLLM engine."""
 
     runner: asyncio.Runner
-    """Runs its event loop, unless that is running already; `engine` sets it."""
+    """Runner of its event loop, unless that is already running; `engine` sets it."""
 
     def __init__(self, llm: AsyncLLM, lora: LoRARequest | None) -> None:
         self.llm = llm
         self.lora = lora
-        self.longest = int(llm.model_config.max_model_len)  # tokens of a prompt and its reply
+        self.longest = int(llm.model_config.max_model_len)  # tokens of a prompt with its reply
 
     async def ask(self, request: Request) -> RequestOutput:
-        """Return the finished output of one request; when cancelled, the engine aborts it."""
+        """Return the finished output of one request. If cancelled, let the engine abort it."""
         question = request.question
         on_text = request.on_text
         schema = question.schema
@@ -95,7 +95,7 @@ class Engine:
         except (EngineDeadError, EngineGenerateError):
             await self._check_alive()
             raise
-        # While shutting down, vLLM returns unfinished replies as finished, for these reasons.
+        # While it shuts down, vLLM returns unfinished replies as finished, with these reasons.
         reasons = {reply.finish_reason for reply in output.outputs}
         if reasons & {"abort", "error"}:
             await self._check_alive()
@@ -104,19 +104,19 @@ class Engine:
         return output
 
     def switch(self, served: Served) -> None:
-        """Answer with another adapter from now on; the base is the same."""
+        """Answer with another adapter of the same base from now on."""
         assert self.lora, "the engine was started with an adapter"
         number = self.lora.lora_int_id + 1
         self.lora = LoRARequest(f"adapter {number}", number, str(served.adapter))
         self.runner.run(check_adapter(self.llm, self.lora))
 
     async def _check_alive(self) -> None:
-        """Raise a UserError if the engine has died or, while shutting down, refuses calls."""
+        """Raise UserError if the engine has died, or shuts down and refuses calls."""
         await call_engine(self.llm, self.llm.is_sleeping())
 
 
 async def call_engine(llm: AsyncLLM, call: Coroutine[Any, Any, Any]) -> None:
-    """Await a call that is no request: in vLLM 0.32 it never returns if the engine dies."""
+    """Await a call that is no request; in vLLM 0.32, it never returns if the engine dies."""
     task = asyncio.ensure_future(call)
     try:
         async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -125,7 +125,7 @@ async def call_engine(llm: AsyncLLM, call: Coroutine[Any, Any, Any]) -> None:
                 if llm.errored:
                     raise EngineDeadError
         task.result()
-    except Exception:  # any error of vLLM means that the engine no longer answers
+    except Exception:  # any error of vLLM here means that the engine no longer answers
         raise EngineEnded(ENGINE_ENDED) from None
     finally:
         task.cancel()
@@ -137,22 +137,22 @@ async def running_engine(
 ) -> AsyncIterator[Engine]:
     """Start vLLM on a model; its processes always stop at the end of the block.
 
-    `settings` are further engine arguments. The memory may be too short for the longest requests of
-    the budget, not for the usual ones. The seed is that of the engine: a seed per request kills the
-    CPU engine when a prefill is chunked.
+    `settings` are further engine arguments. Memory must suffice for the usual requests of the
+    budget, not for the longest. The seed is set for the engine, because a seed of a request kills
+    the CPU engine when a prefill is chunked.
     """
     lora = LoRARequest("adapter", 1, str(served.adapter)) if served.adapter else None
     settings = {"disable_log_stats": True, **settings}
     arguments = with_own(settings, engine_settings(served, seed, budget))
     with startup_errors(), starting_engine(), threads_for(served.model):
         args = AsyncEngineArgs(**with_room_for_states(arguments))
-        usage = UsageContext.LLM_CLASS  # its defaults suit many requests at once
+        usage = UsageContext.LLM_CLASS  # its defaults fit many requests at once
         config = args.create_engine_config(usage)
         config.model_config.max_model_len = longest_of(config.model_config, budget)
         is_quiet = args.disable_log_stats
         llm = AsyncLLM.from_vllm_config(config, usage_context=usage, disable_log_stats=is_quiet)
     try:
-        await call_engine(llm, llm.get_supported_tasks())  # every request needs it, cached
+        await call_engine(llm, llm.get_supported_tasks())  # cached, since every request needs it
         if lora:
             await check_adapter(llm, lora)
         started = Engine(llm, lora)
@@ -166,7 +166,7 @@ async def running_engine(
 def engine(
     served: Served, settings: Mapping[str, Any], budget: Budget, seed: int
 ) -> Iterator[Engine]:
-    """Do what `running_engine` does for synchronous callers: `runner` runs the event loop."""
+    """Run `running_engine` for synchronous callers; its `runner` runs the event loop."""
     with asyncio.Runner() as runner:
         running = running_engine(served, settings, budget, seed)
         started = runner.run(running.__aenter__())
@@ -178,14 +178,14 @@ def engine(
 
 
 def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]:
-    """Return the engine arguments that panjue sets, both offline and in the server."""
+    """Return the engine arguments that panjue sets, for generation and for the server."""
     rank = served.lora_rank
     return {
         "model": str(served.model),
         "tokenizer": str(served.model),
-        "tokenizer_mode": "hf",  # what `load_tokenizer` loads, for Mistral's models too
-        "hf_token": None,  # settings are written to files; HF_TOKEN does the same
-        # -1: what fits (vllm/v1/core/kv_cache_utils.py:2414)
+        "tokenizer_mode": "hf",  # as `load_tokenizer` loads it, for Mistral's models too
+        "hf_token": None,  # not here, since settings are written to files; use HF_TOKEN
+        # -1: as many tokens as fit (vllm/v1/core/kv_cache_utils.py:2414)
         "max_model_len": budget.usual if budget.usual == budget.longest else -1,
         "seed": seed,
         "structured_outputs_config": StructuredOutputsConfig(**BACKEND),
@@ -193,7 +193,7 @@ def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]
         "trust_remote_code": False,
         "language_model_only": is_part(served.model),
         "enable_lora": rank > 0,
-        "max_lora_rank": rank or 16,  # vLLM's own default, which then means nothing
+        "max_lora_rank": rank or 16,  # vLLM's own default, which then has no effect
     }
 
 
@@ -211,26 +211,26 @@ OWN_ARGUMENTS = (
     "enable_lora",
     "max_lora_rank",
 )
-"""The arguments of `engine_settings`."""
+"""Names of the arguments that `engine_settings` sets."""
 
 
 def with_own(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the engine arguments of the user and `own`; refuse one that is in both."""
+    """Return the user's engine arguments and `own` together; refuse one that is in both."""
     check_managed("engine", settings, own)
     return {**DEFAULTS, **settings, **own}
 
 
 FOR_ACTIVATIONS = 2**31
-"""Bytes of a GPU that hold neither weights nor states, at least."""
+"""Least bytes of a GPU that hold neither weights nor states."""
 
 
 def with_room_for_states(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return engine arguments with at most as many sequences at once as a GPU has room for.
+    """Return engine arguments with no more sequences at once than a GPU has room for.
 
-    That matters where layers keep a state for each sequence, as linear attention does. There vLLM
-    refuses more sequences than it has cache blocks (vllm/config/compilation.py:1519), when it has
-    loaded the weights. A block has the states of some of the layers, in Qwen3.5 of a quarter. Here
-    a sequence takes those of all layers, so the estimate may be that much too high.
+    This matters for layers that keep a state for each sequence, such as linear attention. With
+    them, vLLM refuses to have more sequences than cache blocks (vllm/config/compilation.py:1519),
+    but only after it has loaded the weights. A block has the states of some layers, in Qwen3.5 of a
+    quarter. This estimate takes the states of all layers for a sequence, so it may be too high.
     """
     known = {field.name for field in fields(AsyncEngineArgs)}
     args = AsyncEngineArgs(**{name: arguments[name] for name in known & arguments.keys()})
@@ -257,11 +257,12 @@ def with_room_for_states(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def longest_of(model: ModelConfig, budget: Budget) -> int:
-    """Return the limit on prompt plus reply: the longest of the budget if the model can.
+    """Return the limit on prompt plus reply: the longest of the budget if the model allows it.
 
-    Not beyond the context before its positions were scaled: some models (longrope) then compute
-    every prompt in another way than in training, vLLM by this limit and transformers by the prompt.
-    A training that was longer than that context is answered as long as it was.
+    The limit does not exceed the context before positions were scaled. Beyond it, some models
+    (longrope) compute every prompt in another way than in training: vLLM decides this by the limit,
+    transformers by the prompt. If training was longer than that context, the limit is the
+    training's.
     """
     rope = getattr(model.hf_text_config, "rope_parameters", None) or {}
     unscaled = rope.get("original_max_position_embeddings") or budget.longest
@@ -270,7 +271,7 @@ def longest_of(model: ModelConfig, budget: Budget) -> int:
 
 
 def check_length(engine: Engine, budget: Budget) -> None:
-    """Refuse an engine whose memory is too little for requests as long as in training."""
+    """Refuse an engine whose memory is too small for requests as long as in training."""
     if engine.longest < budget.usual:
         raise UserError(
             f"engine: its memory is enough for {engine.longest} tokens, the training has "
@@ -281,17 +282,17 @@ def check_length(engine: Engine, budget: Budget) -> None:
 async def check_adapter(llm: AsyncLLM, lora: LoRARequest) -> None:
     """Refuse an adapter that vLLM cannot load, or that changes nothing.
 
-    vLLM says nothing about matrices of layers that it does not have under their names.
+    vLLM silently ignores matrices of layers whose names it does not know.
     """
     try:
         async with asyncio.timeout(CALL_TIMEOUT_S):
             await llm.add_lora(lora)
-        # Without a limit: the first request compiles, on a busy machine for minutes.
+        # Without a time limit: the first request compiles, which takes minutes on a busy machine.
         of_base = await first_token_logprobs(llm, None)
         adapted = await first_token_logprobs(llm, lora)
     except (EngineDeadError, TimeoutError):
         raise EngineEnded(ENGINE_ENDED) from None
-    except Exception as error:  # whatever its process has raised
+    except Exception as error:  # whatever the process has raised
         raise UserError(f"adapter=lora: {first_line(error)} Use adapter=merge") from None
     changes = [abs(adapted.get(token, 0) - logprob) for token, logprob in of_base.items()]
     if max(changes) < LEAST_CHANGE:
@@ -299,7 +300,7 @@ async def check_adapter(llm: AsyncLLM, lora: LoRARequest) -> None:
 
 
 async def first_token_logprobs(llm: AsyncLLM, lora: LoRARequest | None) -> dict[int, float]:
-    """Return token id -> log-probability, of the 20 likeliest tokens after a known text."""
+    """Return token id -> log-probability for the 20 likeliest tokens after a known text."""
     assert llm.tokenizer
     prompt = TokensPrompt(prompt_token_ids=llm.tokenizer.encode(KNOWN_TEXT))
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=20, detokenize=False)
@@ -311,18 +312,18 @@ async def first_token_logprobs(llm: AsyncLLM, lora: LoRARequest | None) -> dict[
 
 @contextmanager
 def startup_errors() -> Iterator[None]:
-    """Turn what vLLM raises when it cannot start into a UserError."""
+    """Raise UserError in place of the errors of a vLLM that cannot start."""
     try:
         yield
     except EngineDeadError:
         raise EngineEnded(ENGINE_ENDED) from None
-    except ValidationError as error:  # pydantic's, about vLLM's settings
+    except ValidationError as error:  # from pydantic, about vLLM's settings
         raise UserError(f"engine: {first_complaint(error)}") from None
     except (ValueError, TypeError, KeyError, OSError, RuntimeError, VLLMError, ZMQError) as error:
-        # RuntimeError: the first one of its processes, see `starting_engine`.
-        # ZMQError: its sockets cannot be created, e.g. if the path TMPDIR is too long.
+        # RuntimeError: the first error of its processes, see `starting_engine`.
+        # ZMQError: its sockets cannot be created, for example if TMPDIR is too long.
         reason = first_line(error).rstrip(".")
-        if "__main__" in str(error):  # of multiprocessing, twenty lines
+        if "__main__" in str(error):  # twenty lines of multiprocessing
             guard = 'put your code under `if __name__ == "__main__":`'
             reason = f"its processes import your file again; {guard}"
         if "memory" in reason.lower():
@@ -331,7 +332,7 @@ def startup_errors() -> Iterator[None]:
 
 
 def check_engine(settings: Mapping[str, Any], further: Sequence[str] = ()) -> None:
-    """Refuse engine settings of panjue's own, or that vLLM lacks, before anything is written."""
+    """Refuse engine settings that panjue sets or vLLM lacks, before anything is written."""
     check_managed("engine", settings, OWN_ARGUMENTS)
     known = (field.name for field in fields(AsyncEngineArgs))
     check_known("engine", settings, [*known, *further])
@@ -341,9 +342,9 @@ MAX_LOGPROBS = 20  # of vLLM, without its setting `max_logprobs`
 
 
 def check_sampling(sampling: Mapping[str, Any], engine: Mapping[str, Any]) -> None:
-    """Refuse sampling settings that panjue sets itself, that vLLM lacks or that crash it.
+    """Refuse sampling settings that panjue sets itself, that vLLM lacks, or that crash vLLM.
 
-    `engine` are the settings of the engine, of which some go together with those of sampling.
+    `engine` are the settings of the engine; some must agree with those of sampling.
     """
     most = engine.get("max_logprobs", MAX_LOGPROBS)  # -1: all tokens, as for `logprobs`
     for name in ("logprobs", "prompt_logprobs"):
@@ -355,7 +356,7 @@ def check_sampling(sampling: Mapping[str, Any], engine: Mapping[str, Any]) -> No
             "sampling.seed: a seed per request kills vLLM on the CPU; set the top-level seed"
         )
     try:
-        # A TypeError if one of `sampling` is among those that panjue sets.
+        # TypeError if panjue sets one of `sampling` itself.
         SamplingParams(
             **{"temperature": 0.0, "max_tokens": LONGEST, **sampling},  # min_tokens is no more
             structured_outputs=None,

@@ -1,4 +1,4 @@
-"""Watch the processes of an engine: they end with the one that started it, and free the GPU."""
+"""Watch the processes of an engine, so that they end with their parent and free the GPU."""
 
 import gc
 import logging
@@ -15,18 +15,18 @@ from panjue.prompts.plumbing.errors import first_line
 from panjue.prompts.plumbing.parent import kill_without_parent
 
 STARTER_VARIABLE = "PANJUE_ENGINE_OF"
-"""Environment variable of an engine's processes: the id of the process that started the engine."""
+"""Environment variable of an engine's processes with the id of the process that started it."""
 
 REASON_VARIABLE = "PANJUE_ENGINE_ERROR"
-"""Environment variable of these processes: the file for the first error of any of them."""
+"""Environment variable of these processes with the file for the first error of any of them."""
 
 QUIET = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS": "-all"}
-"""Environment variables with which an engine's processes print errors alone."""
+"""Environment variables with which an engine's processes print only errors."""
 
 
 @contextmanager
 def starting_engine() -> Iterator[None]:
-    """Mark the processes that the block starts as those of an engine, which prints errors alone.
+    """Mark the processes that the block starts as those of an engine, which prints only errors.
 
     Environment variables that the user has set keep their values.
     """
@@ -46,7 +46,7 @@ def starting_engine() -> Iterator[None]:
 
 
 class FirstError(logging.Handler):
-    """Writes the first exception that any process of an engine logs."""
+    """Writes the first exception that any process of an engine logs to a file."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info and record.exc_info[1]:
@@ -57,33 +57,33 @@ class FirstError(logging.Handler):
 def watch_parent() -> None:
     """End a process of an engine with its parent, even after `kill -9`; ignore other processes.
 
-    It is called twice: by `prompts.cli`, which Python imports first in every process that the
-    command `panjue` spawns; and by vLLM in each of its processes, as a general plugin (see
-    `pyproject.toml`), but there only after the engine has found its parent. The parent handles a
-    Ctrl-C at the terminal. The process also kills what it has started and not stopped when it ends.
+    Two places call it. `prompts.cli` does, which Python imports first in every process that the
+    command `panjue` spawns. vLLM calls it in each of its processes, as a general plugin (see
+    `pyproject.toml`), but only after the engine has found its parent. The parent handles a Ctrl-C
+    at the terminal. When the process ends, it also kills the processes that it has not stopped.
     """
     starter = os.environ.get(STARTER_VARIABLE)
     if starter is None or starter == str(os.getpid()):
         return
     # Python discards the SystemExit of vLLM's SIGTERM handler if it is raised in a weak reference's
     # callback. The worker then stays, and an engine that fails to start would wait for it forever.
-    # multiprocessing forgets what the first call registers: it clears the list after the imports.
+    # multiprocessing clears the list after the imports, so the first call's entry is lost.
     multiprocessing.util.Finalize(None, _end, exitpriority=0)
-    gc.freeze()  # the engine collects garbage three times as it starts: not through its imports
-    logging.getLogger("vllm").addHandler(FirstError(logging.ERROR))  # vLLM's import drops the first
+    gc.freeze()  # the engine collects garbage three times at its start: skip what it imported
+    logging.getLogger("vllm").addHandler(FirstError(logging.ERROR))  # the import removes the first
     is_second_call = os.getpgid(0) == os.getpid()
     if is_second_call:
         gc.enable()
         return
-    if "vllm" not in sys.modules:  # an engine of `load` has one call, after the import
-        gc.disable()  # until the second call: what vLLM's import makes stays, see `prompts.cli`
+    if "vllm" not in sys.modules:  # an engine of `load` gets one call, after the import
+        gc.disable()  # until the second call: what the import makes stays, see `prompts.cli`
     # No new session: Linux shares the CPU among sessions (autogroup), not among processes.
     os.setpgid(0, 0)
     kill_without_parent(os.getppid(), int(starter))
 
 
 def _end() -> None:
-    """Kill the processes that this one started and has not stopped; end it without delay."""
+    """Kill the processes that this one has started and not stopped, then end at once."""
     for child in multiprocessing.active_children():
         child.kill()
-    gc.freeze()  # the interpreter looks for garbage before it ends, for a second
+    gc.freeze()  # the interpreter would look for garbage for a second before it ends

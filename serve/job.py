@@ -1,4 +1,4 @@
-"""What a process needs to answer the cases of a run: the driver, or a replica in a cluster."""
+"""What a process needs to answer cases: the driver, or a replica in a cluster."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked, how and of which model; it is sent to replicas, which load the model.
+    """What to ask, how, and which model. The driver sends it to replicas, which load the model.
 
     Attributes:
-        run: The run folder, which gets the answers.
-        trained: The training in it; None for an endpoint without one.
+        run: The run folder, into which the answers are written.
+        trained: The training in it; None for an endpoint without a training.
     """
 
     config: GenerateConfig
@@ -30,7 +30,7 @@ class Job:
     trained: Trained | None
     task_name: str
     budget: Budget = field(default_factory=Budget)  # of the training, if there is one
-    solve: dict[str, Any] = field(default_factory=dict)  # settings of the task's steps, if it has
+    solve: dict[str, Any] = field(default_factory=dict)  # settings of the task's steps, if any
     served: "Served | None" = None  # the model to load
 
     @property
@@ -45,16 +45,16 @@ class Job:
 
     @property
     def passes(self) -> list[Sampling]:
-        """Return how each question is sampled: for the first reply, then for all `samples`."""
+        """Return the sampling of each question: for the first reply, then for all `samples`."""
         first = self.config.sampling
         further = {**first, "n": self.config.samples, "temperature": 1.0}
         return [first, further] if self.config.samples else [first]
 
     def check_engine(self) -> None:
-        """Refuse settings that vLLM does not have, which is imported here, in ten seconds."""
-        if self.config.answer == "classifier" or self.config.endpoint:  # these need none
+        """Refuse settings that vLLM does not have. This imports vLLM, which takes ten seconds."""
+        if self.config.answer == "classifier" or self.config.endpoint:  # these need no engine here
             return
-        if not self.config.ray:  # its replicas see GPUs of their own
+        if not self.config.ray:  # its replicas see their own GPUs
             check_gpu(answering=True)
         from panjue.serve.engine import check_engine, check_sampling
 
@@ -62,7 +62,7 @@ class Job:
         check_sampling(self.config.sampling, self.config.engine)
 
     def with_model(self) -> "Job":
-        """Return the job with the model to load; merges the adapter if that is wanted."""
+        """Return the job with the model to load; merge the adapter if the settings say so."""
         if self.trained is None:
             return self
         from panjue.serve.merge import served_model  # takes seconds, as torch does
@@ -71,7 +71,7 @@ class Job:
         return replace(self, served=served_model(self.trained, adapter, self.config.base))
 
     def question_maker(self) -> QuestionMaker:
-        """Return what makes the questions: with the tokenizer of the model, if there is one."""
+        """Return the maker of questions, with the tokenizer of the model if there is one."""
         constrained = self.config.constrained
         if self.served is None:
             return QuestionMaker(self.task, None, None, self.budget, constrained=constrained)
@@ -81,7 +81,7 @@ class Job:
 
 
 def make_job(run: Path, trained: Trained | None, config: GenerateConfig) -> Job:
-    """Return the job of a run folder and its training; the model to load is not known yet."""
+    """Return the job of a run folder and its training, without the model to load."""
     if trained is None:
         assert config.task, "checked with the settings"
         job = Job(config, run, None, config.task, solve=config.solve)

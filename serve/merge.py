@@ -1,4 +1,4 @@
-"""The model that an engine loads: an adapter merged into its base, or a base and an adapter."""
+"""The model that an engine loads: a base with a merged adapter, or a base and an adapter."""
 
 import shutil
 from collections.abc import Sequence
@@ -27,21 +27,21 @@ from panjue.prompts.saved import keep_readable
 WEIGHTS_FILE = "adapter_model.safetensors"
 
 MAX_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Type -> largest relative L2 difference of outputs that rounding to it explains."""
+"""Type -> largest relative L2 difference of outputs that may come from rounding to it."""
 
 KNOWN_TEXT = "被告人张某伙同李某，窃取他人财物三千元。 The defendant stole goods."
-"""Outputs are compared on words that models know. On rare tokens two trained adapters of a 0.5B in
-bfloat16 differed by 2.5 and 5.4% after a right merge, on text by 1.3%."""
+"""Text on which outputs are compared. Models know its words. After correct merges of two trained
+adapters of a 0.5B in bfloat16, outputs on rare tokens differed by 2.5 and 5.4%, on text by 1.3%."""
 
 MERGE = "use adapter=merge (`serve`: one run)"  # several runs are served unmerged
 
 NAME_BASE = "name it with base=FOLDER, of `merge` and `bundle` --base FOLDER"
 
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""The ranks of adapters that vLLM loads unmerged."""
+"""Ranks of adapters that vLLM can load unmerged."""
 
 GENERATION = "generation_config.json"
-"""A model's sampling settings: the merged model has its base's file as it is."""
+"""File with a model's sampling settings. The merged model gets its base's file unchanged."""
 
 
 class Served(NamedTuple):
@@ -68,7 +68,7 @@ class Served(NamedTuple):
 
 
 def served_model(trained: Trained, adapter: str, base: str | None = None) -> Served:
-    """Return the folders to load for a training; `EngineConfig` has the other settings."""
+    """Return the folders to load for a training; `EngineConfig` documents the arguments."""
     folder = trained.folder
     if adapter == "merge":
         return Served(merge(trained, base) if trained.is_adapter else folder)
@@ -77,16 +77,16 @@ def served_model(trained: Trained, adapter: str, base: str | None = None) -> Ser
     if not trained.is_adapter:
         raise UserError(f"{folder}: is a full model without an adapter; {MERGE}")
     if read_object(folder / "adapter_config.json").get("target_parameters"):
-        # vLLM would leave these matrices out without a word, and apply the others.
+        # vLLM would silently leave out these matrices and apply the others.
         raise UserError(f"{folder}: adapts experts, which vLLM needs merged; {MERGE}")
     model = check_base(trained, base)
     return Served(model, named_for_vllm(folder, model))
 
 
 def named_for_vllm(adapter: Path, base: Path) -> Path:
-    """Return the folder of an adapter whose layers have the names that vLLM has in `base`.
+    """Return the folder of an adapter whose layers have vLLM's names for the layers of `base`.
 
-    They differ where a language model was trained that is part of a model that sees or hears.
+    The names differ if the trained language model is part of a multimodal model.
     """
     if not is_part(base):
         return adapter
@@ -104,23 +104,24 @@ def named_for_vllm(adapter: Path, base: Path) -> Path:
 
 
 def place_of(trained: Path, name: str) -> Path:
-    """Return where a folder made from a training lies: in its run folder, or in the adapter's own.
+    """Return the path of a folder made from a training, in its run folder or in the adapter's.
 
-    Adapters without a run may lie side by side, where each would replace what the other has made.
+    Adapters without a run may lie side by side; in their common folder, one would replace the
+    folder of the other.
     """
-    trained = trained.absolute()  # "." alone has no name
+    trained = trained.absolute()  # "." has no name
     run = run_around(trained)
     is_in_run = trained.name in RESULTS or run != trained.parent
     return run / name if is_in_run and has_record(run) else trained / name
 
 
 def lock_of(out: Path) -> AbstractContextManager[None]:
-    """Return the lock of a folder that a merge makes; of two processes the second one waits."""
+    """Return the lock of a folder that a merge makes; a second process waits for it."""
     return exclusive_lock(out.parent, f".{out.name}.lock", wait=True)
 
 
 def is_merged(record: RunRecord, out: Path) -> bool:
-    """Say whether `out` has the merge with this record, and its weights are as they were made."""
+    """Say whether `out` has the merge with this record, and its weights have not changed."""
     with suppress(UserError):
         found = RunRecord.read(out)
         weights = found.merged_files
@@ -132,7 +133,7 @@ def is_merged(record: RunRecord, out: Path) -> bool:
 def check_base(trained: Trained, base: str | None = None) -> Path:
     """Return the folder of the base that an adapter was trained on; refuse another base.
 
-    `base` is its folder or hub name, if it has moved.
+    `base` is the folder or Hugging Face name of the base, if it has moved.
     """
     name = base or trained.record.base
     try:
@@ -151,7 +152,7 @@ def merge(trained: Trained, base: str | None = None) -> Path:
     adapter = trained.folder
     if not trained.is_adapter:
         raise UserError(f"{adapter}: is a model, of method=full, which needs no merge")
-    # A merge is used again only if it was made of these very weights.
+    # An earlier merge is reused only if it was made from exactly these weights.
     record = trained.record.model_copy(update={"adapter_sha256": trained.sha256})
     out = place_of(adapter, "merged")
     of_version_0_4 = adapter.absolute().with_name("merged")
@@ -167,10 +168,10 @@ def merge(trained: Trained, base: str | None = None) -> Path:
 
 
 def make_merged(base: Path, adapter: Path, record: RunRecord, out: Path) -> None:
-    """Make the folder `out`: the merged weights, and what else is needed to answer with them."""
+    """Make the folder `out` with the merged weights and the other files needed to answer."""
     tokenizer = load_tokenizer(base)
     with atomic_folder(out) as folder:
-        record.write(folder)  # first: it makes the folder ours
+        record.write(folder)  # first, since it makes the folder ours
         write_merged(base, adapter, folder, tokenizer.encode(KNOWN_TEXT))
         with disk_errors_named(out):
             keep_readable(base, folder)
@@ -181,48 +182,48 @@ def make_merged(base: Path, adapter: Path, record: RunRecord, out: Path) -> None
 
 
 def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) -> None:
-    """Write `base` merged with `adapter` to `out`, and compare the outputs for `tokens`."""
+    """Write the merge of `base` and `adapter` to `out`; compare the outputs for `tokens`."""
     from peft import PeftModel  # takes seconds
 
     base_model = load_dequantized(base)
     dtype = base_model.dtype
-    # Not one for all: some weights of some models stay in float32.
+    # Not one type for all, since some weights of some models stay in float32.
     types = {name: weight.dtype for name, weight in base_model.named_parameters()}
     try:
-        # The adapter is in float32: each sum is computed in it, then rounded to the base's type.
+        # The adapter is in float32: sums are computed in float32 and rounded to the base's type.
         model = PeftModel.from_pretrained(base_model, str(adapter))
         ids = torch.tensor([tokens])
         before = logits(model, ids)
         merged = model.merge_and_unload()
         for name, weight in merged.named_parameters():
             weight.data = weight.data.to(types.get(name, dtype))
-        merged.generation_config = GenerationConfig()  # transformers loads some that it cannot save
+        merged.generation_config = GenerationConfig()  # it loads some that it cannot save
         with disk_errors_named(out):
             merged.save_pretrained(out)
     except (LookupError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
-        # It is broken, or of a kind that peft cannot merge.
+        # The adapter is broken, or peft cannot merge its kind.
         raise UserError(f"{adapter}: {first_line(error)} Use adapter=lora, or restore it") from None
-    del base_model, model, merged  # their memory is needed for the merged model
+    del base_model, model, merged  # the merged model needs their memory
     after = logits(load_dequantized(out), ids)
     difference = float((before - after).norm() / before.norm().clamp(min=1e-12))
-    if not difference <= MAX_DIFFERENCE[dtype]:  # NaN is refused too
+    if not difference <= MAX_DIFFERENCE[dtype]:  # this also refuses NaN
         changes = f"merging it changes the outputs (by {difference:.1%})"
         raise UserError(f"{adapter}: {changes}; use adapter=lora")
 
 
 def load_dequantized(folder: Path) -> PreTrainedModel:
-    """Load a model in the type of its weights; those in four bits in the type it computes in."""
+    """Load a model in the type of its weights; load four-bit weights in the type of computation."""
     disable_progress_bar()
     if not quantization_of(folder):
         model: PreTrainedModel = load_language_model(folder, dtype="auto")
         return model
     model = load_language_model(folder, dtype="auto", device_map={"": "cpu"}).dequantize()
-    del model._weight_conversions  # it would be saved in four bits
+    del model._weight_conversions  # otherwise it would be saved in four bits
     return model
 
 
 def logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Return a model's logits for token ids, [1, tokens]: [1, tokens, vocabulary]."""
+    """Return a model's logits, [1, tokens, vocabulary], for token ids, [1, tokens]."""
     with torch.no_grad():
         result: torch.Tensor = model.eval()(ids).logits.float()
     return result

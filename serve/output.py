@@ -1,4 +1,4 @@
-"""`completions.jsonl`: the rows that are there, those that come, and how a signal ends it."""
+"""`completions.jsonl`: its earlier rows, its new rows, and how a signal ends the writing."""
 
 import asyncio
 import signal
@@ -34,13 +34,15 @@ from panjue.serve.ask import CompletionRow
 T = TypeVar("T")
 
 LATE_SIGNAL_S = 1.0
-"""Time to wait for a signal when the block fails: a Ctrl-C may have killed the engine just now."""
+"""Time to wait for a signal when the block fails, since a Ctrl-C may just have killed the
+engine."""
 
 
 class EarlierRows:
-    """The rows of an earlier run; some calls of an example may have rows, others none.
+    """The rows of an earlier run. Some calls of an example may have rows, others none.
 
-    A call on which the engine failed has none, nor have those after it: they are asked again.
+    A call on which the engine failed counts as having no row, and so do the calls after it: they
+    are asked again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -62,7 +64,7 @@ class EarlierRows:
         return key
 
     def of(self, example: Example) -> dict[str, CompletionRow]:
-        """Return key of a call -> its row, of an example that takes several calls."""
+        """Return key of a call -> its row, for an example that takes several calls."""
         rows = {}
         for _, key in sorted(self._keys.get(str(example.id), {}).items()):
             if key in self._failed:
@@ -80,7 +82,7 @@ class EarlierRows:
         return {str(one.id) for one in examples if self._is_answered(reader.task, one, labels)}
 
     def _is_answered(self, task: Task, example: Example, labels: Labels) -> bool:
-        """Say whether the rows are enough to compute an example's answer."""
+        """Say whether there are enough rows to compute an example's answer."""
         rows = self.of(example)
 
         def reply(call: int, question: Example) -> Decoded:
@@ -98,12 +100,12 @@ class EarlierRows:
 
 
 class MissingRow(Exception):
-    """A call has no row yet."""
+    """Raised if a call has no row yet."""
 
 
 @dataclass
 class Output:
-    """Appends rows to an open file, and shows how many examples are answered and how fast."""
+    """Appends rows to an open file. Shows how many examples are answered, and how fast."""
 
     file: IO[str]
     progress: Meter
@@ -111,7 +113,7 @@ class Output:
     tokens: int = 0
 
     def write(self, row: CompletionRow) -> None:
-        """Append a row, which then survives `kill -9`."""
+        """Append a row; it then survives `kill -9`."""
         self.file.write(dump(row) + "\n")
         self.file.flush()
         self.tokens += row.get("completion_tokens", 0)
@@ -129,7 +131,7 @@ class Output:
 
 @contextmanager
 def starting(console: Console, what: str) -> Iterator[None]:
-    """Say that `what` is starting while the block runs, and how long it took."""
+    """Print that `what` is starting while the block runs, then how long it took."""
     began = time.monotonic()
     console.print(f"starting {what}, which takes a minute or more", highlight=False)
     yield
@@ -138,14 +140,14 @@ def starting(console: Console, what: str) -> Iterator[None]:
 
 
 class StopSignals:
-    """Within the block, SIGTERM, Ctrl-C and the like end it with a message on how to resume."""
+    """Ends the block at SIGTERM, Ctrl-C and the like, with a message on how to resume."""
 
     folder: Path | None = None
-    """Of the answers that are being made, which the message names."""
+    """Folder of the answers that are being made; the message names it."""
 
     def __init__(self) -> None:
-        self._received = 0  # number of the signal; 0: none came
-        self._cancel: Callable[[], object] | None = None  # what a signal calls; None: it raises
+        self._received = 0  # number of the signal; 0 if none came
+        self._cancel: Callable[[], object] | None = None  # what a signal calls; None if it raises
         self._old_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -154,7 +156,7 @@ class StopSignals:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Restore the handlers; if a Ctrl-C also killed the engine, report the signal instead."""
+        """Restore the handlers. If a Ctrl-C also killed the engine, raise Stopped instead."""
         failed = kind is not None and issubclass(kind, Exception)
         try:
             if failed and not self._received:
@@ -166,9 +168,9 @@ class StopSignals:
             self._check()
 
     async def until_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what `work` returns; a signal cancels it, then Stopped is raised.
+        """Return the result of `work`. A signal cancels it; then Stopped is raised.
 
-        A signal handler may not raise here: a running vLLM does not survive an exception.
+        A signal handler may not raise here, because a running vLLM does not survive an exception.
         """
         self._check()
         task = asyncio.ensure_future(work)
@@ -180,7 +182,7 @@ class StopSignals:
             self._check()
             raise
         finally:
-            self._cancel = lambda: None  # the shutdown is not disturbed either
+            self._cancel = lambda: None  # nor must it disturb the shutdown
 
     def _receive(self, number: int, _: FrameType | None) -> None:
         for handled in self._old_handlers:

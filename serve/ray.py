@@ -1,7 +1,7 @@
-"""Generation on a Ray cluster: replicas of the engine, and the driver that shares out examples.
+"""Generation on a Ray cluster: replicas of the engine, and the driver that gives them examples.
 
-It uses Ray's actors and not Ray Data, whose streamed rows were lost or doubled when a worker was
-killed (ray#35768): here every row comes to the one process that knows what is missing.
+It uses Ray's actors. Ray Data lost or doubled streamed rows when a worker was killed (ray#35768).
+Here every row comes to one process, which knows the missing rows.
 """
 
 import asyncio
@@ -34,15 +34,15 @@ from panjue.serve.merge import Served
 from panjue.serve.output import StopSignals, starting
 
 HOST = socket.gethostname()
-RESTARTS = 3  # how often Ray starts a replica's process again, on any machine
+RESTARTS = 3  # how often Ray restarts a replica's process, on any machine
 
-ONE_MACHINE = ("VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY")  # variables for one machine alone
+ONE_MACHINE = ("VLLM_HOST_IP", "VLLM_PORT", "VLLM_API_KEY")  # variables for one machine only
 PARALLEL = ("tensor", "pipeline", "prefill_context", "data")
-"""An engine needs as many GPUs as these of its settings, `…_parallel_size`, give multiplied."""
+"""An engine needs as many GPUs as the product of these settings, each with `_parallel_size`."""
 
 SAME_VERSIONS = ("transformers", "llguidance", "torch")
-"""Packages that must have one version in the whole cluster, as panjue and vLLM: replies depend on
-them."""
+"""Packages that, like panjue and vLLM, need the same version in the whole cluster, because replies
+depend on them."""
 
 
 @contextmanager
@@ -58,12 +58,12 @@ def running_fleet(job: Job, signals: StopSignals, console: Console) -> Iterator[
 
 
 async def start_fleet(job: Job, console: Console) -> "Fleet":
-    """Return the fleet when its first replica is ready."""
-    job = absolute(job.with_model())  # merged only when there is a cluster
+    """Start a fleet, and return it when its first replica is ready."""
+    job = absolute(job.with_model())  # merge only when there is a cluster
     needs = resources(job)
     count = job.config.replicas
     slots = job.config.slots * count
-    # One replica may get all examples while the others have not started; one more is its start.
+    # One replica may get all examples before the others have started; plus one call for its start.
     limits = {"max_restarts": RESTARTS, "max_concurrency": slots + 1}
     actor = ray.remote(Replica).options(**limits, **needs)
     wanted = versions(job.task_name)
@@ -76,7 +76,7 @@ async def start_fleet(job: Job, console: Console) -> "Fleet":
 
 
 def absolute(job: Job) -> Job:
-    """Return the job with absolute paths: replicas have working folders of their own."""
+    """Return the job with absolute paths, because replicas have other working folders."""
     assert job.trained, "no endpoint is asked by replicas"
     assert job.served, "the model to load is chosen"
     model, adapter = job.served
@@ -89,7 +89,7 @@ def absolute(job: Job) -> Job:
 
 @contextmanager
 def cluster() -> Iterator[None]:
-    """Connect to this machine's Ray cluster; at the end of the block all replicas have ended."""
+    """Connect to this machine's Ray cluster; all replicas have ended at the end of the block."""
     names = [name for name in os.environ if name.startswith("VLLM_") and name not in ONE_MACHINE]
     variables = {"env_vars": {name: os.environ[name] for name in names}}
     # Ray tries 20 times for 30 seconds to reach a cluster that has died and left its address here.
@@ -107,9 +107,9 @@ def cluster() -> Iterator[None]:
 
 
 def resources(job: Job) -> dict[str, float]:
-    """Return what Ray sets aside for a replica: its GPUs, else its share of a machine's cores.
+    """Return what Ray reserves for a replica: its GPUs, or its share of a machine's cores.
 
-    Replicas are spread evenly; the machine with the fewest cores decides.
+    Replicas are spread evenly. The machine with the fewest cores decides the share.
     """
     if not on_cpu():
         engine = job.config.engine
@@ -117,8 +117,8 @@ def resources(job: Job) -> dict[str, float]:
         return {"num_cpus": 1, "num_gpus": prod(sizes)}
     assert job.served, "the model to load is chosen"
     if is_tiny(job.served.model):
-        return {"num_cpus": 1}  # Ray lets it have as many threads
-    cores = []  # of each machine
+        return {"num_cpus": 1}  # Ray gives it as many threads
+    cores = []  # cores of each machine
     for node in ray.nodes():  # type: ignore[no-untyped-call]
         if node["Alive"] and node["Resources"].get("CPU"):
             cores.append(node["Resources"]["CPU"])
@@ -130,7 +130,7 @@ def resources(job: Job) -> dict[str, float]:
 def versions(task: str) -> dict[str, str]:
     """Return what must be equal on all machines: name -> version, or hash of the prompt.
 
-    Of panjue the commit counts too: unreleased changes have the version of the next release.
+    For panjue the commit counts, too, since unreleased changes have the version of a release.
     """
     packages = {name: version(name) for name in SAME_VERSIONS}
     own = {"panjue": panjue_version(), "prompt": prompt_sha256(task)}
@@ -138,7 +138,7 @@ def versions(task: str) -> dict[str, str]:
 
 
 def fingerprints(job: Job) -> dict[str, str]:
-    """Return file -> hash, of the model to load and of labels and text classifier."""
+    """Return file -> hash for the model to load, the labels and the text classifier."""
     assert job.served, "the model to load is chosen"
     assert job.trained, "no endpoint is asked by replicas"
     files = {}
@@ -151,7 +151,7 @@ def fingerprints(job: Job) -> dict[str, str]:
 
 
 class Replica:
-    """An engine and its QuestionMaker in a process of their own: an actor, wherever Ray puts it."""
+    """An actor of Ray on any machine: a process with an engine and its QuestionMaker."""
 
     def __init__(self, job: Job, wanted: dict[str, str], files: dict[str, str]) -> None:
         self._job = job
@@ -161,7 +161,7 @@ class Replica:
         self._answerer: Answerer | None = None
 
     async def start(self) -> None:
-        """Start the engine unless it runs: the driver calls this again after any error of Ray."""
+        """Start the engine unless it runs. The driver calls this again after any error of Ray."""
         if self._answerer:
             return
         job = self._job
@@ -178,7 +178,7 @@ class Replica:
                 "share a disk"
             )
         check_gpu(answering=True)
-        if on_cpu():  # Ray has set OMP_NUM_THREADS; vLLM would bind each replica to all cores
+        if on_cpu():  # Ray has set OMP_NUM_THREADS; vLLM would bind every replica to all cores
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         self._running.enter_context(debug_log(job.run))
         starting = running_engine(job.served, config.engine, job.budget, config.seed)
@@ -192,12 +192,12 @@ class Replica:
     async def answer(
         self, example: Example, old_rows: dict[str, CompletionRow]
     ) -> AsyncIterator[CompletionRow]:
-        """Yield the new rows of an example, each as soon as it is there."""
+        """Yield each new row of an example as soon as it exists."""
         assert self._answerer, "the driver sends no example before `start` has returned"
         rows: asyncio.Queue[CompletionRow | None] = asyncio.Queue()
         work = self._answerer.answer(example, rows.put_nowait, old_rows)
         answering = asyncio.ensure_future(work)
-        answering.add_done_callback(lambda _: rows.put_nowait(None))  # there are no more rows
+        answering.add_done_callback(lambda _: rows.put_nowait(None))  # no more rows come
         while (row := await rows.get()) is not None:
             yield row
         try:
@@ -211,19 +211,19 @@ class Running:
     """A replica whose engine is running."""
 
     actor: Any
-    examples: int = 0  # that it answers now
+    examples: int = 0  # examples that it answers now
 
 
 class Fleet:
-    """The replicas, and how many examples each is answering."""
+    """The replicas, and how many examples each of them is answering."""
 
-    runner: asyncio.Runner  # of the event loop
+    runner: asyncio.Runner  # of the driver's event loop
 
     def __init__(self, actors: list[Any], slots: int) -> None:
-        """Start the engines of all replicas; call it in the event loop."""
+        """Start the engines of all replicas. Call this in the event loop."""
         self.slots = asyncio.Semaphore(slots)  # one for each example under way
-        self.repeats = 0  # examples given out again, since their replica had ended
-        self.error = ""  # of the last replica that has ended or could not start
+        self.repeats = 0  # examples given to another replica, because theirs had ended
+        self.error = ""  # error of the last replica that has ended or could not start
         self._count = len(actors)
         self._changed = asyncio.Event()
         self._running: list[Running] = []
@@ -234,14 +234,14 @@ class Fleet:
             self._start(actor)
 
     def status(self) -> str:
-        """Return what progress shows: the replicas that run."""
+        """Return the text that progress shows: how many replicas run."""
         again = f", {self.repeats} cases given out again" if self.repeats else ""
         return f"{len(self._running)} of {self._count} replicas{again}"
 
     async def wait_for_first(self) -> Running:
-        """Return the running replica with the fewest examples; wait for one if there is none.
+        """Return the running replica with the fewest examples; wait for one if none runs.
 
-        UserError if none is left that could start.
+        UserError: no replica runs or can start.
         """
         while not self._running:
             if not self._starting:
@@ -257,7 +257,7 @@ class Fleet:
     async def answer(
         self, example: Example, write: Write, old_rows: dict[str, CompletionRow]
     ) -> None:
-        """Have an example answered, again if its replica ends; `old_rows` gets the new ones too."""
+        """Let a replica answer an example, another one if it ends; add new rows to `old_rows`."""
         async with self.slots:
             while not await self._is_answered(example, write, old_rows):
                 self.repeats += 1
@@ -265,9 +265,9 @@ class Fleet:
     async def _is_answered(
         self, example: Example, write: Write, rows: dict[str, CompletionRow]
     ) -> bool:
-        """Have a replica answer an example; False if the replica has ended before it was done.
+        """Let a replica answer an example; return False if the replica has ended before.
 
-        Each row that came is written, and kept in `rows`, which the next replica gets.
+        Each row that came is written and kept in `rows`, which the next replica gets.
         """
         replica = await self.wait_for_first()
         replica.examples += 1
@@ -279,8 +279,8 @@ class Fleet:
                 write(row)
         except RayTaskError as error:
             raise (error.cause if isinstance(error.cause, UserError) else error) from None
-        except RayError as error:  # the process of the replica, its machine, or rows there
-            if replica in self._running:  # the first of several examples to notice
+        except RayError as error:  # the replica's process, its machine, or rows there
+            if replica in self._running:  # this example is the first to notice
                 self.error = first_line(error).rstrip(".")
                 self._running.remove(replica)
                 self._start(replica.actor)
@@ -290,22 +290,22 @@ class Fleet:
         return True
 
     def _start(self, actor: Any) -> None:
-        """Have a replica start its engine in the background."""
+        """Let a replica start its engine in the background."""
         starting = asyncio.create_task(self._wait_for_start(actor))
         self._starting.add(starting)
         starting.add_done_callback(self._starting.discard)
         starting.add_done_callback(lambda _: self._changed.set())
 
     async def _wait_for_start(self, actor: Any) -> None:
-        """Add a replica to those that run when its engine has started; else note the error."""
+        """Add a replica to those that run when its engine has started; otherwise note the error."""
         try:
-            # Ray tries again, also while it looks for a machine; it gives up after `RESTARTS`.
+            # Ray tries again, also to find a machine, and gives up after `RESTARTS`.
             await actor.start.options(max_task_retries=-1).remote()
         except RayTaskError as error:
             self._start_error = error.cause if isinstance(error.cause, UserError) else error
-            self.error = first_line(self._start_error).rstrip(".")  # say, its GPU has failed
-            ray.kill(actor)  # what it takes may be enough for one that waits
-        except RayError as error:  # it cannot be started again
+            self.error = first_line(self._start_error).rstrip(".")  # e.g. its GPU has failed
+            ray.kill(actor)  # another one may wait for the resources that it holds
+        except RayError as error:  # Ray cannot restart it any more
             self.error = first_line(error).rstrip(".")
         else:
             self._has_started = True

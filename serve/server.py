@@ -1,4 +1,4 @@
-"""`panjue serve`: vLLM's own server, with panjue's middleware around its app."""
+"""`panjue serve` runs vLLM's own server with panjue's middleware around its app."""
 
 import asyncio
 import os
@@ -43,7 +43,7 @@ SWITCH_INTERVAL_S = 5e-4
 
 
 def serve(config: ServeConfig, trainings: Mapping[str, Trained]) -> None:
-    """Serve trainings by name; on SIGTERM, Ctrl-C and the like finish requests and stop."""
+    """Serve trainings by name. On SIGTERM, Ctrl-C and the like, finish requests and stop."""
     key = server_key(config.host)
     for name in ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION"):  # other checks of requests
         os.environ.pop(name, None)
@@ -77,8 +77,8 @@ def serve(config: ServeConfig, trainings: Mapping[str, Trained]) -> None:
 async def answer(args: Namespace) -> None:
     """Do what vLLM's `run_server` does, but end at a signal while the engine starts.
 
-    That one raises KeyboardInterrupt, which vLLM itself ignores where it waits for the engine
-    (vllm/utils/network_utils.py:471). Then it waits ten minutes for an answer that cannot come.
+    `run_server` raises KeyboardInterrupt at a signal. vLLM ignores that while it waits for the
+    engine (vllm/utils/network_utils.py:471), and waits ten minutes for an answer that cannot come.
     """
 
     def stop(number: int, _: object) -> Never:
@@ -87,17 +87,17 @@ async def answer(args: Namespace) -> None:
     for number in stopping_signals():
         signal.signal(number, stop)
     address, listener = setup_server(args, reuse_port=False)
-    # Only h11 has limits; httptools reads headers of any size.
+    # Only h11 limits headers; httptools reads headers of any size.
     await run_server_worker(address, listener, args, http=TimedHttp, server_header=False)
 
 
 class Loop(uvloop.Loop):
-    """An event loop that knows whether a signal stops the server, and not its engine's death."""
+    """An event loop that records whether a signal stops the server, not the death of its engine."""
 
     has_stopped = False
 
     def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: object) -> None:
-        """Call `callback` at any signal that stops a command; vLLM asks for two of them."""
+        """Call `callback` at any signal that stops a command; vLLM itself asks for two of them."""
 
         def stop() -> None:
             self.has_stopped = True
@@ -108,7 +108,7 @@ class Loop(uvloop.Loop):
 
 
 def free_port(host: str, port: int) -> int:
-    """Return `port`, or any free one if it is 0; one in use is an error before the slow start."""
+    """Return `port`, or a free port if it is 0; UserError, before the slow start, if it is used."""
     try:
         family = socket.getaddrinfo(host, port)[0][0]
         with socket.create_server((host, port), family=family) as listener:
@@ -134,11 +134,11 @@ def arguments(setup: Setup) -> Namespace:
         "served_model_name": [BASE if adapters else NAME],
         "host": config.host,
         "port": config.port,
-        # Otherwise parts of a message are joined, and could together form a control token.
+        # Otherwise vLLM joins parts of a message, which could form a control token.
         "chat_template_content_format": "string",
-        "allowed_media_domains": ["nothing.invalid"],  # never fetch files for clients
+        "allowed_media_domains": ["nothing.invalid"],  # the server never fetches files for clients
         "allowed_origins": [],
-        "generation_config": "vllm",  # the model's own may have a repetition penalty
+        "generation_config": "vllm",  # the model's own settings may have a repetition penalty
         "disable_fastapi_docs": True,
         "disable_uvicorn_access_log": True,
         "uvicorn_log_level": "warning",
@@ -152,7 +152,7 @@ def arguments(setup: Setup) -> Namespace:
         own["max_loras"] = len(adapters)
     args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
     args.default_chat_template_kwargs = TEMPLATE_ARGS
-    args.shutdown_timeout = 30  # seconds for running requests to finish
+    args.shutdown_timeout = 30  # seconds for requests under way to finish
     for name, value in with_room_for_states(with_own(config.engine, own)).items():
         setattr(args, name, value)
     validate_parsed_serve_args(args)

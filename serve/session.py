@@ -1,6 +1,6 @@
-"""Ask files of cases, all with one engine: rows to `completions.jsonl`, and nothing else.
+"""Ask the cases of several files with one engine, and write rows to `completions.jsonl`.
 
-Who answers what, and what becomes of the rows, is decided elsewhere: `prompts.cli_generate`.
+`prompts.cli_generate` decides who answers what, and what is made of the rows.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ COMPLETIONS = "completions.jsonl"
 
 @dataclass(frozen=True)
 class Cases:
-    """A file of cases to answer, and the folder of the answers.
+    """A file of cases to answer, and the folder of their answers.
 
     Attributes:
         count: The number of cases.
-        were_read: Whether this process has read them all, and so knows the skipped rows.
-        names: Those that their facts do not have, as far as the cases were read.
+        were_read: Whether this process has read all cases, and so knows the skipped rows.
+        names: Count of the names, and of those that the facts do not have, in the cases read.
     """
 
     file: Path
@@ -57,12 +57,12 @@ class Cases:
 
 
 def read_cases(file: Path, reader: Reader, folder: Path) -> Cases:
-    """Return the cases of a file, all of which are read once, and so checked.
+    """Return the cases of a file after reading, and so checking, all of them once.
 
-    They were read before if the folder has answers to the same cases of the same file.
+    If the folder has answers to the same cases of the same file, they were read before.
     """
     refuse_pipe(file)
-    digest = sha256(file) if file.exists() else ""  # the reader says what is missing
+    digest = sha256(file) if file.exists() else ""  # the reader names what is missing
     known = cases_answered(digest, reader, folder)
     names = NameCount()
     count = sum(1 for _ in names.of(reader.read(file))) if known is None else known
@@ -70,7 +70,7 @@ def read_cases(file: Path, reader: Reader, folder: Path) -> Cases:
 
 
 def cases_answered(digest: str, reader: Reader, folder: Path) -> int | None:
-    """Return how many cases there are, if the folder has answers to the same ones; else None."""
+    """Return the number of cases if the folder has answers to the same cases; else None."""
     if not (folder / MANIFEST).is_file():
         return None
     old = AnswersRecord.read(folder)
@@ -79,7 +79,7 @@ def cases_answered(digest: str, reader: Reader, folder: Path) -> int | None:
 
 
 def read_how(reader: Reader) -> dict[str, Any]:
-    """Return the entries of a record that say which cases of a file are read, and how."""
+    """Return the entries of a record on which cases of a file are read, and how."""
     return {
         "columns": dict(reader.columns),
         "limit": reader.limit,
@@ -92,7 +92,7 @@ def read_how(reader: Reader) -> dict[str, Any]:
 
 @contextmanager
 def session(job: Job, console: Console) -> "Iterator[Session]":
-    """Open a session for the block; its engine, if a question has started one, ends with it."""
+    """Open a session for the block. If a question started an engine, it ends with the block."""
     with StopSignals() as signals, ExitStack() as stack:
         opened = Session(job, console, signals, stack)
         try:
@@ -103,11 +103,11 @@ def session(job: Job, console: Console) -> "Iterator[Session]":
 
 @dataclass
 class Session:
-    """Asks the model of a job; the first question starts the engine.
+    """Asks the model of a job. The first question starts the engine.
 
     Attributes:
-        stack: The engine ends with it.
-        answerer: The running engine and what asks it; None if no case has needed it.
+        stack: Ends the engine.
+        answerer: Asks the running engine; None while no case has needed an engine.
     """
 
     job: Job
@@ -117,20 +117,20 @@ class Session:
     answerer: "Answerer | Fleet | None" = None
 
     def ask(self, cases: Cases) -> Answered:
-        """Return the answers to the cases, whose replies are then there.
+        """Ask the model about the cases, and return their answers with all replies.
 
-        Write one row per example to `completions.jsonl`; rows that are there are kept.
+        Write one row for each example to `completions.jsonl`; keep earlier rows.
 
-        A row has the raw replies (`texts`: the first one uses `sampling`, then come the `samples`),
-        why each ended (`finish`), token counts and how many sentences were left out. An example
-        that cannot be asked has `refused`, the reason, instead. If an example takes several calls,
-        each call has a row.
+        A row has the raw replies (`texts`: the first uses `sampling`, then the `samples` follow),
+        why each ended (`finish`), token counts, and how many sentences were left out. If an example
+        cannot be asked, its row has the reason as `refused` instead. If an example takes several
+        calls, each call has a row.
         """
         record = claim(self.job, cases, self.console, asked=True)
         path = cases.folder / COMPLETIONS
         earlier = EarlierRows(path) if path.exists() else None
         done = earlier.answered(cases.reader, cases.file, self.job.labels) if earlier else set()
-        if cases.reader.highest_hash or cases.reader.limit:  # rows may be of other cases
+        if cases.reader.highest_hash or cases.reader.limit:  # rows may belong to other cases
             done &= {str(example.id) for example in cases.reader.read(cases.file)}
         if len(done) >= cases.count:
             self.console.print(f"{path}: all {cases.count} are answered already")
@@ -154,12 +154,12 @@ class Session:
         return answered_by(self.job, cases, record)
 
     def leave(self, cases: Cases) -> Answered:
-        """Return the answers to the cases, about which the model is not asked."""
+        """Return the answers to the cases without asking the model."""
         record = claim(self.job, cases, self.console, asked=False)
         return answered_by(self.job, cases, record)
 
     def switch(self, job: Job) -> None:
-        """Ask with another adapter of the same base from now on, which is not merged."""
+        """From now on, ask with another unmerged adapter of the same base."""
         self.job = job
         if isinstance(self.answerer, Answerer):
             from panjue.serve.engine import Engine  # imports vLLM
@@ -171,7 +171,7 @@ class Session:
             running.switch(served)
 
     def start(self) -> "Answerer | Fleet":
-        """Start what the settings name: an engine, replicas in a cluster, or an endpoint."""
+        """Start what the settings say: an engine, replicas in a cluster, or an endpoint."""
         config = self.job.config
         if config.ray:
             from panjue.serve.ray import running_fleet
@@ -202,7 +202,7 @@ class Session:
 
 
 def answered_by(job: Job, cases: Cases, record: AnswersRecord) -> Answered:
-    """Return the answers of a job to cases, as they are recorded."""
+    """Return the recorded answers of a job to cases."""
     answers = Answers(cases.folder, record, job.trained, job.labels, changed="")
     return Answered(answers, cases.reader, cases.file, cases.sha256)
 
@@ -210,20 +210,20 @@ def answered_by(job: Job, cases: Cases, record: AnswersRecord) -> Answered:
 def claim(job: Job, cases: Cases, console: Console, *, asked: bool) -> AnswersRecord:
     """Write the record, the labels and the skipped rows of the answers to their folder.
 
-    `asked` says whether the model is asked about them. Answers that are there are resumed; if they
-    are to other cases or were made in another way, this is refused.
+    `asked` says whether the model is asked. Earlier answers in the folder are resumed. Refuse the
+    folder if its answers are to other cases or were made in another way.
     """
     folder = cases.folder
     record = record_of(job, cases, asked=asked)
     old = AnswersRecord.read(folder) if (folder / MANIFEST).exists() else None
     if old:
         check_resumes(old, record, folder)
-        if old.asked and has_answers(folder):  # the versions are those of the replies that are kept
+        if old.asked and has_answers(folder):  # keep the versions of the earlier replies
             if changed := difference(old.versions, record.versions):
                 console.print(f"resuming with other versions: {changed}")
             record = record.model_copy(update={"versions": old.versions, "asked": True})
     if record != old:
-        record.write(folder)  # first: it makes the folder ours
+        record.write(folder)  # first, since it makes the folder ours
         job.labels.save(folder)
     if cases.were_read:
         skipped = cases.reader.skipped
@@ -235,11 +235,11 @@ def claim(job: Job, cases: Cases, console: Console, *, asked: bool) -> AnswersRe
 def check_resumes(old: AnswersRecord, record: AnswersRecord, folder: Path) -> None:
     """Refuse answers that are to other cases, or whose replies were made in another way.
 
-    A record without any answer, of a command that ended before its first, may be replaced.
+    A record without any answer may be replaced: its command ended before the first reply.
     """
     if not has_answers(folder):
         return
-    if old.held_out:  # more or fewer of the same held-out cases; each keeps its row
+    if old.held_out:  # more or fewer of the same held-out cases; rows are kept
         old = old.model_copy(update={"highest_hash": record.highest_hash})
     shaped = (CASES, REPLIES) if old.asked else (CASES,)
     if old.test_sha256 != record.test_sha256:
@@ -257,9 +257,9 @@ def check_resumes(old: AnswersRecord, record: AnswersRecord, folder: Path) -> No
 
 
 def record_of(job: Job, cases: Cases, *, asked: bool) -> AnswersRecord:
-    """Return what the answers are made from; a run resumes if this shapes the same replies."""
+    """Return the record of what affects the answers; a run resumes if replies stay the same."""
     trained = job.trained
-    # Of the settings the record has those that shape replies: adapter, seed, sampling and so on.
+    # The record has only settings that affect replies: adapter, seed, sampling and so on.
     known = job.config.model_dump(include=set(AnswersRecord.model_fields))
     known |= {
         "task": job.task_name,

@@ -1,4 +1,4 @@
-"""Settings of generation and of the server, and what is checked before vLLM is imported."""
+"""Settings of generation and of the server, and their checks before vLLM is imported."""
 
 import os
 import re
@@ -33,16 +33,16 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; the default takes a share of all memory
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # in GiB; the default takes a share of all memory
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # the default leaves one core of two idle
     # On a GPU, vllm/v1/sample/ops/topk_topp_sampler.py:95 compiles it at the start, with nvcc.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # serve.engine_processes watches them
-    # Without a GPU, vllm/platforms/cpu.py:335 puts the only worker in a process of its own, which
-    # imports everything once more (12 s) and shares the cores with the engine's busy loop. The
-    # price: without that process vLLM binds no threads to cores, and reserves none.
+    # Without a GPU, vllm/platforms/cpu.py:335 puts the only worker into its own process, which
+    # imports everything once more (12 s) and shares the cores with the engine's busy loop. But
+    # without that process, vLLM binds no threads to cores, and reserves no core.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
 """Environment variables of vLLM's processes and of Ray, unless the user has set them."""
@@ -53,7 +53,7 @@ DEFAULTS = {
     # (vllm/model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py:102).
     "gdn_prefill_backend": "triton",
 }
-"""Engine arguments that users may set otherwise."""
+"""Defaults of engine arguments; users may set other values."""
 
 ENDPOINT_SAMPLING = (
     "temperature",
@@ -64,11 +64,11 @@ ENDPOINT_SAMPLING = (
     "frequency_penalty",
     "extra_body",
 )
-"""Settings of `sampling` that OpenAI's chat completions have too; others are refused. In
-`extra_body` are further fields of a request, by the name that OpenAI's client gives them."""
+"""Settings of `sampling` that OpenAI's chat completions also have; others are refused. `extra_body`
+has further fields of a request; OpenAI's client calls it so."""
 
 OF_REQUESTS = ("model", "messages", "n", "stream", *ENDPOINT_SAMPLING)
-"""Fields of a request that panjue sets itself, or that `sampling` has."""
+"""Fields of a request that panjue sets itself or takes from `sampling`."""
 
 RESOURCES = (
     "gpu_memory_utilization",
@@ -88,12 +88,12 @@ RESOURCES = (
     "prefill_context_parallel_size",
     "data_parallel_size",
 )
-"""Engine arguments of memory and speed. A run may resume with other values, since after running out
-of memory they must change."""
+"""Engine arguments of memory and speed. A run may resume with other values, because they must
+change after memory was short."""
 
 BACKEND = {"backend": "guidance", "disable_any_whitespace": True}
-"""Each case has its own schema. llguidance compiles one in milliseconds, xgrammar takes some twenty
-times as long; `auto` would use both."""
+"""Backend of the schemas. Each case has its own schema: llguidance compiles one in milliseconds,
+xgrammar takes about twenty times as long, and `auto` would use both."""
 
 SERVER_ARGUMENTS = (
     "root_path",
@@ -112,7 +112,7 @@ SERVER_ARGUMENTS = (
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of vLLM's processes; they find the programs of our packages too."""
+    """Return the environment of vLLM's processes, in which they find our packages' programs."""
     programs = Path(sys.executable).parent
     path = f"{programs}{os.pathsep}{own.get('PATH', os.defpath)}"
     return {**ENVIRONMENT, **own, "PATH": path}
@@ -122,20 +122,22 @@ class EngineConfig(Config):
     """Settings that `panjue generate` and `panjue serve` share."""
 
     base: str | None = None
-    """Folder or hub name of the base model, if it has moved since training; with the same files."""
+    """Folder or Hugging Face name of the base, if it has moved since training. It must be the same
+    base."""
     adapter: Literal["merge", "lora", "none"] = "merge"
-    """`merge` the adapter into a cached copy of its base, load it as `lora`, or use `none`."""
+    """`merge` answers with the adapter merged into a copy of its base, which is kept. `lora` loads
+    the adapter unmerged. `none` asks the base alone."""
     seed: int = 0
     """Seed of the engine."""
     in_flight: int = Field(256, ge=1)
-    """Calls that each engine has at once; one for `n` replies counts as `n`. Further ones wait; the
-    server tells their clients to retry."""
+    """Number of calls that an engine answers at once. A call for `n` replies counts as `n` calls.
+    Further calls wait; the server tells their clients to retry."""
     engine: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of vLLM's engine, passed on unchanged."""
+    """Further arguments that are passed unchanged to vLLM's engine."""
 
     @property
     def slots(self) -> int:
-        """Return the number of calls that the engines of one process have at once."""
+        """Return the number of calls that the engines of one process answer at once."""
         return self.in_flight * int(self.engine.get("data_parallel_size") or 1)
 
 
@@ -143,49 +145,54 @@ class GenerateConfig(EngineConfig):
     """Settings of `panjue generate`."""
 
     answers: str = Field("", pattern=r"^([^/\\.][^/\\]*)?$")
-    """Name of the folder of the answers, in RUN/answers; by default that of TEST without suffix."""
+    """Name of the folder of answers in RUN/answers; by default the name of TEST without its
+    suffix."""
     constrained: bool = True
-    """Decode under each case's JSON schema. If false, replies are free text, repaired if needed."""
+    """Keep each reply within the JSON schema of its case. If false, replies are free text, and
+    repaired if needed."""
     sampling: dict[str, Any] = Field(default_factory=dict)
-    """Arguments of vLLM's SamplingParams, passed on unchanged; greedy by default. For an `endpoint`
-    null leaves a field out, and `extra_body` has further ones: sampling.extra_body.NAME=VALUE."""
+    """Arguments that are passed unchanged to vLLM's SamplingParams; greedy by default. For an
+    `endpoint`, null leaves a field out, and sampling.extra_body.NAME=VALUE adds a field."""
     samples: int = Field(0, ge=0)
-    """Further replies per question, sampled at temperature 1, for tasks whose answers are ranked by
-    the votes of all."""
+    """Number of further replies to each question, sampled at temperature 1. Tasks with ranked
+    answers let all replies vote."""
     answer: AnswerSetting = "auto"
-    """Who answers: the model's replies, or the training's text classifier, which needs no engine.
-    auto: for each field the better one on cases that training held out, which are asked first."""
+    """Who answers: the `model`, or the training's text `classifier`, which needs no engine. `auto`
+    takes for each field the one with the better score on held-out cases, which are asked first."""
     held_out_cases: int = Field(1000, ge=1)
-    """At most so many held-out cases are asked to choose who answers."""
+    """Largest number of held-out cases that are asked to decide who answers."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """The task's name of a column -> its name in TEST: columns.fact=content. Those that are not
-    named here are as in training; columns.fact=fact takes that back."""
+    """panjue's name of a column -> its name in TEST: columns.fact=content. Other columns are named
+    as in training; columns.fact=fact restores panjue's name."""
     limit: int | None = Field(None, ge=1)
-    """To try out: answer only so many cases, the first ones, by default in RUN/answers/TEST-limit20
-    and after at most as many held-out cases."""
+    """For a trial: answer only the first `limit` cases, after at most as many held-out cases. The
+    default folder of answers is then RUN/answers/TEST-limit20."""
     on_bad_row: OnBadRow = "stop"
-    """What to do with an invalid row of TEST: `stop` the run, or `skip` and list it."""
+    """What to do with a row of TEST that is no valid case: `stop` the run, or `skip` the row and
+    list it."""
     solve: dict[str, Any] = Field(default_factory=dict)
-    """Settings of examples with several calls; by default those of training."""
+    """Settings of a task that takes several calls for an example; by default as in training."""
     ray: Literal["auto"] | None = None
-    """`auto`: generate on the Ray cluster that this machine belongs to, or that RAY_ADDRESS names.
-    By default one engine in this process."""
+    """`auto` generates on the Ray cluster that this machine belongs to, or that RAY_ADDRESS names.
+    By default, one engine of this command generates."""
     replicas: int = Field(1, ge=1)
-    """Engines in the cluster, each with `in_flight` calls at once."""
+    """Number of engines in the cluster. Each answers `in_flight` calls at once."""
     endpoint: str | None = None
-    """URL#MODEL of an OpenAI-compatible server, used instead of our own engine."""
+    """URL#MODEL of an OpenAI-compatible server that answers instead of panjue's own engine."""
     task: str | None = None
-    """The task of an `endpoint`, if RUN has no training; a folder in prompts/tasks/."""
+    """Task for an `endpoint` if RUN has no training: a folder in prompts/tasks/."""
 
 
 class ServeConfig(EngineConfig):
     """Settings of the server: the section `serve` of a run's config.yaml."""
 
     answer: Literal["auto", "model"] = "auto"
-    """Who answers: for auto, in each field the model or the text classifier, whoever was better on
-    held-out cases, which `panjue generate` asks; for model, the model everything."""
+    """Who answers. `auto` takes for each field the model or the text classifier, whichever scored
+    better on held-out cases; `panjue generate` asks these. `model` lets the model answer
+    everything."""
     max_tokens: int | None = Field(None, ge=64)
-    """Limit on prompt plus reply; by default that of training: cases are then shortened alike."""
+    """Limit on the tokens of prompt plus reply. The default is the limit of training, so that cases
+    are shortened as in training."""
     host: str = "127.0.0.1"
     """Address to listen on. If other machines reach it, PANJUE_API_KEY must be set."""
     port: int = Field(8000, ge=0, le=65535)
@@ -209,11 +216,11 @@ class ServeConfig(EngineConfig):
 
 
 NOT_CHOSEN_BY = (*("answers", "answer", "columns", "limit", "ray", "replicas", "endpoint", "task"),)
-"""Settings of generation that `panjue choose` does not have."""
+"""Settings of generation that `panjue choose` does not take."""
 
 
 def answer_setting(word: str | None) -> AnswerSetting | None:
-    """Return who answers, as a word like answer=model says; None if none was given."""
+    """Return who answers, from a word such as answer=model; None without a word."""
     if word is None:
         return None
     key, _, value = word.partition("=")
@@ -269,7 +276,7 @@ def choose_settings(trained: Trained, words: Sequence[str] = ()) -> GenerateConf
 
 
 def check_task(run: Path, trained: Trained | None, config: GenerateConfig) -> None:
-    """Refuse settings that name another task than the training's, or for an endpoint none."""
+    """Refuse settings with another task than the training, or without one for an endpoint."""
     if trained:
         check_trained(trained)
         trained_for = trained.record.task
@@ -316,7 +323,7 @@ def check_classes(task: Task, labels: Labels, folder: Path) -> None:
 
 
 def server_key(host: str) -> str | None:
-    """Return the key that clients must send; other machines may reach `host` only with one."""
+    """Return the key that clients must send; refuse a host that others can reach without a key."""
     key = os.environ.get(SERVER_KEY) or None
     if key and not (key.isascii() and key.isprintable() and " " not in key):
         raise UserError(f"{SERVER_KEY}: must be of printable ASCII characters without spaces")

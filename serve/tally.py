@@ -1,4 +1,4 @@
-"""What decoding counts: replies that were valid, repaired, cut or never made."""
+"""What decoding counts: replies that are valid, repaired or cut, and examples without a reply."""
 
 import re
 from collections import Counter
@@ -12,13 +12,13 @@ from panjue.prompts.plumbing.endpoint import CONTENT_FILTER, TOO_LONG
 from panjue.prompts.plumbing.records import AnsweredBy
 
 MAX_SHOWN_REFUSALS = 5
-"""Refused examples that are printed; decode.json has all."""
+"""Number of refused examples that are printed; decode.json has all."""
 
 FINISH = {
     "content_filter": "a content filter",
     "error": "an error of the engine (the same `panjue generate` asks again)",
 }
-"""Why a reply ended -> the same in words."""
+"""Finish reason of a reply -> the same in words."""
 
 
 OWN_LIMIT = re.compile(r"^\S+: the prompt needs \d+ tokens")
@@ -56,27 +56,27 @@ class Tally:
     unreadable: int = 0
     cut: int = 0
     finish: Counter[str] = field(default_factory=Counter)
-    """Why replies ended, but for their end and the limit on their length."""
+    """Finish reasons of replies, other than their end and the limit on their length."""
     refused: int = 0
     shortened: int = 0
     skipped_rows: int = 0
     left_out: int = 0
-    """Items that readable replies leave out."""
+    """Number of items that readable replies leave out."""
     missing_fields: int = 0
-    """Single fields that readable replies leave out."""
+    """Number of single fields that readable replies leave out."""
     unpaired: int = 0
-    """Items with a label that never stood together in training with any label of the other set."""
+    """Number of items with a label that training never had with any label of the other set."""
     has_gold: bool = False
-    """Whether the test file has gold answers, to score these by."""
+    """Whether the test file has gold answers, so that these answers can be scored."""
     asked_otherwise: str = ""
-    """How the answers that decided who answers were asked otherwise, if they were."""
+    """How asking differed for the answers that decided who answers; empty if it did not."""
     lacks_choice: bool = False
-    """Whether an earlier decoding says who answers each field, since no choice is there."""
+    """Whether an earlier decoding, in place of a choice, says who answers each field."""
     replaced: str = ""
-    """What there was before of another submission: who answered it, and what was made from it."""
+    """Who answered the replaced submission, and which files made from it were deleted."""
     by_field: Mapping[str, AnsweredBy]
     answered_by: str  # the line of `who_answered`
-    fallback: str  # what answers where no reply does
+    fallback: str  # who answers what replies lack
     submission: Path
     repairs: Counter[str] = field(default_factory=Counter)
     refusals: list[str] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Tally:
     def add(
         self, example: Example, row: Mapping[str, Any], decoded: Decoded, item_fields: int
     ) -> None:
-        """Count the first reply to an example; each item of its answer has so many fields."""
+        """Count the first reply to an example, whose items have `item_fields` fields each."""
         self.calls += 1
         if row.get("refused") is not None:
             self.refused += 1
@@ -110,7 +110,7 @@ class Tally:
                 self.missing_fields += filled
 
     def lines(self) -> Iterator[str]:
-        """Yield what a person reads after decoding."""
+        """Yield the lines for the console after decoding."""
         if self.calls:
             yield from self._lines_on_replies()
         else:
@@ -154,5 +154,5 @@ class Tally:
         numbers["repairs"] = dict(self.repairs.most_common())
         numbers["finish"] = dict(self.finish.most_common())
         for name in ("replaced", "has_gold", "asked_otherwise", "lacks_choice"):
-            del numbers[name]  # only the lines on the console need them
+            del numbers[name]  # only these lines need it
         return numbers

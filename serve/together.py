@@ -1,4 +1,4 @@
-"""What the text classifier thinks of cases that wait for it at the same time: one call for all."""
+"""Ask the text classifier about all waiting cases at the same time, with one call."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -8,18 +8,18 @@ from panjue.finetune.classifier.opinions import Opinion
 from panjue.prompts.example import Example
 
 AT_ONCE = 64
-"""Cases that are looked at together; more would keep the first of them waiting."""
+"""Number of cases that are looked at together; more would keep the first ones waiting."""
 
 Waiting = tuple[Example, asyncio.Future[list[Opinion]]]
 
 
 @dataclass
 class Together:
-    """Looks at the cases of one event loop, in a thread; those that come meanwhile are next."""
+    """Looks at the cases of one event loop in a thread. Cases that come meanwhile are next."""
 
     look: Callable[[Sequence[Example]], list[list[Opinion]]]
     _waiting: list[Waiting] = field(default_factory=list)
-    _looking: asyncio.Task[None] | None = None  # kept: the loop has only a weak reference
+    _looking: asyncio.Task[None] | None = None  # kept, since the loop has only a weak reference
 
     async def opinions(self, example: Example) -> list[Opinion]:
         """Return the opinion on every item of an example's answer."""
@@ -42,7 +42,7 @@ class Together:
     async def _look_at_one(self, waiting: Waiting) -> None:
         try:
             await self._look_at([waiting])
-        except Exception as error:  # it is raised where the case is waited for
+        except Exception as error:  # raised where somebody waits for the case
             _, found = waiting
             if not found.done():
                 found.set_exception(error)
@@ -51,5 +51,5 @@ class Together:
         examples = [example for example, _ in batch]
         opinions = await asyncio.to_thread(self.look, examples)
         for (_, found), of_case in zip(batch, opinions, strict=True):
-            if not found.done():  # who waited for it may have gone
+            if not found.done():  # nobody may wait for it any more
                 found.set_result(of_case)

@@ -1,9 +1,9 @@
-"""One command: a test file in, a submission out.
+"""Answer a test file and write a submission.
 
 python answer.py TEST [key=value ...]
 
-The answers are written to answers/, in a folder named like TEST. Settings of config.yaml's section
-`generate` may be given behind it, as `in_flight=64`.
+The answers are written to answers/, into a folder with the name of TEST. After TEST you may give
+settings of the section `generate` of config.yaml, such as `in_flight=64`.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def refuse_changes(here: Path) -> None:
-    """End if a file is missing or is not as it was packed: other answers would come out."""
+    """End if a file is missing or has changed since it was packed: the answers would be others."""
     for name, digest in json.loads((here / "files.json").read_bytes()).items():
         path = here / name
         if not path.is_file():
