@@ -1,8 +1,7 @@
-"""Answers in, scores out. Nothing but the command line imports it.
+"""Score answers. Only the command line imports this folder.
 
 Read in this order: score.py with metric_values.py (the one loop that scores), baselines.py,
-reliability.py (whether confidences are right), twins.py, stage.py (lists of labels of a contest's
-stage) and show_scores.py; choice.py (who answers best), compare.py,
-vote.py, fairness.py, report.py with agreement.py, shown.py and curve.py; runs.py and check.py
-stand apart.
+reliability.py (whether confidences are right), twins.py, stage.py (the label lists of a contest's
+stage) and show_scores.py; choice.py (who answers best), compare.py, vote.py, fairness.py, report.py
+with agreement.py, shown.py and curve.py. runs.py and check.py are independent of these.
 """

@@ -1,4 +1,4 @@
-"""The model's answer to each field beside the text classifier's, and how the two compare."""
+"""Compare the model's answer to each field with the text classifier's answer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,13 +14,13 @@ AGREEMENTS = {
     "differ, classifier right": "不一致，分类器对",
     "differ, both wrong": "不一致，都错",
 }
-"""How the model's and the text classifier's answers to one field compare, and in Chinese."""
+"""Results of comparing the two answers to a field -> the same in Chinese."""
 
 WITHOUT_GOLD = {"agree, right": ("agree", "一致"), "differ, model right": ("differ", "不一致")}
-"""What these are called where there is no gold, and what is handed in is taken for it."""
+"""The same results -> other words if there is no gold; the submission is then taken for gold."""
 
 NO_REPLY = "not in the reply"
-"""The model has no answer to compare: the classifier's is handed in."""
+"""The result if the model has no answer to compare, so that the classifier's is handed in."""
 
 
 def compared_opinions(
@@ -31,11 +31,11 @@ def compared_opinions(
     decoded: Decoded | None,
     by_field: Mapping[str, str],
 ) -> Iterator[list[tuple[Field, str]]]:
-    """Yield each item's fields as the other one answers them, and how model and classifier compare.
+    """Yield each item with the other one's answers, and how model and classifier compare.
 
-    The other one is the classifier, and the model where `by_field` says that the classifier
-    answered. Both items have an answer beside gold. `decoded` says which fields the reply to
-    `example`, as it was asked, lacks; None: not known, all are compared.
+    The other one is the model if `by_field` says that the classifier answered, else the classifier.
+    The items have an answer and gold. `decoded` says which fields the reply to `example` lacks;
+    None means that this is unknown, and all fields are compared.
     """
     numbers = {name: number for number, name in enumerate(numbered(example.names))}
     names = numbered(name for name, _ in model_items)
@@ -56,13 +56,13 @@ def compared_opinions(
 
 
 def without_gold(compared: Sequence[tuple[Field, str]]) -> list[tuple[Field, str]]:
-    """Return compared fields where nobody is known to be right: they agree, or they differ."""
+    """Return compared fields for cases without gold: they agree, or they differ."""
     differ = "differ, model right"  # see `WITHOUT_GOLD`
     return [(field, differ if how.startswith("differ") else how) for field, how in compared]
 
 
 def agreement(model: Field, classifier: Field) -> str:
-    """Return which of `AGREEMENTS` two answers to one field have."""
+    """Return the key of `AGREEMENTS` for two answers to one field."""
     if set(model.predicted) == set(classifier.predicted):
         return "agree, right" if model.correct else "agree, wrong"
     if model.correct:

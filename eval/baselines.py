@@ -1,4 +1,4 @@
-"""The scores that a submission is compared with: trivial or human answers, and the classifier."""
+"""Baselines of a submission: scores of trivial or human answers, and of the text classifier."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -19,26 +19,26 @@ from panjue.serve.answers import Answered
 
 
 class Baselines:
-    """The scores of the task's fallback, of its own baselines and of the text classifier alone."""
+    """Scores of the task's fallback, of the task's baselines, and of the text classifier alone."""
 
     def __init__(self, task: Task, labels: Labels | None, answered: Answered | None) -> None:
-        """Prepare to score what answers are compared with, on the same cases.
+        """Prepare to score baselines on the cases of the submission.
 
-        Without `labels` the fallback has no score. `answered` are the answers if they have the
-        record of how they were made.
+        Without `labels`, the fallback has no score. `answered` are the answers if they have a
+        record.
         """
         self._task = task
         self._labels = labels
         self._values: dict[str, MetricValues] = defaultdict(lambda: MetricValues(task))
         self._advisor = None
-        self._completions: Rows | None = None  # of replies; they may keep its opinions
-        self.classifier_fault = ""  # why the text classifier of the run has no score, if broken
+        self._completions: Rows | None = None  # may contain the classifier's opinions
+        self.classifier_fault = ""  # why the run's text classifier is broken, if it is
         if answered is None:
             return
         try:
             self._advisor = classifier_to_compare(answered)
             completions = answered.folder / "completions.jsonl"
-            # Opinions are kept by position: they fit the persons of the answered file.
+            # Opinions are stored by position, so they fit only the persons of the answered file.
             if self._advisor and answered.is_answered_file and completions.exists():
                 self._completions = Rows(completions, key=call_key, last_counts=True)
         except UserError as error:
@@ -46,7 +46,7 @@ class Baselines:
             self.classifier_fault = str(error)
 
     def add(self, example: Example, gold: Row) -> None:
-        """Score the answers of every baseline; if it gives several, their mean counts."""
+        """Score the answers of every baseline. If a baseline has several, their mean counts."""
         values_by_name = defaultdict(list)
         for name, gold_row, row in self._answers(example, gold):
             values_by_name[name].append(metric_values(self._task, gold_row, row, name))
@@ -54,7 +54,7 @@ class Baselines:
             self._values[name].add(example, np.mean(values, axis=0))
 
     def _answers(self, example: Example, gold: Row) -> Iterator[tuple[str, Row, Row]]:
-        """Yield (name, gold row, row) of the baselines."""
+        """Yield (name, gold row, row) for each answer of the baselines."""
         task = self._task
         if self._labels:
             answer = task.ask.decode("", example, self._labels).answer
@@ -65,14 +65,14 @@ class Baselines:
         yield from task.score.baselines(example)
 
     def means(self) -> dict[str, dict[str, float]]:
-        """Return every baseline's metrics, over the examples that it answers."""
+        """Return the metrics of every baseline over the examples that it answers."""
         return {name: summarize(of, resamples=0).mean for name, of in self._values.items()}
 
 
 def row_of_classifier(
     task: Task, advisor: Advisor, example: Example, reply: Mapping[str, Any] | None
 ) -> Row:
-    """Return the submission row of the text classifier alone; a reply row may keep its opinions."""
+    """Return the text classifier's own submission row; the row of a reply may have its opinions."""
     opinions = advisor.opinions(example, reply or EMPTY_REPLY)
     return task.data.write(example, advisor.alone(example, opinions))
 
@@ -80,14 +80,14 @@ def row_of_classifier(
 def classifier_to_compare(answered: Answered) -> Advisor | None:
     """Return the text classifier of the training that answered.
 
-    None if it was fitted on the cases, as they were answered or as gold has them.
+    Return None if it was fitted on these cases, in the answered file or in gold.
     """
     if answered.trained is None:
         return None
     training = answered.trained.record
     files = {answered.record.test_sha256, answered.test_sha256}
     is_training_file = not files.isdisjoint({training.train_sha256, training.mix_sha256})
-    # Of a file of the training, it was not fitted on the tenth that is held out.
+    # It was not fitted on the held-out tenth of a training file.
     if is_training_file and not answered.record.held_out:
         return None
     return answered.advisor()

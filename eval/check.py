@@ -1,4 +1,4 @@
-"""Check a submission before it is handed in: every fault, with its place."""
+"""Check a submission before it is handed in, and name every fault with its place."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -28,7 +28,7 @@ MAX_NOTED_CASES = 3
 
 @dataclass
 class Notes:
-    """What is no fault of a submission, but may be why it scores little.
+    """Facts that are no faults of a submission, but may be why its score is low.
 
     Attributes:
         names: Those of the cases, and those that their facts do not have.
@@ -53,7 +53,7 @@ class Notes:
             yield example
 
     def add(self, task: Task, row: Row) -> None:
-        with suppress(KeyError, TypeError):  # a row of another form, whose faults are named
+        with suppress(KeyError, TypeError):  # a row of another form; its faults are named elsewhere
             for item in task.answer.items_of(row) if self.gold.counts else ():
                 for name in task.answer.sets:
                     known = self.gold.counts[task.answer.kind(name)]
@@ -84,10 +84,10 @@ def check(
     """Yield every fault of `submission`, one line of text each: `FILE:PLACE: fault`.
 
     A correct submission has the task's form, answers every case of `cases` once and in order, and
-    every row passes the task's own rules. Labels that `lists`, or else `labels.json` beside it, do
-    not have are faults; if `decode.json` is beside it, so are cases that the model was never asked.
-    What is no fault is added to `notes`.
-    Only the ids, and cases that rows out of order have passed, are in memory.
+    every row follows the task's own rules. A label is a fault if it is not in `lists`, or without
+    lists not in the `labels.json` beside the submission. With a `decode.json` beside it, a case
+    that the model was not asked is a fault. Facts that are no faults are added to `notes`. Memory
+    holds only the ids, and cases before their rows if rows are out of order.
     """
     task = reader.task
     submission = task.data.submission.find(submission)
@@ -106,7 +106,7 @@ def check(
     notes.gold = Labels() if labels else _gold_labels(reader, cases)
     moved = _moved_ids(task, submission, list(case_ids))
     unread = reader.read(cases)
-    waiting: dict[str, Example] = {}  # cases that were read before their row was
+    waiting: dict[str, Example] = {}  # cases that were read before their row
     seen: dict[str, int | str] = {}
     for place, load in task.data.submission.read(submission):
         try:
@@ -142,15 +142,15 @@ def check(
 def _known_labels(task: Task, lists: Sequence[Path], submission: Path) -> Labels | None:
     """Return the labels of `lists`, or else of `labels.json` beside the submission; None: any.
 
-    A list is of the field that has most of its labels in the submission. A field without a list is
-    absent, for any label may be right there.
+    A list belongs to the field that has most of its labels in the submission. A field without a
+    list is absent, because any label may be right there.
     """
     if not lists:
         beside = submission.parent / "labels.json"
         return load_labels(beside) if beside.exists() else None
     told: dict[str, Counter[str]] = {}
     for _, load in task.data.submission.read(submission):
-        with suppress(UserError, KeyError, TypeError):  # a row whose faults are named later
+        with suppress(UserError, KeyError, TypeError):  # a row with faults, which are named later
             for item in task.answer.items_of(load()):
                 for name in task.answer.sets:
                     told.setdefault(task.answer.kind(name), Counter()).update(item[name])
@@ -159,13 +159,13 @@ def _known_labels(task: Task, lists: Sequence[Path], submission: Path) -> Labels
 
 
 def _gold_labels(reader: Reader, cases: Path) -> Labels:
-    """Return the labels of the cases' answers; none if the first case has no answer."""
+    """Return the labels of the gold answers; empty if the first case has no gold answer."""
     is_gold = next(reader.read(cases)).answer is not None
     return reader.task.ask.labels(reader.read(cases)) if is_gold else Labels()
 
 
 def _moved_ids(task: Task, submission: Path, case_ids: Sequence[str]) -> set[str]:
-    """Return the ids whose rows are out of order, as `Submission.same` gives them."""
+    """Return the ids of rows that are out of order, in the form of `Submission.same`."""
     place_of = {key: number for number, key in enumerate(case_ids)}
     order: dict[str, int] = {}  # id -> the place of its case, in the order of the rows
     for _, load in task.data.submission.read(submission):
@@ -177,10 +177,10 @@ def _moved_ids(task: Task, submission: Path, case_ids: Sequence[str]) -> set[str
 
 
 def moved_rows(places: Sequence[int]) -> set[int]:
-    """Return the fewest numbers of rows without which the places ascend.
+    """Return the smallest set of row numbers whose removal makes the places ascend.
 
-    The others are a longest ascending subsequence, found from its end: `firsts` has the row that
-    begins the best one of each length.
+    The other rows are a longest ascending subsequence. It is found from its end: `firsts` has, for
+    each length, the row that begins the best subsequence.
     """
     firsts: list[int] = []
     next_row: dict[int, int | None] = {}
@@ -197,7 +197,7 @@ def moved_rows(places: Sequence[int]) -> set[int]:
 
 
 def _other_type(key: Any, case_ids: Container[str], same: Callable[[object], str]) -> str:
-    """Return a hint if a case has this id as a text instead of a number, or the reverse."""
+    """Return a hint if a case has this id as text instead of a number, or the reverse."""
     if isinstance(key, int) and same(str(key)) in case_ids:
         return "; there it is a text"
     if isinstance(key, str) and key.isdecimal() and same(int(key)) in case_ids:
@@ -206,7 +206,7 @@ def _other_type(key: Any, case_ids: Container[str], same: Callable[[object], str
 
 
 def _other_cases(reader: Reader, submission: Path, cases: Path) -> str:
-    """Return a message if all is about other cases; rows that cannot be read are named later."""
+    """Return a message if all rows answer other cases. Unreadable rows are named later."""
     rows = None
     with suppress(UserError):
         rows = reader.task.data.submission.index(submission)
@@ -216,7 +216,7 @@ def _other_cases(reader: Reader, submission: Path, cases: Path) -> str:
 
 
 def unscorable(task: Task, example: Example, row: Row) -> Iterator[str]:
-    """Yield a fault if the metric cannot read a row, even as its own gold."""
+    """Yield a fault if the metric cannot read a row even as its own gold."""
     try:
         metric_values(task, task.as_gold(row), row, "")
     except UserError:

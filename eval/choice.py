@@ -1,4 +1,4 @@
-"""Who answers held-out cases best: adapters of several steps, or the model or text classifier."""
+"""Decide who answers held-out cases best: one of several adapters, or model or classifier."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -27,13 +27,13 @@ from panjue.prompts.tasks.metrics import Row
 from panjue.serve.answers import Answered
 
 FEW = 30
-"""Cases that count, below which a choice rests on luck."""
+"""With fewer cases that count, a choice depends on luck."""
 
 
 def best_of(values: Mapping[str, MetricValues], metrics: Mapping[str, str]) -> Choice:
-    """Return which candidate is best: at each field, or at `WHOLE` cases, by its metric.
+    """Return which candidate is best at each field, or at `WHOLE` cases, by the given metrics.
 
-    The point estimates decide; of candidates that are equal the first one is best.
+    The mean scores decide. Among equal candidates, the first one is best.
 
     Args:
         values: Candidate -> the metric values of its answers to the same cases.
@@ -68,7 +68,7 @@ def best_of(values: Mapping[str, MetricValues], metrics: Mapping[str, str]) -> C
 def best_by_field(answered: Answered) -> Choice:
     """Return who is better at each field on held-out cases, the model or the text classifier.
 
-    The choice says by which cases, asked how, and has the calibration of confidences in the model.
+    The choice records the cases, how the model was asked, and the calibration of confidences.
     """
     answered.answers.refuse_changes()
     task = answered.task
@@ -98,16 +98,16 @@ def best_by_field(answered: Answered) -> Choice:
 
 
 def row_of_reply(task: Task, example: Example, decoded: Decoded) -> Row | None:
-    """Return the submission row of what a reply itself has; what it leaves out is empty.
+    """Return the submission row of a reply alone; fields that the reply lacks are empty.
 
-    None if nothing could be read.
+    Return None if nothing could be read.
     """
     if not decoded.readable:
         return None
     row = task.data.write(example, decoded.answer)
     if not decoded.from_fallback:
         return row
-    if not task.answer.items:  # its only field is left out
+    if not task.answer.items:  # the reply lacks its only field
         return None
     items: list[dict[str, Any]] = [dict(item) for item in task.answer.items_of(row)]
     for number, name in decoded.from_fallback:
@@ -118,7 +118,7 @@ def row_of_reply(task: Task, example: Example, decoded: Decoded) -> Row | None:
 def model_judgments(
     advisor: Advisor, example: Example, decoded: Decoded, opinions: Any
 ) -> Iterator[tuple[FieldAnswer, bool]]:
-    """Yield what the model itself answers about an example, and whether that is right."""
+    """Yield the model's own answers to the fields of an example, and whether each is right."""
     assert example.answer, "cases without gold are refused before"
     gold = advisor.task.answer.items_of(example.answer)
     answer = advisor.complete(decoded, opinions)
@@ -129,7 +129,7 @@ def model_judgments(
 
 
 def choice_lines(choice: Choice) -> Iterator[str]:
-    """Yield the comparison in words, a line for each field, and a warning about few cases."""
+    """Yield the comparison in words, one line for each field, and a warning if cases are few."""
     counted = f"{choice.counted} of them count" if choice.counted < choice.cases else "all count"
     yield f"{choice.cases} held-out cases compare model and text classifier; {counted}"
     for name, best in choice.best.items():

@@ -1,4 +1,4 @@
-"""Compare two submissions on the same gold: differences with intervals, examples won and lost."""
+"""Compare two submissions on the same gold: differences with intervals, and changed examples."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from panjue.serve.answers import Answered
 PAIRED_RESAMPLES = 10_000
 
 TIE = 1e-9
-"""Differences up to this are rounding, no change."""
+"""Differences up to this are rounding and count as no change."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Comparison:
 
     differences: dict[str, Difference]
     examples: int
-    counted: int  # those with a weight, or all if all weights are 0
+    counted: int  # examples with a weight, or all if all weights are 0
     won: list[int | str]
-    """Ids of the examples that count on which the second has a higher headline metric, those with
-    the largest change first."""
-    lost: list[int | str]  # those on which it has a lower one
+    """Ids of examples that count and on which the second has a higher headline metric; the largest
+    changes come first."""
+    lost: list[int | str]  # ids of those on which it has a lower one
 
     @property
     def alike(self) -> int:
@@ -61,7 +61,7 @@ class Comparison:
 
 
 def check_runs(first: Answered, second: Answered, *, same_file: bool = True) -> None:
-    """Refuse answers of two tasks, and with `same_file` answers to two test files."""
+    """Refuse answers of different tasks; with `same_file`, also answers to different test files."""
     pair = f"{first.folder} and {second.folder}"
     one = first.record
     other = second.record
@@ -75,7 +75,7 @@ def check_runs(first: Answered, second: Answered, *, same_file: bool = True) -> 
 
 
 def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Comparison:
-    """Compare two submissions, or those of two run folders; both must answer the same ids."""
+    """Compare two submissions, or those of two run folders, which must answer the same ids."""
     task = reader.task
     rows = submission_rows(task, first)
     other_rows = submission_rows(task, second)
@@ -89,7 +89,7 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
     ids = [example.id for example, _, _ in score_rows(reader, gold, rows, values)]
     other_values = scored(reader, gold, other_rows)
     changes = headline_values(other_values) - headline_values(values)
-    changes[or_ones(values.weights) == 0] = 0  # they count for nothing
+    changes[or_ones(values.weights) == 0] = 0  # these examples do not count
     best_first = np.argsort(-changes, kind="stable")
     worst_first = np.argsort(changes, kind="stable")
     return Comparison(
@@ -102,12 +102,12 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
 
 
 def headline_values(values: MetricValues) -> Numbers:
-    """Return the headline metric of each example, as if there were no other, [examples]."""
+    """Return the headline metric of each example alone, [examples]."""
     return pooled(values.task, values.values, np.ones(len(values)))[:, -1]
 
 
 def paired_differences(first: MetricValues, second: MetricValues) -> dict[str, Difference]:
-    """Return metric -> difference, by a paired bootstrap: both draw the same examples (seed 0)."""
+    """Return metric -> difference, by a paired bootstrap: both use the same draws (seed 0)."""
     task = first.task
     weights = first.weights
     means = weighted_mean(task, weights, first.values)
@@ -128,7 +128,7 @@ def paired_differences(first: MetricValues, second: MetricValues) -> dict[str, D
 
 
 def names_of(first: Answered, second: Answered) -> tuple[str, str]:
-    """Return short names of two folders of answers; where these are equal, their paths."""
+    """Return short names of two folders of answers, or their paths if the names are equal."""
     if first.name != second.name:
         return first.name, second.name
     return str(first.folder), str(second.folder)

@@ -1,4 +1,4 @@
-"""The losses of a training, from its log, and where a picture of them has its lines."""
+"""The losses in the log of a training, and the positions of lines in a picture of them."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ LEFT, RIGHT, TOP, BOTTOM = 40.0, 350.0, 8.0, 168.0
 """The frame within the picture, which is 360 wide and 200 high."""
 
 WIDE_RANGE = 1000.0
-"""Highest loss over the lowest, from which only powers of ten are marked."""
+"""If the highest loss is this many times the lowest, only powers of ten are marked."""
 
 Point = tuple[int, float]
 """A step and its loss."""
@@ -20,7 +20,7 @@ Point = tuple[int, float]
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses that a training has logged, in the order of their steps."""
+    """The losses in the log of a training, in the order of their steps."""
 
     training: Sequence[Point]
     held_out: Sequence[Point]
@@ -28,7 +28,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Picture:
-    """Where the losses lie in the picture; losses are on a logarithmic scale."""
+    """The positions of the losses in the picture, on a logarithmic scale."""
 
     training: Sequence[tuple[float, float]]
     held_out: Sequence[tuple[float, float, int, float]]
@@ -37,11 +37,11 @@ class Picture:
     """x of the step whose weights are kept."""
     steps: Sequence[tuple[float, int]]
     losses: Sequence[tuple[float, float]]
-    """The marks of both axes: place and value."""
+    """The marks of both axes: position and value."""
 
 
 def read_losses(run: Path) -> Losses:
-    """Return the losses in the log of a run folder; none if there is no log."""
+    """Return the losses in the log of a run folder; empty if there is no log."""
     path = run / "log.jsonl"
     training = []
     held_out = []
@@ -54,7 +54,7 @@ def read_losses(run: Path) -> Losses:
 
 
 def picture(losses: Losses, kept_step: int | None) -> Picture | None:
-    """Return where everything lies; None if there is nothing to draw."""
+    """Return the positions of all parts; None if there is nothing to draw."""
     points = [*losses.training, *losses.held_out]
     positive = [loss for _, loss in points if loss > 0]
     if not positive:
@@ -79,8 +79,8 @@ def picture(losses: Losses, kept_step: int | None) -> Picture | None:
 
 
 def loss_marks(low: float, high: float) -> list[float]:
-    """Return 1, 2 and 5 times powers of ten, from one below the losses to one above them."""
-    lowest = math.floor(math.log10(low)) - 1  # a logarithm may be rounded
+    """Return 1, 2 and 5 times powers of ten, from the last below the losses to the first above."""
+    lowest = math.floor(math.log10(low)) - 1  # the logarithm may be rounded
     highest = math.ceil(math.log10(high)) + 1
     factors = (1, 2, 5) if high / low < WIDE_RANGE else (1,)
     powers = range(lowest, highest + 1)
@@ -91,7 +91,7 @@ def loss_marks(low: float, high: float) -> list[float]:
 
 
 def step_marks(last: int) -> range:
-    """Return at most six round numbers of steps, from 0 on."""
+    """Return at most six round numbers of steps, beginning with 0."""
     distances = (factor * 10**power for power in count() for factor in (1, 2, 5))
     apart = next(distance for distance in distances if last <= 5 * distance)
     return range(0, last + 1, apart)

@@ -33,7 +33,7 @@ from panjue.prompts.plumbing.intervals import interval_text
 from panjue.prompts.reader import Reader
 
 MIN_EXAMPLES = 20
-"""A group of fewer test examples that count (`Summary.counted`) is flagged."""
+"""A group with fewer test examples that count (`Summary.counted`) is flagged."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Group:
     n: int  # its test examples
     counted: int  # those of them that count
     value: float
-    """The metric over them; NaN if it has nothing to score: no number over groups counts it."""
+    """The metric over them. NaN if there is nothing to score; numbers over groups leave it out."""
     low: float  # the ends of its 95% interval, by the bootstrap over examples; NaN: there is none
     high: float
-    flagged: bool  # fewer than `MIN_EXAMPLES` count: no number over groups counts it
+    flagged: bool  # fewer than `MIN_EXAMPLES` count; numbers over groups leave it out
     unweighted: bool
     """All its examples have weight 0, so `value` is an unweighted mean, which counts for nothing
     beside groups that have a weight."""
@@ -54,17 +54,17 @@ class Group:
 
 @dataclass(frozen=True)
 class Attribute:
-    """One attribute; its numbers are over its groups that are not flagged.
+    """One attribute. Its numbers are computed over the groups that are not flagged.
 
-    Mean and worst are None without a group, disparity and gap with fewer than two groups.
+    Mean and worst are None without such a group; disparity and gap with fewer than two.
     """
 
     mean: float | None  # mean of the groups' values (FairLex's mF1)
     disparity: float | None  # their population standard deviation (group disparity, GD)
-    worst: float | None  # the lowest value (mF1_W), that of `worst_group`
+    worst: float | None  # the lowest value (mF1_W), of `worst_group`
     worst_group: str | None
     gap: float | None  # the highest value minus the lowest
-    unknown: int  # number of examples without a known group; they are in no group
+    unknown: int  # number of examples whose group is unknown; they are in no group
     groups: dict[str, Group]  # name -> group, those first of which most examples count
 
 
@@ -80,7 +80,7 @@ class Fairness:
     missing: int  # examples without a row, scored as unanswered
 
     def to_json(self) -> dict[str, Any]:
-        """Return all numbers for JSON; NaN is null."""
+        """Return all numbers for JSON, with null for NaN."""
         result: dict[str, Any] = without_nan(asdict(self))
         return result
 
@@ -124,7 +124,7 @@ def _compare_groups(values: MetricValues, attribute: str) -> Attribute:
             flagged=summary.counted < MIN_EXAMPLES,
             unweighted=summary.unweighted,
         )
-    compared = {}  # the groups that are large enough and have something to score -> value
+    compared = {}  # group that is large enough and has something to score -> value
     for name, group in groups.items():
         if not group.flagged and not math.isnan(group.value):
             compared[name] = group.value

@@ -1,4 +1,4 @@
-"""The one loop that scores: gold and answers -> metric values in arrays -> metrics with intervals.
+"""Scoring: from gold and answers to metric values in arrays, and to metrics with intervals.
 
 Every command that scores adds examples to a `MetricValues` and calls `summarize`.
 """
@@ -31,11 +31,11 @@ Members = NDArray[np.int64]
 
 
 class MetricValues:
-    """The metric values, weight and groups of every example, in arrays: there may be a million.
+    """The metric values, weight and groups of every example, in arrays, as there may be a million.
 
     Attributes:
-        groups: Attribute -> its value -> the row numbers of the examples that have it.
-        missing: The number of examples without a row, which are scored as unanswered.
+        groups: Attribute -> value -> row numbers of the examples with this value.
+        missing: Number of examples without a row. They are scored as unanswered.
     """
 
     def __init__(self, task: Task) -> None:
@@ -57,16 +57,16 @@ class MetricValues:
 
     @property
     def weights(self) -> Numbers:
-        """Return the weights, [examples]. While the array is in use, no example can be added."""
+        """Return the weights, [examples]. No example can be added while the array is in use."""
         return np.frombuffer(self._weights)
 
     @property
     def values(self) -> Numbers:
-        """Return the metric values, [examples, values]; as for `weights`."""
+        """Return the metric values, [examples, values]. While in use, no example can be added."""
         return np.frombuffer(self._values).reshape(len(self), -1)
 
     def members(self, attribute: str) -> dict[str, Members]:
-        """Return the examples of every group that has one, by name; the others are `UNKNOWN`."""
+        """Return group -> its examples, for groups that have any; the rest is `UNKNOWN`."""
         members = {name: np.array(rows) for name, rows in self.groups[attribute].items()}
         is_known = np.zeros(len(self), dtype=bool)
         for name, rows in members.items():
@@ -77,13 +77,13 @@ class MetricValues:
 
 
 def submission_rows(task: Task, path: Path) -> Rows:
-    """Return the rows of a submission, or of the submission in a folder, by id."""
+    """Return id -> row of a submission, or of the submission in a folder."""
     submission = task.data.submission
     return submission.index(submission.find(path))
 
 
 def scored(reader: Reader, gold: Path, rows: Rows) -> MetricValues:
-    """Return the metric values of the rows of a submission."""
+    """Return the metric values of all rows of a submission."""
     values = MetricValues(reader.task)
     for _ in score_rows(reader, gold, rows, values):
         pass
@@ -113,10 +113,10 @@ def score_rows(
 
 
 def metric_values(task: Task, gold: Row, row: Row | None, place: str) -> Numbers:
-    """Return the metric values of one submission row; a row of None is an unanswered example.
+    """Return the metric values of one submission row; None is the row of an unanswered example.
 
-    A metric that is a mean over examples has one value; a `CorpusMetric` has its counts. `gold`
-    comes from `Task.gold`.
+    A metric that is a mean over examples has one value. A `CorpusMetric` has its counts as values.
+    `gold` comes from `Task.gold`.
     """
     values: list[float] = []
     try:
@@ -131,7 +131,7 @@ def metric_values(task: Task, gold: Row, row: Row | None, place: str) -> Numbers
 
 
 def pooled(task: Task, sums: Numbers, weight: Numbers) -> Numbers:
-    """Return the metrics, [..., metrics], of summed values, [..., values], and weights, [...]."""
+    """Return the metrics, [..., metrics], from summed values, [..., values], and weights, [...]."""
     metrics = []
     start = 0
     for metric in task.score.metrics:
@@ -152,12 +152,12 @@ class Summary:
     mean: dict[str, float]
     interval: dict[str, tuple[float, float]]
     """NaN where there is none: of one example that counts, or where no draw has a value."""
-    counted: int  # the examples that count: those with a weight, or all if all weights are 0
+    counted: int  # examples that count: those with a weight, or all if all weights are 0
     unweighted: bool = False  # all weights are 0, so the means are unweighted
 
     @property
     def size(self) -> str:
-        """Return the number of examples, and of those that count if they are fewer."""
+        """Return the number of examples, and the number of those that count if not all do."""
         return counted_size(self.examples, self.counted)
 
 
@@ -170,8 +170,8 @@ def summarize(
 ) -> Summary:
     """Return the metrics with 95% percentile bootstrap intervals over examples (seed 0).
 
-    If all weights are 0 (cases of one defendant in the official metric), the means are unweighted
-    and the summary says so. With `members`, only these examples count.
+    If all weights are 0 (cases of one defendant in the official metric), the means are unweighted,
+    and the summary says so. `members` selects the examples.
     """
     weights = values.weights
     numbers = values.values
@@ -215,7 +215,7 @@ def or_ones(weights: Numbers) -> Numbers:
 
 
 def weighted_mean(task: Task, weights: Numbers, values: Numbers) -> Numbers:
-    """Return the metrics, [metrics], of the values of examples, [examples, values]."""
+    """Return the metrics, [metrics], from the values of examples, [examples, values]."""
     weights = or_ones(weights)
     return pooled(task, weights @ values, weights.sum())
 
@@ -245,14 +245,14 @@ def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> 
 
 
 def percentiles(draws: Numbers) -> Numbers:
-    """Return the ends of the 95% interval, [2, metrics], of [draws, metrics], NaN left out."""
+    """Return the ends of the 95% interval, [2, metrics], from [draws, metrics], without NaN."""
     with catch_warnings():
         filterwarnings("ignore", "All-NaN slice")
         return np.asarray(np.nanpercentile(draws, [2.5, 97.5], axis=0))
 
 
 def without_nan(value: Any) -> Any:
-    """Return a value for JSON: NaN becomes None, at any depth."""
+    """Return a value for JSON, in which None replaces NaN at any depth."""
     if isinstance(value, dict):
         return {key: without_nan(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -263,14 +263,15 @@ def without_nan(value: Any) -> Any:
 
 
 COMPARED = 100
-"""Examples, the first of a file, whose names are compared before a submission is scored."""
+"""Number of first examples of a file whose names are compared before scoring."""
 
 
 def other_cases(reader: Reader, cases: Path, rows: Rows, beginning: Sequence[Example]) -> str:
-    """Return a message if a submission, with these rows, answers other cases; else nothing.
+    """Return a message if a submission with these rows answers other cases; else an empty text.
 
-    Files of other cases may have the same ids, and some of the names (张某). `beginning` are the
-    first examples of the cases; if the submission answers none of them, the others are read too.
+    Files of other cases may have the same ids and some of the same names (张某). `beginning` has
+    the first examples of the cases. If the submission answers none of them, the others are read,
+    too.
     """
     if not beginning:
         raise UserError(f"{cases}: has no examples")
@@ -278,7 +279,7 @@ def other_cases(reader: Reader, cases: Path, rows: Rows, beginning: Sequence[Exa
     if message:
         return message
     compared = 0
-    foreign = []  # a text on each case that has other names in the submission
+    foreign = []  # one text for each case that has other names in the submission
     answers_them = any(rows.get(example.id) for example in beginning)
     for example in beginning if answers_them else reader.read(cases):
         row = rows.get(example.id)
@@ -305,9 +306,9 @@ def other_cases(reader: Reader, cases: Path, rows: Rows, beginning: Sequence[Exa
 
 
 def _all_one_off(reader: Reader, cases: Path, rows: Rows, example: Example) -> str:
-    """Return a message if the ids are whole numbers, and all of them one less or one more.
+    """Return a message if all ids are whole numbers, one less or one more than they should be.
 
-    Line numbers begin at 1, and other people's files at 0.
+    Line numbers begin at 1; other people's files begin at 0.
     """
     first = example.id
     if not isinstance(first, int):
@@ -316,7 +317,7 @@ def _all_one_off(reader: Reader, cases: Path, rows: Rows, example: Example) -> s
         step = 1
     elif rows.get(first - 1) is not None:
         step = -1
-    else:  # the usual case, in which no more is read
+    else:  # in the usual case, nothing more is read
         return ""
     numbers = [one.id for one in reader.read(cases) if isinstance(one.id, int)]
     same = reader.task.data.submission.same
@@ -331,7 +332,7 @@ def _all_one_off(reader: Reader, cases: Path, rows: Rows, example: Example) -> s
 
 
 def item_names(task: Task, row: Row) -> list[str]:
-    """Return the names in a row, as `Example.names` has them; none in a row of another form."""
+    """Return the names in a row, in the form of `Example.names`; none if it has another form."""
     with suppress(KeyError, TypeError):
         return [visible(str(item["name"])) for item in task.answer.items_of(row)]
     return []

@@ -1,4 +1,4 @@
-"""Calibration of a run's confidences: how often the judgments of each confidence are right."""
+"""Calibration of a run's confidences: how often answers of each confidence are right."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Bin:
-    """Judgments whose confidence lies in one tenth of [0, 1]."""
+    """Answers to a field whose confidence lies in one tenth of [0, 1]."""
 
     count: int
     confidence: float
@@ -36,14 +36,14 @@ class Reliability:
     ece: float
     """Expected calibration error: the mean distance between confidence and accuracy over the bins,
     weighted by their counts (Guo et al., ICML 2017)."""
-    bins: tuple[Bin, ...]  # the bins that are not empty, least certain first
+    bins: tuple[Bin, ...]  # the bins that are not empty; the least certain first
 
 
 def reliability(confidence: ArrayLike, correct: ArrayLike) -> Reliability:
-    """Bin confidences in [0, 1] and compare their means with the accuracy of the bins."""
+    """Put confidences in [0, 1] into bins; compare their means with the accuracy of the bins."""
     confidences = np.array(confidence, dtype=float)
     hits = np.array(correct, dtype=float)
-    bin_of = np.minimum((confidences * BINS).astype(int), BINS - 1)  # 1.0 is in the last one
+    bin_of = np.minimum((confidences * BINS).astype(int), BINS - 1)  # 1.0 goes into the last one
     bins = []
     distances = 0.0
     for number in np.unique(bin_of):
@@ -64,7 +64,7 @@ class Confidences:
         self._rows = Rows(path)
 
     def of(self, example: Example, row: Row) -> list[Mapping[str, float]] | None:
-        """Return for each item of an example's answer: field -> confidence; None if it has none."""
+        """Return for each item of an example's answer: field -> confidence; None without any."""
         kept = self._rows.get(example.id)
         if kept is None:
             return None
@@ -85,29 +85,29 @@ class Confidences:
 
 
 def mean_confidence(items: Sequence[Mapping[str, float]]) -> float | None:
-    """Return the mean confidence over all judgments on the items; None if there are none."""
+    """Return the mean confidence over all fields of all items; None if there are none."""
     values = [value for item in items for value in item.values()]
     return sum(values) / len(values) if values else None
 
 
 class Certainty:
-    """Collects confidences, and whether the judgments are correct, example by example."""
+    """Collects confidences example by example, and whether the answers are right."""
 
     def __init__(self, task: Task, path: Path) -> None:
         assert task.answer.fields, "only decided answers have a confidence"
         self._answer = task.answer
         self._rows = Confidences(task, path)
-        # Of every judgment, by field: the confidence, and whether it is correct.
+        # Field -> for every answer: its confidence, and whether it is right.
         self._confidences = {field: array("d") for field in task.answer.fields}
         self._correct = {field: array("b") for field in task.answer.fields}
 
     def add(self, example: Example, gold: Row, row: Row | None) -> None:
-        """Compare the confidences of one example, if it has any, with its gold answer."""
+        """Add the confidences of one example, if it has any, with whether its answers are right."""
         confidences = self._rows.of(example, row) if row else None
         if row is None or confidences is None:
             return
-        # As in the metric items are found by (name, how often it came before); tasks whose items
-        # have no names have one item. Persons whom gold does not have are left out.
+        # As in the metric, an item is found by its name and how often that came before. Tasks
+        # without names have one item. Persons that are not in gold are left out.
         gold_items = by_name(self._answer.items_of(gold))
         items = by_name(self._answer.items_of(row))
         for confidence, (name, item) in zip(confidences, items.items(), strict=True):
@@ -119,7 +119,7 @@ class Certainty:
                 self._correct[field].append(is_same(gold_item[field], item[field]))
 
     def fields(self) -> dict[str, Reliability]:
-        """Return field -> the calibration of all judgments on it."""
+        """Return field -> the calibration of all answers to it."""
         fields = {}
         for field, confidences in self._confidences.items():
             fields[field] = reliability(confidences, self._correct[field])
@@ -127,7 +127,7 @@ class Certainty:
 
 
 def show_reliability(fields: Mapping[str, Reliability], console: Console) -> None:
-    """Print the error of each field; the report has the bins."""
+    """Print the calibration error of each field; the report has the bins."""
     table = Table("field", "ECE", "judgments")
     for name, result in fields.items():
         judgments = sum(one.count for one in result.bins)

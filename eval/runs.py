@@ -1,4 +1,4 @@
-"""The table of run folders: what was trained in each, and its scores."""
+"""The table of run folders: which training each has, and its scores."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,28 +37,28 @@ from panjue.serve.answers import Answers, read_answers
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A finished training, as the table has it."""
+    """A row of the table: a finished training."""
 
     name: str
     record: RunRecord
     summary: TrainingSummary
     loss: float | None
-    """On held-out cases, of the adapter that answers."""
+    """Loss on held-out cases of the adapter that answers."""
     scores: Sequence[tuple[str, str]]
-    """Name of the answers to a test file, and the headline metric with its interval."""
+    """Name of a folder of answers -> the headline metric with its interval."""
     date: str
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The finished trainings in a folder, and a line on each that is unfinished or broken."""
+    """The finished trainings in a folder, and a line on each unfinished or broken one."""
 
     runs: Sequence[ListedRun]
     problems: Sequence[str]
 
 
 def list_runs(folder: Path) -> Listing:
-    """Return the runs in a folder, or the folder itself if it is one."""
+    """Return the runs in a folder, or the folder itself if it is a run."""
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder; `panjue sft` makes runs/NAME")
     folders = [folder] if is_run(folder) else sorted(filter(is_run, folder.iterdir()))
@@ -79,14 +79,14 @@ def list_runs(folder: Path) -> Listing:
 
 
 def is_run(folder: Path) -> bool:
-    """Say whether a folder has anything that a training writes, and is no vote."""
+    """Say whether a folder has files that a training writes, and is no vote."""
     if "test_sha256" in record_keys(folder / MANIFEST):
         return False
     return folder.is_dir() and any((folder / name).exists() for name in REPLACED)
 
 
 def fault(folder: Path) -> str:
-    """Return why a run folder has no whole training; empty if it has one."""
+    """Return why a run folder has no complete training; empty if it has one."""
     result = weights_folder(folder, if_any(Choice, folder / CHOSEN))
     if result is None and (folder / MANIFEST).exists():
         RunRecord.read(folder)
@@ -104,7 +104,7 @@ def fault(folder: Path) -> str:
 
 
 def listed(folder: Path, name: str, problems: list[str]) -> ListedRun:
-    """Return what the table has of a whole training; add to the problems those of its answers."""
+    """Return the row of a complete training; add problems of its answers to the problems."""
     trained = open_trained(folder)
     record = trained.record
     summary = TrainingSummary.read(folder) or TrainingSummary()
@@ -131,7 +131,7 @@ def listed(folder: Path, name: str, problems: list[str]) -> ListedRun:
 
 
 def of_other_step(answers: Answers, trained: Trained, summary: TrainingSummary) -> str:
-    """Return which step's adapter answered, if it is not the one that the table shows."""
+    """Return the step whose adapter answered, if the table shows another step."""
     other = answers.trained
     if other is None or other.sha256 == trained.sha256:
         return ""
@@ -149,11 +149,11 @@ def headline_of(scores: StoredScores | None, metric: str) -> str:
 COLUMNS = ("run", "base", "method", "examples", "steps", "loss", "score (95%)", "date")
 
 WIDE = 200
-"""Columns of the table where it is not printed to a terminal."""
+"""Width of the table if it is not printed to a terminal, in characters."""
 
 
 def show_listing(listing: Listing) -> None:
-    """Print the table, with a line for each test file below its run, then the problems."""
+    """Print the table, with one line for each test file below its run; then print the problems."""
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if not console.is_terminal:
         console.width = WIDE
@@ -171,7 +171,7 @@ def show_listing(listing: Listing) -> None:
 
 
 def cells(run: ListedRun) -> Iterator[str]:
-    """Yield what the columns have of a training."""
+    """Yield the cells of a training."""
     summary = run.summary
     base = Path(run.record.base)
     yield run.name

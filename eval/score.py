@@ -38,35 +38,35 @@ class ScoreResult:
     headline: str  # the name of the headline metric
     total: Summary  # over all examples
     groups: dict[str, dict[str, Summary]]  # attribute -> its value -> metrics, without intervals
-    ranked_groups: Sequence[str]  # those over which the contest takes the mean, if all are there
+    ranked_groups: Sequence[str]  # groups over which the contest takes the mean, if all are there
     ranked_by: dict[str, float]  # metric -> this mean
     baselines: dict[str, dict[str, float]]  # baseline, trivial or human -> its metrics
     calibration: dict[str, Reliability] | None  # of each field; None without confidences
-    unreadable_rate: float | None  # the share of replies that could not be read; None: no replies
+    unreadable_rate: float | None  # share of replies that could not be read; None without replies
     missing: int  # examples without a row, which are scored as unanswered
-    faulty: int  # rows that count for nothing or that the contest may refuse
-    void: str  # why the contest gives no score at all to this file, if so
+    faulty: int  # rows that do not count, or that the contest may refuse
+    void: str  # why the contest gives this file no score at all, if so
     answered_by: str  # a line on who answered, the model or the text classifier, and why
-    outside: Mapping[str, int]  # labels that the lists of a stage do not have, if there are any
+    outside: Mapping[str, int]  # number of labels that the lists of a stage do not have
     notes: Sequence[str]  # `id: note` on gold examples
-    names: NameCount  # those that their facts do not have
+    names: NameCount  # names that the facts do not have
     never_asked: Sequence[str]  # `id: reason` of examples that the model was never asked about
-    in_sample: str | None  # how the answers come from these very cases, if they do
-    twins: NearTwins | None  # test cases that training has almost so; None without a classifier
+    in_sample: str | None  # how the model or the choice was fitted to these cases, if so
+    twins: NearTwins | None  # near twins in the training; None without a classifier
     classifier_fault: str  # why the text classifier is no baseline, if it is broken
-    changed: str  # how training and labels are no longer those that answered, if they are not
-    edited: str  # that the submission was changed since it was decoded, if it was
-    not_in_gold: int  # rows of the submission whose cases gold does not have
+    changed: str  # how training and labels have changed since they answered, if so
+    edited: str  # a line if the submission was changed since it was decoded
+    not_in_gold: int  # rows of the submission whose cases are not in gold
 
     def uncounted_groups(self, attribute: str) -> set[str]:
-        """Return the groups of an attribute that count for nothing in the total."""
+        """Return the groups of an attribute that do not count in the total."""
         if self.total.unweighted:
             return set()
         groups = self.groups[attribute].items()
         return {name for name, summary in groups if summary.unweighted}
 
     def to_json(self) -> dict[str, Any]:
-        """Return one dict with the metrics and all other numbers at the top level."""
+        """Return a dict with the metrics and all other numbers at its top level."""
         groups: dict[str, Any] = {}
         for attribute, summaries in self.groups.items():
             groups[attribute] = {
@@ -87,7 +87,7 @@ class ScoreResult:
             **asdict(self),
             "groups": groups,  # as means, without intervals
         }
-        # `total` is spread above; the others are only for the console.
+        # The entries of `total` are at the top level; the others are only for the console.
         for name in ("total", "headline", "classifier_fault", "changed", "edited", "names"):
             del numbers[name]
         if self.names.missing:
@@ -103,7 +103,7 @@ class ScoreResult:
             "in_sample",
             "twins",
         ):
-            if not numbers[name]:  # there is nothing to say
+            if not numbers[name]:  # it says nothing
                 del numbers[name]
         result: dict[str, Any] = without_nan(numbers)
         return result
@@ -116,11 +116,11 @@ def score(
     answered: Answered | None = None,
     labels: Sequence[Path] = (),
 ) -> ScoreResult:
-    """Score `submission` by the task's own metrics; with lists of `labels`, by these alone.
+    """Score `submission` by the task's own metrics; with lists of `labels`, by these labels alone.
 
-    If it is that of opened answers, the score has more: baselines, the rate of unreadable replies,
-    and the calibration of the confidences. Examples without a row are scored as unanswered. The
-    files are streamed: only the numbers of each example stay in memory.
+    If the submission belongs to opened answers, the result also has baselines, the rate of
+    unreadable replies, and the calibration of the confidences. Examples without a row are scored as
+    unanswered. The files are streamed: memory holds only the numbers of each example.
     """
     task = reader.task
     lists: Lists = {}
@@ -132,8 +132,8 @@ def score(
     run = submission.parent
     rows = submission_rows(task, submission)
     decoding = decoding_of(submission) or {}
-    # What is not the submission of these answers is not compared with their classifier; nor is
-    # the classifier itself, where it answered everything.
+    # A submission is compared with the classifier only if it belongs to these answers, and if the
+    # classifier did not answer everything itself.
     is_of_classifier = bool(decoding) and not decoding.get("calls")
     to_compare = None if is_of_classifier else answered
     baselines = Baselines(task, _labels(task, run, answered), to_compare)
@@ -200,7 +200,7 @@ def score(
 def _ranking(
     task: Task, groups: Mapping[str, Mapping[str, Summary]]
 ) -> tuple[Sequence[str], dict[str, float]]:
-    """Return the groups over which the contest takes the mean, and each metric's mean."""
+    """Return the groups over which the contest takes the mean, and the mean of each metric."""
     attribute, names = task.score.ranked_over or ("", ())
     found = groups.get(attribute, {})
     if not names or not found.keys() >= set(names):
@@ -212,7 +212,7 @@ def _ranking(
 
 
 def _counted(rows: Mapping[str, int]) -> str:
-    """Return the numbers of rows that are not 0, each with what these rows are."""
+    """Return counts of rows that are not 0, each with a name of these rows."""
     return ", ".join(f"{count} {what}" for what, count in rows.items() if count)
 
 
@@ -231,7 +231,7 @@ def _labels(task: Task, run: Path, answered: Answered | None) -> Labels | None:
 
 
 def _certainty(task: Task, run: Path, decoding: Mapping[str, Any]) -> Certainty | None:
-    """Return what collects the confidences of a run, if it has any."""
+    """Return a collector of the run's confidences; None if it has none."""
     path = run / "confidence.jsonl"
     if not path.exists():
         return None
@@ -241,7 +241,7 @@ def _certainty(task: Task, run: Path, decoding: Mapping[str, Any]) -> Certainty 
 
 
 def _twins(answered: Answered) -> TwinCounter | None:
-    """Return what counts the cases that training has almost so, if it fitted a classifier."""
+    """Return a counter of near twins; None if training fitted no classifier."""
     if answered.changed:
         return None
     trainings = []
@@ -253,9 +253,9 @@ def _twins(answered: Answered) -> TwinCounter | None:
 
 
 def in_sample(answered: Answered) -> str | None:
-    """Say how a model, or a choice of who answers, was fitted to the cases.
+    """Say how a model, or a choice of who answers, was fitted to these cases.
 
-    They may be those of a file of the training as they were answered, or as gold has them.
+    The answered file or gold may be a file of the training.
     """
     record = answered.record
     files = {record.test_sha256, answered.test_sha256}

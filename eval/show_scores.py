@@ -1,4 +1,4 @@
-"""Scores as people read them: tables on the console, and remarks in English and Chinese."""
+"""Show scores to people: tables on the console, and remarks in English and Chinese."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -17,24 +17,24 @@ from panjue.prompts.plumbing.intervals import interval_text, with_interval
 from panjue.serve.tally import without_reply
 
 MAX_GROUP_COLUMNS = 6
-"""So many groups, or metrics, have room beside each other in 80 characters."""
+"""Number of groups, or metrics, that fit beside each other into 80 characters."""
 
 MAX_SHOWN_NOTES = 5
-"""Notes on gold that are printed; the JSON has all."""
+"""Number of notes on gold that are printed; the JSON has all."""
 
 
 Titles = Mapping[str, tuple[str, str]]
 
 
 class Remark(NamedTuple):
-    """A line for a reader of the scores; what a file or a library says is the same in both."""
+    """A line for readers of the scores. Text of a file or library is the same in both languages."""
 
     english: str
     chinese: str
 
 
 def show(scores: ScoreResult, console: Console) -> None:
-    # In 80 columns the headings of baselines wrap, and no name or number is cut.
+    # In 80 columns, the headings of baselines wrap, but no name or number is cut.
     columns = [Column(name, no_wrap=True) for name in ("metric", "score", "95% interval")]
     table = Table(*columns, *scores.baselines)
     for name, value in scores.total.mean.items():
@@ -53,9 +53,9 @@ def show(scores: ScoreResult, console: Console) -> None:
 
 
 def _group_table(attribute: str, groups: Mapping[str, Summary], scores: ScoreResult) -> Table:
-    """Return a table with a column for each group, or with a row for each of many.
+    """Return a table with a column for each group, or with a row for each if there are many.
 
-    A group that counts for nothing in the total has a star.
+    A group that does not count in the total has a star.
     """
     metrics = list(next(iter(groups.values())).mean)
     has_rows = len(groups) > MAX_GROUP_COLUMNS
@@ -68,7 +68,7 @@ def _group_table(attribute: str, groups: Mapping[str, Summary], scores: ScoreRes
         lines.append([printable(f"{name}{star}"), summary.size, *means])
     if not has_rows:  # rows become columns
         lines = list(map(list, zip(*lines, strict=True)))
-    # Group names come from files: `[/b] 某院` is a name, not rich markup.
+    # Names of groups come from files: `[/b] 某院` is a name and no markup of rich.
     heading, *rows = [map(escape, line) for line in lines]
     table = Table(*[Column(text, overflow="fold") for text in heading])
     table.columns[0].no_wrap = not has_rows  # names of metrics
@@ -131,7 +131,7 @@ def remarks(scores: ScoreResult, titles: Titles = MappingProxyType({})) -> Itera
 
 
 def _remarks_on_changes(scores: ScoreResult) -> Iterator[Remark]:
-    """Yield what is no longer as it was when the cases were answered."""
+    """Yield remarks on files that have changed since the cases were answered."""
     if scores.changed:
         yield Remark(
             f"{scores.changed}; these old answers are scored without baselines of their training",
@@ -149,7 +149,7 @@ def _remarks_on_changes(scores: ScoreResult) -> Iterator[Remark]:
 
 
 def _remark_on_twins(scores: ScoreResult, twins: NearTwins) -> Remark:
-    """Return how many examples training has almost so, and what the score is without them."""
+    """Return a remark on how many examples have near twins, and on the score without them."""
     if twins.unknown:
         return Remark(
             f"near twins in training: unknown, {twins.unknown}",
@@ -169,7 +169,7 @@ def _remark_on_twins(scores: ScoreResult, twins: NearTwins) -> Remark:
 
 
 def _remarks_on_numbers(scores: ScoreResult) -> Iterator[Remark]:
-    """Yield how many examples there are, and what those of weight 0 mean for the numbers."""
+    """Yield remarks on the number of examples, and on the effect of those with weight 0."""
     total = scores.total
     count = f"{total.examples} examples"
     in_chinese = f"{total.examples} 个案件"

@@ -1,4 +1,4 @@
-"""How a text and its answers are shown: pieces of the text, and items with their fields."""
+"""How a text and its answers are shown: pieces of the text, and items with fields."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ def class_fields(task: Task) -> Sequence[str]:
 
 
 def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
-    """Yield items with their fields: as the task shows them, or by items, classes or keys."""
+    """Yield items with their fields, as the task shows them; else by items, classes or keys."""
     rules = task.score
     if rules.shown:
         yield from rules.shown(gold, row)
@@ -33,7 +33,7 @@ def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
 
 
 def _named_items(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
-    """Yield the name and fields of each gold item, beside the predicted item of that name."""
+    """Yield the name and the fields of each gold item and the predicted item of that name."""
     predicted = by_name(task.answer.items_of(row)) if row else {}
     for key, item in by_name(task.answer.items_of(gold)).items():
         given = predicted.get(key, {})
@@ -45,7 +45,7 @@ def _named_items(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
 
 
 def _readable(task: Task, field: str, item: Mapping[str, Any]) -> list[str]:
-    """Return the texts of a field as people read them; a class number becomes a name."""
+    """Return the readable texts of a field's value; the number of a class becomes its name."""
     value = item.get(field)
     order = task.answer.order.get(field, ())
     if isinstance(value, int) and 0 <= value < len(order):

@@ -1,4 +1,4 @@
-"""The label lists of a contest's stage: its code knows no other labels, in gold neither."""
+"""The label lists of a contest's stage. Its code knows no other labels, not even in gold."""
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -14,13 +14,13 @@ from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import CorpusMetric, Metric, Row
 
 Lists = Mapping[str, AbstractSet[str]]
-"""Field -> its labels that count."""
+"""Field -> the labels that count."""
 
 
 def read_lists(task: Task, paths: Sequence[Path], answers: Labels) -> Lists:
     """Read `labels.json` of a run, or lists of one field: `{label: number}`, or a JSON list.
 
-    Such a list is that of the field with which it shares the most labels of `answers`.
+    Such a list belongs to the field that shares most labels of `answers` with it.
     """
     if not task.answer.items:
         raise UserError("--labels: the labels of this task are always the same")
@@ -44,7 +44,7 @@ def _lists_of(task: Task, path: Path, answers: Labels) -> dict[str, set[str]]:
 
 
 def scored_by(task: Task, lists: Lists) -> Task:
-    """Return the task with metrics that see no other labels, as the contest's code does."""
+    """Return the task with metrics that see only the labels of the lists, as the contest's code."""
     metrics = tuple(_seeing_only(lists, task, metric) for metric in task.score.metrics)
     return replace(task, score=replace(task.score, metrics=metrics))
 
@@ -60,7 +60,7 @@ def _seeing_only(lists: Lists, task: Task, metric: Metric) -> Metric:
 
 
 def _listed(lists: Lists, task: Task, row: Row) -> Row:
-    """Return a row without the labels outside the lists."""
+    """Return a row without labels that are not in the lists."""
     items = []
     for item in task.answer.items_of(row):
         kept: dict[str, Any] = {}
@@ -71,7 +71,7 @@ def _listed(lists: Lists, task: Task, row: Row) -> Row:
 
 
 def outside(lists: Lists, task: Task, row: Row) -> int:
-    """Return the number of labels of a row that are outside the lists."""
+    """Return how many labels of a row are not in the lists."""
     count = 0
     for item in task.answer.items_of(row):
         for field, known in lists.items():

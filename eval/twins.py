@@ -1,4 +1,4 @@
-"""Near twins: test cases whose text stands in the training too, whole or almost word for word."""
+"""Near twins: test cases whose text is, exactly or almost word for word, in the training."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,22 +21,22 @@ from panjue.prompts.task import Task
 from panjue.serve.decoding import BATCH, batches
 
 NEAR = 0.8
-"""Share of two texts' n-grams that both have, from which they are near twins."""
+"""Two texts are near twins if this share of their n-grams is in both."""
 
 RAREST = 64
-"""N-grams of a text, the rarest in the training, by which its twin is looked for."""
+"""Number of a text's n-grams that serve to find its twin: those that are rarest in training."""
 
 MOST_CASES = 100_000
-"""Training cases whose n-grams are kept: 3 kB each."""
+"""Largest number of training cases whose n-grams are kept, 3 kB each."""
 
 
 @dataclass(frozen=True)
 class NearTwins:
-    """What near twins in the training mean for a score."""
+    """The effect of near twins in the training on a score."""
 
-    examples: int = 0  # that have one
-    without: Summary | None = None  # the scores of the others; None if all examples are one kind
-    unknown: str = ""  # why it is not known which have one, if so
+    examples: int = 0  # number of examples with a near twin
+    without: Summary | None = None  # scores of the others; None if all or none have twins
+    unknown: str = ""  # why it is unknown which have one; else empty
 
 
 class TwinCounter:
@@ -64,18 +64,18 @@ class TwinCounter:
             self._waiting.clear()
 
     def found(self, values: MetricValues) -> NearTwins:
-        """Return how many of the examples, whose metric values these are, have a near twin."""
+        """Return how many of the examples with these metric values have a near twin."""
         self._look()
         others = np.flatnonzero(~np.array(self._found, bool))
         count = len(self._found) - len(others)
         without = summarize(values, others) if count and len(others) else None
         if without and without.unweighted and values.weights.any():
-            without = None  # the others count for nothing in the score
+            without = None  # the others do not count in the score
         return NearTwins(count, without, self._unknown)
 
 
 class TwinFinder:
-    """Finds the texts that have a near twin among those of a training."""
+    """Finds texts that have a near twin among the texts of a training."""
 
     def __init__(self, examples: Iterable[Example]) -> None:
         """Keep the n-grams of the training's cases; UserError if there are too many."""
@@ -90,16 +90,16 @@ class TwinFinder:
         self._known, self._texts_with = np.unique(everything, return_counts=True)
         columns = np.searchsorted(self._known, everything).astype(np.int32)
         starts = np.cumsum([0, *map(len, self._grams)])
-        ones = np.ones(len(columns), np.uint8)  # no sum is above RAREST
+        ones = np.ones(len(columns), np.uint8)  # sums do not exceed RAREST
         shape = (len(self._grams), len(self._known))
-        # By column: each n-gram leads to the cases that have it.
+        # Stored by column, so that each n-gram leads to the cases that have it.
         self._cases = csc_array(csr_array((ones, columns, starts), shape=shape))
 
     def have_twins(self, examples: Sequence[Example]) -> list[bool]:
         """Say which of some hundred examples have a near twin.
 
-        It is looked for among the cases with half of the text's rarest n-grams: a twin of a text of
-        at most 160 n-grams has these for certain, others almost always.
+        A twin is looked for among cases with half of the text's rarest n-grams. A twin of a text of
+        at most 160 n-grams always has these; other twins almost always have them.
         """
         grams_of = distinct_grams_of(examples)
         rarest = [self._rarest(one) for one in grams_of]
@@ -107,7 +107,7 @@ class TwinFinder:
         starts = np.cumsum([0, *map(len, rarest)])
         ones = np.ones(len(columns), np.uint8)
         wanted = csr_array((ones, columns, starts), shape=(len(rarest), len(self._known)))
-        shared = csr_array(wanted @ self._cases.T)  # n-grams that both have, [examples, cases]
+        shared = csr_array(wanted @ self._cases.T)  # n-grams in both, [examples, cases]
         found = []
         for number, example in enumerate(examples):
             row = slice(shared.indptr[number], shared.indptr[number + 1])
@@ -121,7 +121,7 @@ class TwinFinder:
         return any(share_of_both(of_text, self._grams[case]) >= NEAR for case in candidates)
 
     def _rarest(self, of_text: Hashes) -> NDArray[np.int32]:
-        """Return the columns of a text's n-grams that the fewest cases have, but some."""
+        """Return the columns of a text's n-grams that fewest cases have, but at least one."""
         columns = np.searchsorted(self._known, of_text)
         inside = columns < len(self._known)
         columns = columns[inside]
@@ -132,7 +132,7 @@ class TwinFinder:
 
 
 def distinct_grams_of(examples: Sequence[Example]) -> list[Hashes]:
-    """Return the distinct n-grams of texts as the text classifier reads them: names are masked."""
+    """Return the distinct n-grams of texts, with masked names as for the text classifier."""
     texts = []
     for example in examples:
         case = marked(example, items=0)
@@ -141,14 +141,14 @@ def distinct_grams_of(examples: Sequence[Example]) -> list[Hashes]:
 
 
 def share_of_both(one: Hashes, other: Hashes) -> float:
-    """Return the n-grams that both texts have, as a share of those that either has."""
+    """Return the number of n-grams in both texts divided by the number in either."""
     both = len(np.intersect1d(one, other, assume_unique=True))
     return both / max(1, len(one) + len(other) - both)
 
 
 def finder_of(trainings: Sequence[RunRecord], task: Task) -> TwinFinder:
-    """Return what finds the near twins of what was trained on; UserError: it cannot be known."""
-    # Several runs that voted mostly have the same data.
+    """Return a finder of near twins in the trainings' cases; UserError: these are not known."""
+    # Runs that voted mostly have the same data.
     by_data = {dump(training.part(DATA)): training for training in trainings}
     for training in by_data.values():
         check_files(training)
@@ -156,7 +156,7 @@ def finder_of(trainings: Sequence[RunRecord], task: Task) -> TwinFinder:
 
 
 def check_files(training: RunRecord) -> None:
-    """Refuse a training whose files of cases are not there as they were."""
+    """Refuse a training if a file of its cases is missing or has changed."""
     files = {
         training.train: training.train_sha256,
         training.dev: training.dev_sha256,
@@ -168,7 +168,7 @@ def check_files(training: RunRecord) -> None:
 
 
 def trained_on(training: RunRecord, task: Task) -> Iterator[Example]:
-    """Yield the cases that the model or the text classifier of a training was fitted on."""
+    """Yield the cases on which the model or text classifier of a training was fitted."""
     reader = Reader(
         task,
         columns=training.columns,

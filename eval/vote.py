@@ -1,4 +1,4 @@
-"""Several trainings vote: of each field of each person, the answer that most of them give."""
+"""Several trainings vote on each field of each person; the answer of most of them wins."""
 
 import os
 from collections import Counter
@@ -28,7 +28,7 @@ from panjue.serve.decoding import (
 
 
 def vote(voters: Sequence[Answered], out: Path) -> Iterator[str]:
-    """Write to OUT what most voters answer, or in a tie the first of them; yield what to print."""
+    """Write the answers of most voters to OUT, in a tie the first one's; yield lines to print."""
     first = voters[0]
     task = first.task
     check_voters(voters, out)
@@ -64,7 +64,7 @@ def vote(voters: Sequence[Answered], out: Path) -> Iterator[str]:
 
 
 def check_voters(voters: Sequence[Answered], out: Path) -> None:
-    """Refuse one voter alone, one twice, other tasks or cases, ranked lists, and OUT among them."""
+    """Refuse a single voter, a voter twice, other tasks or cases, ranked lists, OUT as voter."""
     places = [voter.folder.resolve() for voter in voters]
     if len(set(places)) < max(len(places), 2):
         raise UserError("give two runs or more, each once, after OUT")
@@ -87,7 +87,7 @@ def check_voters(voters: Sequence[Answered], out: Path) -> None:
 
 
 def record_of_vote(voters: Sequence[Answered], out: Path) -> AnswersRecord:
-    """Return the record of the first answers, changed where a vote is something else."""
+    """Return the record of the first answers, changed where a vote differs."""
     voted = {}
     for voter in voters:
         submission = voter.task.data.submission.find(voter.folder)
@@ -104,7 +104,7 @@ def record_of_vote(voters: Sequence[Answered], out: Path) -> AnswersRecord:
 
 
 def voted_row(task: Task, rows: Sequence[Row], tied: dict[str, int]) -> Row:
-    """Return the row of the fields that have most votes; of a task without fields, such a row."""
+    """Return a row of the values with most votes; without fields, the row with most votes."""
     if not task.answer.fields:
         whole: Row = elected(rows, WHOLE, tied)
         return whole
@@ -120,7 +120,7 @@ def voted_row(task: Task, rows: Sequence[Row], tied: dict[str, int]) -> Row:
 
 
 def elected(values: Sequence[Any], name: str, tied: dict[str, int]) -> Any:
-    """Return the value with most votes, of several such the first one, and count that as a tie."""
+    """Return the value with most votes. If several have most, return the first and count a tie."""
     ballots = [dump(sorted(v, key=dump)) if isinstance(v, list) else dump(v) for v in values]
     votes = Counter(ballots)
     best = [ballot for ballot, count in votes.items() if count == max(votes.values())]
