@@ -1,4 +1,4 @@
-"""The language model in a base: whether it can be trained and answer, and how it is loaded."""
+"""The language model in a base: checks whether it can be trained and answer, and loads it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +11,13 @@ TEXT_KEYS = {
     r"^language_model\.(?=lm_head\.)": "",
     r"^(model\.)?language_model\.(model\.)?(?!lm_head\.)": "model.",
 }
-"""Patterns of names of weights in a multimodal model -> what its language model has."""
+"""Patterns of weight names in a multimodal model -> the names in its language model."""
 
 
 def check_quantization(folder: Path, name: str) -> None:
-    """Refuse quantized weights, from their config alone, except those of bitsandbytes in four bits.
+    """Refuse quantized weights by their config alone, except those of bitsandbytes in four bits.
 
-    Transformers would load others as garbage, or put random ones in their place.
+    transformers would load others as garbage, or replace them by random weights.
     """
     quantization = quantization_of(folder)
     if quantization and not quantization.get("load_in_4bit"):
@@ -28,14 +28,14 @@ def check_quantization(folder: Path, name: str) -> None:
 
 
 def quantization_of(folder: Path) -> Mapping[str, Any]:
-    """Return how a base's weights are quantized, as its config has it; empty if they are not."""
+    """Return how a base's weights are quantized, by its config; empty if they are not."""
     config = read_object(folder / "config.json")
     of_text = (config.get("text_config") or {}).get("quantization_config")
     return config.get("quantization_config") or of_text or config.get("compression_config") or {}
 
 
 def text_config(folder: Path) -> Any:
-    """Return transformers' config of the language model in a base, without what sees or hears."""
+    """Return transformers' config of a base's language model, without vision or audio."""
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 
@@ -47,7 +47,7 @@ def text_config(folder: Path) -> Any:
             f"{folder}: transformers has no language model of {config.model_type} alone, which "
             "could be trained; take a text model, such as Qwen/Qwen3-8B"
         )
-    if text is not config:  # for the whole model these two are read from the whole config
+    if text is not config:  # these two are read from the config of the whole model
         text.tie_word_embeddings = config.tie_word_embeddings
         if hasattr(config, "quantization_config"):
             text.quantization_config = config.quantization_config
@@ -56,12 +56,12 @@ def text_config(folder: Path) -> Any:
 
 
 def is_part(folder: Path) -> bool:
-    """Say whether the language model is one part of a model that also sees or hears."""
+    """Say whether the language model is part of a multimodal model."""
     return "text_config" in read_object(folder / "config.json")
 
 
 def load_language_model(folder: Path, **settings: Any) -> Any:
-    """Load the language model from safetensors; the files must have exactly its weights.
+    """Load the language model from safetensors, which must contain exactly its weights.
 
     `settings` are further arguments of transformers' `from_pretrained`.
     """
@@ -86,7 +86,7 @@ def load_language_model(folder: Path, **settings: Any) -> Any:
     if faults:
         more = f" ({len(faults)} such weights)" if len(faults) > 1 else ""
         raise UserError(f"{folder}: {faults[0]}{more}; its weights are of another model")
-    if not is_whole:  # without these it is saved under the names of a text model
+    if not is_whole:  # without these, it is saved with the names of a text model
         conversions = model._weight_conversions
         kept = [one for one in conversions if not isinstance(one, WeightRenaming)]
         model._weight_conversions = kept

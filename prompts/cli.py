@@ -1,6 +1,6 @@
 """The `panjue` command. Each command imports only its own stage, so that scoring starts fast.
 
-Settings are checked before the stage is imported: importing torch or vLLM takes seconds.
+Settings are checked before the stage is imported, because importing torch or vLLM takes seconds.
 """
 
 import atexit
@@ -29,18 +29,18 @@ from panjue.prompts.plumbing.threads import spin_briefly
 from panjue.prompts.plumbing.version import panjue_version
 from panjue.serve.engine_processes import watch_parent
 
-watch_parent()  # acts only in the processes of an engine
+watch_parent()  # works only in the processes of an engine
 
-# trl reports the start of each training, dry runs too. Read when the hub's library is imported.
+# trl reports the start of each training, even of a dry run. The hub's library reads this on import.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 spin_briefly()
 
-# Torch and vLLM have 700,000 objects: a last look for garbage among them takes two seconds.
+# torch and vLLM have 700,000 objects: a last search for garbage takes two seconds.
 atexit.register(gc.freeze)
 
 for name in ("bitsandbytes", "torch._library.triton"):
-    # Their imports warn of packages that panjue does not need on a CPU.
+    # Their imports warn about packages that panjue does not need on a CPU.
     logging.getLogger(name).setLevel(logging.ERROR)
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -70,13 +70,13 @@ def options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="print the version"),
     ] = False,
 ) -> None:
-    """Fine-tune a language model to write structured judgments; decode, submit, score."""
+    """Fine-tune a language model to write structured judgments; make submissions and score them."""
 
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import a stage within the block; its libraries then write their warnings to `debug_log`."""
-    gc.disable()  # what is imported stays; to look for garbage in it takes a fifth of the time
+    """Import a stage within the block; its libraries then write warnings to `debug_log`."""
+    gc.disable()  # imports stay; searching them for garbage takes a fifth of the time
     try:
         yield
     finally:
@@ -100,7 +100,7 @@ def convert(
     form: Annotated[str, typer.Option(help="e.g. alpaca; default: by what FILE has")] = "",
     years: Annotated[bool, typer.Option("--years", help="terms are years, not months")] = False,
 ) -> None:
-    """Make cases of FILE, which has another form; what it does not say for certain is left out."""
+    """Make cases from FILE, which has another form; leave out what it does not say for certain."""
     with importing():
         from panjue.prompts.convert import convert as make_cases
     made = make_cases(file, out, task, form, in_years=years)
@@ -125,7 +125,7 @@ def sft(
     words: Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...")] = None,
     settings: ListSettings = False,
 ) -> None:
-    """Fine-tune: cases in, adapter out. Without CONFIG, that of the run or of this GPU counts."""
+    """Train an adapter on cases. Without CONFIG, use that of the run, or the one for this GPU."""
     given = words or []
     with importing():
         from panjue.finetune.words import training_words
@@ -143,7 +143,7 @@ def sft(
             with importing():
                 from panjue.finetune.sft import train
             train(training)
-    except KeyboardInterrupt:  # from the first step on `StopOnSignal` receives it
+    except KeyboardInterrupt:  # from the first step on, `StopOnSignal` receives it
         kept = f"stopped; {training.run} has what was finished, run the same command to resume"
         raise Stopped(kept, signal.SIGINT) from None
 
@@ -153,7 +153,7 @@ def merge(
     run: Path,
     base: Annotated[str | None, typer.Option(help="the base model, if it was moved")] = None,
 ) -> None:
-    """Merge the adapter of RUN into its base model: RUN/merged."""
+    """Merge the adapter of RUN into its base model, and write RUN/merged."""
     with importing():
         from panjue.finetune.trained import open_trained
     trained = open_trained(run)
@@ -167,7 +167,7 @@ def merge(
 
 @app.command()
 def choose(run: Path, overrides: Overrides = None) -> None:
-    """Choose the adapter of RUN that is best by the task's metric on held-out cases."""
+    """Choose the adapter of RUN with the best score on held-out cases by the task's metric."""
     with importing():
         from panjue.prompts.cli_choose import adapters_of, choose_adapter
         from panjue.serve.settings import choose_settings
@@ -185,7 +185,7 @@ def generate(
     overrides: Annotated[list[str] | None, typer.Argument(help="e.g. in_flight=64")] = None,
     settings: ListSettings = False,
 ) -> None:
-    """Answer every case of TEST with RUN's training, and decode: RUN/answers/NAME."""
+    """Answer every case of TEST with RUN's training; write the submission to RUN/answers/NAME."""
     if settings:
         of_run = (run or Path()) / CONFIG
         _list_settings("serve.settings", "GenerateConfig", "generate", of_run)
@@ -215,7 +215,7 @@ def decode(
         str | None, typer.Argument(help="answer=auto, model or classifier; default: as before")
     ] = None,
 ) -> None:
-    """Make the submission of a folder of answers again, without a model."""
+    """Make the submission of a folder of answers again; this needs no model."""
     with importing():
         from panjue.prompts.cli_generate import decode_again
         from panjue.serve.settings import answer_setting
@@ -254,7 +254,7 @@ def bundle(
     verify: Annotated[Path | None, typer.Option(help="a ZIP to test in an empty folder")] = None,
     cases: Annotated[Path | None, typer.Option(help="with --verify: the run's test file")] = None,
 ) -> None:
-    """Pack RUN with code, weights and a manual into OUT; or test such a ZIP with --verify."""
+    """Pack RUN with code, weights and a manual into the ZIP OUT; or test a ZIP with --verify."""
     with importing():
         from panjue.serve.bundle import bundle as pack
         from panjue.serve.bundle import verify as verify_bundle
@@ -281,7 +281,7 @@ def _is_checkout(folder: Path) -> bool:
 
 
 def _warn_of_other_checkout() -> None:
-    """Name both places if this code is that of one checkout, and the working folder is another.
+    """Print a line if this code belongs to one checkout, and the working folder is another one.
 
     A folder that was copied with its .venv would run the old folder's code with its own configs.
     """
@@ -293,7 +293,7 @@ def _warn_of_other_checkout() -> None:
 
 
 def main() -> None:
-    """Run the command line; an error that the user can fix gives one line and exit code 2."""
+    """Run the command line. An error that the user can fix gives one line and exit code 2."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal without UTF-8 gets `?` for Chinese
             stream.reconfigure(errors="replace")

@@ -1,4 +1,4 @@
-"""`panjue choose`: of the adapters that a training kept, the best by the task's own metric."""
+"""`panjue choose`: choose the best of a training's kept adapters by the task's own metric."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,17 +46,17 @@ from panjue.serve.settings import GenerateConfig
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter that may be chosen."""
+    """An adapter that can be chosen."""
 
     trained: Trained
     step: int
-    loss: float | None  # on all held-out cases; None: the weights of this step have none
+    loss: float | None  # on all held-out cases; None if this step was not evaluated
 
 
 def choose_adapter(run: Path, adapters: Sequence[Adapter], config: GenerateConfig) -> None:
-    """Ask half of the held-out cases with each adapter; write RUN/chosen.json.
+    """Answer half of the held-out cases with each adapter; write RUN/chosen.json.
 
-    The answers are kept, so that a run that was killed resumes. The caller holds the run's lock.
+    The answers are kept, so that a killed command resumes. The caller holds the run's lock.
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
     jobs = [make_job(run, adapter.trained, config) for adapter in adapters]
@@ -87,14 +87,14 @@ def choose_adapter(run: Path, adapters: Sequence[Adapter], config: GenerateConfi
 
 
 def adapters_of(run: Path) -> list[Adapter]:
-    """Return the adapters of a training, those of the lowest loss first; UserError: only one."""
+    """Return the adapters of a training, the lowest loss first; UserError: there is only one."""
     result = run / RESULTS[0]
     if not (result / MANIFEST).is_file():
         raise UserError(f"{run}: has no adapter; `panjue sft` with keep=3 keeps several")
     losses = held_out_losses(run)
     summary = TrainingSummary.read(run)
     step = summary.kept_step if summary else None
-    if step is None:  # until version 0.4 nobody wrote it down
+    if step is None:  # version 0.4 and earlier did not record it
         step = min(losses, key=lambda step: (losses[step], step), default=0)
     others = {of: place for of, place in kept_adapters(run).items() if of in losses and of != step}
     if not others:
@@ -106,7 +106,7 @@ def adapters_of(run: Path) -> list[Adapter]:
 
 
 def values_of(adapter: Adapter, asking: Session, reader: Reader, file: Path) -> MetricValues:
-    """Return the metric values of an adapter's answers to held-out cases, which it is asked."""
+    """Answer held-out cases with an adapter; return the metric values of its answers."""
     place = adapter.trained.run / ANSWERS / f"{HELD_OUT}.step-{adapter.step}"
     cases = read_cases(file, reader, place)
     refuse_others(asking.job, cases)
@@ -118,9 +118,9 @@ def values_of(adapter: Adapter, asking: Session, reader: Reader, file: Path) -> 
 
 
 def are_unmerged(jobs: Sequence[Job]) -> bool:
-    """Say whether the adapters are loaded unmerged: where that is said, and on a GPU if possible.
+    """Say whether to load the adapters unmerged: if the settings say so, and on a GPU if possible.
 
-    On a CPU an unmerged adapter is slow.
+    On a CPU, an unmerged adapter is slow.
     """
     from torch import cuda  # noqa: PLC0415
 
@@ -133,18 +133,18 @@ def are_unmerged(jobs: Sequence[Job]) -> bool:
             assert job.trained, "what has an adapter is a training"
             served = served_model(job.trained, "lora", job.config.base)
             assert served.lora_rank, "an adapter has a rank"
-    except UserError:  # vLLM cannot have such an adapter unmerged
+    except UserError:  # vLLM cannot load such an adapter unmerged
         return False
     return True
 
 
 def name_of(adapter: Adapter) -> str:
-    """Return an adapter's folder in its run folder."""
+    """Return the folder of an adapter, relative to its run folder."""
     return adapter.trained.folder.relative_to(adapter.trained.run).as_posix()
 
 
 def best_adapter(adapters: Sequence[Adapter], values: Mapping[str, MetricValues]) -> Choice:
-    """Return which adapter answers best, by the headline metric of its task."""
+    """Return which adapter answers best by the headline metric of the task."""
     task = load_task(adapters[0].trained.record.task)
     chosen = best_of(values, {WHOLE: task.score.headline})
     candidates = {}
@@ -156,7 +156,7 @@ def best_adapter(adapters: Sequence[Adapter], values: Mapping[str, MetricValues]
 
 
 def delete_other_merge(run: Path, chosen: Choice) -> None:
-    """Delete RUN/merged if it is the merge of another adapter than the chosen one."""
+    """Delete RUN/merged if it was made from another adapter than the chosen one."""
     merged = place_of(run / chosen.adapter, "merged")
     with lock_of(merged):
         if not (merged / MANIFEST).is_file():
@@ -166,7 +166,7 @@ def delete_other_merge(run: Path, chosen: Choice) -> None:
 
 
 def show_candidates(chosen: Choice, console: Console) -> None:
-    """Print the adapters side by side, and which is chosen and why."""
+    """Print the adapters side by side, and which one is chosen and why."""
     adapters = chosen.candidates.values()
     first, *_ = adapters
     best = chosen.best[WHOLE]

@@ -1,4 +1,4 @@
-"""`panjue generate`: the way of a test file to its submission, from the top down."""
+"""`panjue generate`: how a test file becomes a submission, from the top down."""
 
 import os
 import shlex
@@ -52,18 +52,18 @@ BESIDE = {
     "confidence.jsonl": "the confidence in each answer",
     "decode.json": "these counts",
 }
-"""Files beside a submission, and what they have."""
+"""Files beside a submission -> what they contain."""
 
 
 def generate(run: Path, trained: Trained | None, test: Path, config: GenerateConfig) -> None:
     """Answer `test` into RUN/answers/NAME, and print what happened.
 
-    With `answer=auto` the cases that training held out are asked first. On these `eval` compares
-    the model with the text classifier; `test` is asked if the model answers any field.
+    With `answer=auto`, the held-out cases are asked first. On their answers, `eval` compares the
+    model with the text classifier. The cases of `test` are asked if the model answers any field.
 
     Args:
         run: The run folder.
-        trained: The training in it; None for an endpoint without one.
+        trained: The training in it; None for an endpoint without a training.
         test: The file of cases.
         config: The settings.
     """
@@ -98,7 +98,7 @@ def generate(run: Path, trained: Trained | None, test: Path, config: GenerateCon
 
 
 def as_try(config: GenerateConfig, test: Path, limit: int) -> GenerateConfig:
-    """Return the settings of a try of the first cases, which has folders of its own."""
+    """Return the settings of a trial on the first cases, which has its own folders."""
     changes = {
         "answers": config.answers or f"{test.stem}-limit{limit}",
         "held_out_cases": min(config.held_out_cases, limit),
@@ -109,7 +109,7 @@ def as_try(config: GenerateConfig, test: Path, limit: int) -> GenerateConfig:
 def decode_again(path: Path, answer: AnswerSetting | None) -> None:
     """Make the submission of a folder of answers again, without a model, and print what happened.
 
-    `answer` is who answers; None: as before.
+    `answer` says who answers; None means as before.
     """
     folder = folder_meant(path)
     with exclusive_lock(folder):
@@ -121,7 +121,7 @@ def decode_again(path: Path, answer: AnswerSetting | None) -> None:
 
 
 def print_tally(tally: Tally, answered: Answered) -> None:
-    """Print what decoding met, who answered, the files, and the next command."""
+    """Print what decoding found, who answered, the files, and the next command."""
     for line in tally.lines():
         print(printable(line))
     folder = tally.submission.parent
@@ -130,12 +130,12 @@ def print_tally(tally: Tally, answered: Answered) -> None:
     print(f"beside it: {'; '.join(beside)}")
     if answered.answers.is_of_demo:
         print(DEMO_ANSWERED)
-    if "MAKELEVEL" not in os.environ:  # make goes on
+    if "MAKELEVEL" not in os.environ:  # make runs the next command
         print(next_step(answered, tally))
 
 
 def next_step(answered: Answered, tally: Tally) -> str:
-    """Return the command that comes after answers: a score, or a check where gold is missing."""
+    """Return the next command: `score`, or `check` if there is no gold."""
     words = ["check", answered.folder, "--cases", answered.test]
     if tally.has_gold:
         words = ["score", answered.test, answered.folder]
@@ -143,7 +143,7 @@ def next_step(answered: Answered, tally: Tally) -> str:
 
 
 def test_cases(job: Job, test: Path) -> Cases:
-    """Return the cases of TEST; UserError if it has none, or other answers are in their folder."""
+    """Return the cases of TEST; UserError: it has none, or their folder has other answers."""
     of_training = job.trained.record.columns if job.trained else {}
     columns = {**of_training, **job.config.columns}
     check_columns(job.task.data, columns)
@@ -164,7 +164,7 @@ def test_cases(job: Job, test: Path) -> Cases:
 
 
 def refuse_others(job: Job, cases: Cases) -> None:
-    """Refuse a folder that has answers to other cases, made in another way, or of somebody else."""
+    """Refuse a folder with answers to other cases, made in another way, or not made by panjue."""
     names = (*REPLACED_ANSWERS, job.task.data.submission.name)
     refuse_claim(cases.folder, names, "answers=NAME")
     if (cases.folder / MANIFEST).exists():
@@ -173,7 +173,7 @@ def refuse_others(job: Job, cases: Cases) -> None:
 
 
 def can_choose(job: Job) -> bool:
-    """Say whether it is open who answers: the fine-tuned model, or a text classifier beside it."""
+    """Say whether the fine-tuned model and a text classifier both could answer."""
     trained = job.trained
     if job.config.answer != "auto" or trained is None:
         return False
@@ -190,11 +190,11 @@ def is_model_needed(config: GenerateConfig, choice: Choice | None) -> bool:
 
 
 def decided(asking: Session, trained: Trained, test: Cases) -> Choice:
-    """Return who answers each field, as answers to held-out cases made in the same way say.
+    """Return the choice of who answers each field, by held-out cases asked in the same way.
 
-    The choice is kept beside the weights. Held-out cases are asked if there is none, or if it is
-    by other ones than the settings want. Where they cannot be asked, a choice by answers that were
-    made otherwise counts, which is printed; UserError: there is none either.
+    The choice is kept beside the weights. If there is none, or if the settings want another number
+    of cases, the held-out cases are asked. If they cannot be asked, a choice by answers that were
+    made in another way counts, and a line says so. UserError: there is no such choice either.
     """
     job = asking.job
     console = asking.console
@@ -219,14 +219,14 @@ def decided(asking: Session, trained: Trained, test: Cases) -> Choice:
 
 
 def decide(asking: Session, trained: Trained, test: Cases, reader: Reader, file: Path) -> Choice:
-    """Ask the held-out cases in `file`, and keep who answers each field of them better."""
+    """Ask the held-out cases in `file`, and keep the choice of who answers each field better."""
     job = asking.job
     name = f"{HELD_OUT}-{job.config.answers}" if job.config.answers else HELD_OUT
     with exclusive_lock(test.folder.with_name(name), wait=True):
         cases = read_cases(file, reader, test.folder.with_name(name))
         refuse_others(job, cases)
         record = record_of(job, cases, asked=True)
-        for choice in read_choices(trained):  # another process may have made it meanwhile
+        for choice in read_choices(trained):  # another process may have made one meanwhile
             if is_made_of(choice, record):
                 break
         else:
@@ -235,17 +235,17 @@ def decide(asking: Session, trained: Trained, test: Cases, reader: Reader, file:
             decode(answered, "model")
             choice = best_by_field(answered)
         choice = choice.model_copy(update={"most": job.config.held_out_cases})
-        if not job.config.limit:  # a try decides for itself alone
+        if not job.config.limit:  # the choice of a trial is only for the trial
             keep_choice(trained, choice)
         take_over(cases, test, record_of(job, test, asked=True))
     return choice
 
 
 def held_out_file(job: Job, trained: Trained, half: Half) -> tuple[Reader, Path] | str:
-    """Return what reads the cases that the training held out, and their file; or why there is none.
+    """Return a reader of the training's held-out cases, and their file; or why there is none.
 
-    They are in its dev file, or some of its training file. At most the setting `held_out_cases` of
-    them count, those of the lowest hashes, which is a random choice.
+    They are the dev file, or a part of the training file. At most `held_out_cases` of them are
+    taken, those with the lowest hashes, which is a random choice.
     """
     record = trained.record
     file = Path(record.dev or record.train)
@@ -272,18 +272,18 @@ def held_out_file(job: Job, trained: Trained, half: Half) -> tuple[Reader, Path]
 
 
 def is_made_of(choice: Choice, record: AnswersRecord) -> bool:
-    """Say whether a choice was made of these answers to held-out cases."""
+    """Say whether a choice was made from these answers to held-out cases."""
     of_choice = (choice.file_sha256, choice.half, choice.highest_hash)
     of_record = (record.test_sha256, record.half, record.highest_hash)
     return of_choice == of_record and not asked_otherwise(choice, record)
 
 
 def take_over(held_out: Cases, test: Cases, record: AnswersRecord) -> None:
-    """Start with the rows of the held-out cases if they are of TEST: none is asked twice."""
+    """Copy the rows of held-out cases if they are cases of TEST, so that none is asked twice."""
     rows = test.folder / COMPLETIONS
     of_held_out = held_out.folder / COMPLETIONS
     if rows.exists() or held_out.sha256 != test.sha256 or not of_held_out.exists():
         return
-    if not (test.folder / MANIFEST).exists():  # without it the rows would be somebody's
+    if not (test.folder / MANIFEST).exists():  # rows need a record of whose they are
         record.model_copy(update={"asked": False}).write(test.folder)
     shutil.copy(of_held_out, rows)

@@ -1,4 +1,4 @@
-"""The commands of `panjue` that read answers: scores, comparisons, reports, faults."""
+"""The commands of `panjue` that read answers: score, compare, report, check and others."""
 
 import os
 import shlex
@@ -43,17 +43,17 @@ OwnColumns = Annotated[
 
 
 class Meant(NamedTuple):
-    """What the words of a command mean."""
+    """The submission that the arguments of a command mean, with what belongs to it."""
 
-    submission: Path  # or the folder of answers that has it
-    reader: Reader  # of the task, treating bad rows as the run did
-    answered: "Answered | None"  # None for a submission that lies alone
+    submission: Path  # or the folder of answers that contains it
+    reader: Reader  # of the task; treats bad rows as the run did
+    answered: "Answered | None"  # None for a submission outside a run
 
 
 def submission_of(
     path: Path, gold: Path, task: str | None, own_columns: Sequence[str] | None = None
 ) -> Meant:
-    """Return the submission or the folder of answers that `path` means, opened once."""
+    """Open the submission or the folder of answers that `path` means."""
     from panjue.serve.answers import read_answers, sha256_of_cases, with_cases
 
     if path.is_file() and ((gold / ANSWERS).is_dir() or (gold / MANIFEST).is_file()):
@@ -74,14 +74,14 @@ def submission_of(
 
 
 def with_columns(reader: Reader, words: Sequence[str] | None) -> Reader:
-    """Return a reader of a file whose columns have these names, as `--columns` gives them."""
+    """Return a reader for a file with the names of columns that `--columns` gives."""
     columns = {**reader.columns, **columns_of_words(words or ())}
     check_columns(reader.task.data, columns)
     return replace(reader, columns=columns)
 
 
 def say_changes(answered: "Answered | None") -> None:
-    """Say how training, labels or the submission are no longer those that answered."""
+    """Print how training, labels or submission have changed since they answered."""
     from panjue.serve.decoding import edited
 
     if answered is None:
@@ -130,14 +130,14 @@ def score(
         return
     if reason := not_of_test(answered, scores):
         print(printable(f"these scores are not kept as those of {answered.record.test}: {reason}"))
-    elif os.access(answered.folder, os.W_OK):  # somebody else's run can be scored too
+    elif os.access(answered.folder, os.W_OK):  # another user's run can be scored, too
         write_json(answered.folder / SCORES, {**numbers, "gold_sha256": answered.test_sha256})
         if answered.trained:
             update_card(answered.trained)
 
 
 def not_of_test(answered: "Answered", scores: "ScoreResult") -> str:
-    """Return why scores are not those of the answered test file; empty if they are."""
+    """Return why these are no scores of the answered test file; empty if they are."""
     from panjue.serve.answers import with_cases
 
     if scores.missing or scores.not_in_gold:
@@ -149,7 +149,7 @@ def not_of_test(answered: "Answered", scores: "ScoreResult") -> str:
         return ""
     try:
         own = next(with_cases(answered.answers).examples())
-    except UserError:  # the test file is gone: then no other outcomes are known
+    except UserError:  # if the test file is gone, there are no other outcomes
         return ""
     if own.answer is not None:
         return f"it has outcomes of its own, and {answered.test} has others"
@@ -162,7 +162,7 @@ def compare(
     second: Annotated[Path, typer.Argument(help="another run of the same cases")],
     gold: GoldPath = None,
 ) -> None:
-    """Compare two runs: metrics, SECOND minus FIRST, and the cases won and lost."""
+    """Compare two runs: SECOND minus FIRST for each metric, and the cases won and lost."""
     from panjue.eval.compare import check_runs, compare_runs, names_of, show_runs
     from panjue.serve.answers import check_complete, open_answers
 
@@ -187,7 +187,7 @@ def vote(
     out: Annotated[Path, typer.Argument(help="folder for the answers of the vote")],
     runs: Annotated[list[Path], typer.Argument(help="run folders, or folders of answers")],
 ) -> None:
-    """Let the answers of several trainings vote on each field of each person; no engine."""
+    """Let the answers of several trainings vote on each field of each person, without an engine."""
     from panjue.eval.vote import vote as write_vote
 
     for line in write_vote([voter(run, test) for run in runs], out):
@@ -211,7 +211,7 @@ def voter(run: Path, test: Path) -> "Answered":
 def runs(
     folder: Annotated[Path, typer.Argument(help="with run folders, or one of them")] = Path("runs"),
 ) -> None:
-    """List the trainings in FOLDER: base, method, loss, and scores by test file."""
+    """List the trainings in FOLDER with base, method, loss, and scores for each test file."""
     from panjue.eval.runs import list_runs, show_listing
 
     show_listing(list_runs(folder))
@@ -219,7 +219,7 @@ def runs(
 
 @app.command()
 def report(run: Path, gold: GoldPath = None) -> None:
-    """Write a page on RUN: scores, errors and every case."""
+    """Write a page about RUN with scores, errors and every case."""
     from panjue.eval.report import write_page
     from panjue.serve.answers import check_complete, open_answers
 
@@ -239,7 +239,7 @@ def fairness(
     json: JsonPath = None,
     columns: OwnColumns = None,
 ) -> None:
-    """Report the headline metric by groups: mean, disparity, worst group, gap."""
+    """Compute the headline metric for groups of cases; print mean, disparity, worst group, gap."""
     from panjue.eval.fairness import fairness as compute
     from panjue.eval.fairness import show_fairness
 
@@ -267,7 +267,7 @@ def check(
         typer.Option(help="the only labels there are; default: labels.json beside it; repeatable"),
     ] = None,
 ) -> None:
-    """Print every fault of SUBMISSION, with its place; exit code 1 if any."""
+    """Print every fault of SUBMISSION with its place; exit with code 1 if there are any."""
     from panjue.eval.check import Notes
     from panjue.eval.check import check as find_faults
 

@@ -1,4 +1,4 @@
-"""Own names of columns: the keys of a user's row become those that the task reads."""
+"""Own names of columns: rename the keys of a user's row to those that the task reads."""
 
 import json
 from collections import Counter, defaultdict
@@ -13,21 +13,21 @@ from panjue.prompts.task import Data, load_task, task_folders
 
 Columns = Mapping[str, str]
 """The task's name of a column -> its name in the user's file. `outcomes/charges` is a column of the
-objects that the column `outcomes` lists."""
+objects in the list `outcomes`."""
 
 MOST_SHOWN = 20
-"""Columns of a row that a message names."""
+"""Number of columns of a row that a message names."""
 
 IN_EVERY_TASK = ("groups",)
-"""Columns that rows of any task may have, and samples need not."""
+"""Columns that rows of any task may have, even if the sample has not."""
 
 
 class Missing(NamedTuple):
-    """A column that the user has named and a row does not have."""
+    """A column that the user has named, but that a row does not have."""
 
     name: str
     given: str
-    columns: Sequence[str]  # of the row, or of the object in it
+    columns: Sequence[str]  # columns of the row, or of the object in it
     has_ours: bool  # the row has the column under the task's name
 
     def __str__(self) -> str:
@@ -41,9 +41,9 @@ class Missing(NamedTuple):
 
 
 def renamed(row: Mapping[str, Any], columns: Columns) -> tuple[dict[str, Any], list[Missing]]:
-    """Return a row with the task's names, and the columns that it should have and does not have.
+    """Return a row with the task's names, and the named columns that it lacks.
 
-    UserError: the row has a column under both names; null under the task's name is none.
+    UserError: the row has a column under both names. Null under the task's name does not count.
     """
     missing: list[Missing] = []
     return _renamed(row, columns, missing, ""), missing
@@ -80,12 +80,12 @@ def _renamed(
 
 
 def _renamed_item(item: Any, columns: Columns, missing: list[Missing], prefix: str) -> Any:
-    # Anything else than an object is left to the task, which refuses it.
+    # The task itself refuses a value that is no object.
     return _renamed(item, columns, missing, prefix) if isinstance(item, dict) else item
 
 
 def columns_of_words(words: Sequence[str]) -> dict[str, str]:
-    """Return the columns that words such as `fact=content` name."""
+    """Return the names of columns from words such as `fact=content`."""
     columns = {}
     for word in words:
         name, _, given = word.partition("=")
@@ -96,7 +96,7 @@ def columns_of_words(words: Sequence[str]) -> dict[str, str]:
 
 
 def check_columns(data: Data, columns: Columns) -> None:
-    """Refuse a name that no column of the task has, and a user's column with two names."""
+    """Refuse a name that the task does not have, and a user's column that is named twice."""
     known = known_columns(data)
     for name in columns if known else ():
         if name not in known:
@@ -115,7 +115,7 @@ def check_columns(data: Data, columns: Columns) -> None:
 
 @cache
 def known_columns(data: Data) -> tuple[str, ...]:
-    """Return the names of a task's columns, as its sample has them; none without a sample."""
+    """Return the names of the columns in a task's sample; none without a sample."""
     names: dict[str, None] = {}
     for row in _sample(data):
         names |= dict.fromkeys(_names(row))
@@ -123,7 +123,7 @@ def known_columns(data: Data) -> tuple[str, ...]:
 
 
 def _names(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the columns of a row, and behind each list those of its objects."""
+    """Yield the columns of a row; after a list, those of its objects."""
     for name, value in row.items():
         yield name
         for item in value if isinstance(value, list) else ():
@@ -133,7 +133,7 @@ def _names(row: Mapping[str, Any]) -> Iterator[str]:
 
 @cache
 def answer_column(data: Data) -> str:
-    """Return the column that has the gold answer: without it the sample's first row has none."""
+    """Return the column with the gold answer: the sample's first row has no answer without it."""
     for row in islice(_sample(data), 1):
         for name in row:
             rest = {key: value for key, value in row.items() if key != name}
@@ -144,7 +144,7 @@ def answer_column(data: Data) -> str:
 
 
 def _sample(data: Data) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a task's sample; a bundle has none."""
+    """Yield the rows of a task's sample; a bundle has no samples."""
     for name, folder in task_folders().items():
         if load_task(name).data is data:
             for sample in sorted(folder.glob("sample.*")):
@@ -153,16 +153,16 @@ def _sample(data: Data) -> Iterator[dict[str, Any]]:
 
 
 def named_columns(columns: Sequence[str]) -> str:
-    """Return the names of columns for a message."""
+    """Return the names of columns, for a message."""
     shown = [json.dumps(name, ensure_ascii=False)[1:-1][:40] for name in columns[:MOST_SHOWN]]
     more = len(columns) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def about_columns(data: Data, row: Mapping[str, Any], columns: Sequence[str], reason: str) -> str:
-    """Return which columns a row has, if it lacks the one that it is refused for; else nothing.
+    """Return the columns of a row if it was refused because it lacks one; else an empty text.
 
-    `columns` are those of the file, `row` has the task's names.
+    `columns` are the names in the file; `row` has the task's names.
     """
     for name in known_columns(data):
         if repr(name) in reason and name not in row:

@@ -1,6 +1,6 @@
 """Make cases of a task from a file of another form: `panjue convert FILE OUT`.
 
-What a row does not say for certain is left out, counted and listed; nothing is guessed.
+Nothing is guessed. A row that does not say for certain what its case needs is left out and listed.
 """
 
 import hashlib
@@ -40,18 +40,18 @@ FORMS_OF_TASK: dict[str, dict[str, Form]] = {
     },
     "reading": {"cmrc2018": spans.CMRC2018, "squad": spans.SQUAD},
 }
-"""Task -> name of a form, as `--form` takes it -> the form; each task has its own form too."""
+"""Task -> name of a form for `--form` -> the form. Each task also has its own form."""
 
 LAST_FORMS: dict[str, dict[str, Form]] = {"judgment": {"table": table.TABLE}}
-"""Forms whose names of columns others have too: considered where no other form fits."""
+"""Forms that are considered only if no other form fits, since others have the same columns."""
 
 LOOKED_AT = 100
-"""Rows by which the form of a file is found: the first that has one counts."""
+"""Number of first rows that show the form of a file; the first row that fits a form counts."""
 
 
 @dataclass
 class Conversion:
-    """What was made of a file."""
+    """The result of converting a file."""
 
     path: Path
     out: Path
@@ -60,11 +60,11 @@ class Conversion:
     rows: int = 0
     written: int = 0
     of_nobody: int = 0
-    left_out: Counter[str] = field(default_factory=Counter)  # kind of the reason -> cases
+    left_out: Counter[str] = field(default_factory=Counter)  # kind of reason -> number of cases
     first_left_out: str = ""
 
     def lines(self) -> Iterator[str]:
-        """Yield what the user is told."""
+        """Yield the lines for the user."""
         yield f"{self.path}: {self.form.title} ({self.source.description}), {self.rows} rows"
         for note in self.form.notes:
             yield f"note: {note}"
@@ -81,16 +81,16 @@ class Conversion:
 def convert(
     path: Path, out: Path, task: str = "judgment", form: str = "", *, in_years: bool = False
 ) -> Conversion:
-    """Write the cases of a file to `out`, and what was left out beside it.
+    """Write the cases of a file to `out`, and list the rows that were left out in a file beside it.
 
-    Both appear when all is done, and only over what an earlier conversion made.
+    Both files appear when all is done. They replace only files that an earlier conversion made.
 
     Args:
         path: The file, or a folder of JSON files.
         out: The file of cases.
-        task: Whose cases.
-        form: The form of the file, a key of `FORMS`; empty: it is found out.
-        in_years: The terms of a file in panjue's own form are years, not months.
+        task: The task to make cases for.
+        form: The form of the file, a key of `FORMS`; if empty, find it out.
+        in_years: Whether the terms of a file in panjue's own form are years, not months.
     """
     for file in (out, left_out_path(out), record_path(out)):
         _refuse(file, out)
@@ -114,7 +114,7 @@ def convert(
         if not done.left_out:
             raise _Empty
     if not done.left_out:
-        delete(left_out_path(out), _is_made_for(out))  # that of an earlier conversion
+        delete(left_out_path(out), _is_made_for(out))  # the one of an earlier conversion
     if not done.written:
         raise UserError(
             f"{path}: {chosen.title}: none of its {done.rows} rows says all that a case needs; "
@@ -124,7 +124,7 @@ def convert(
 
 
 class _Empty(Exception):
-    """Keeps a file without rows from appearing."""
+    """Raised so that a file without rows does not appear."""
 
 
 def left_out_path(out: Path) -> Path:
@@ -170,7 +170,7 @@ CaseRows = tuple[RowPlace, list[Row] | NotSaid]
 
 
 def _groups(source: SourceFile, form: Form, done: Conversion) -> Iterator[CaseRows]:
-    """Yield the rows of each case, with the place of the first."""
+    """Yield the rows of each case, with the place of the first row."""
     if form.key is None:
         for place, row in source.rows():
             done.rows += 1
@@ -197,7 +197,7 @@ def _groups(source: SourceFile, form: Form, done: Conversion) -> Iterator[CaseRo
 
 
 def _count_keys(source: SourceFile, form: Form) -> tuple[Counter[bytes], set[bytes]]:
-    """Return how many rows a case has, and the cases beside rows that cannot be read."""
+    """Return how many rows each case has, and which cases lie next to unreadable rows."""
     counts: Counter[bytes] = Counter()
     doubtful: set[bytes] = set()
     before: bytes | None = None
@@ -216,7 +216,7 @@ def _count_keys(source: SourceFile, form: Form) -> tuple[Counter[bytes], set[byt
 
 
 def _key(row: Row, form: Form) -> bytes | NotSaid | None:
-    """Return the hash of what the rows of a case have in common; None: the row is alone."""
+    """Return the hash of what the rows of a case have in common; None if the row is alone."""
     assert form.key is not None
     try:
         key = form.key(row)
@@ -248,7 +248,7 @@ def _write(
 
 
 def _cases(form: Form, rows: list[Row] | NotSaid) -> Iterator[Case | NotSaid]:
-    """Yield the cases of rows, or why there is none."""
+    """Yield the cases of some rows, or why there is none."""
     if isinstance(rows, NotSaid):
         yield rows
         return
@@ -263,7 +263,7 @@ def _cases(form: Form, rows: list[Row] | NotSaid) -> Iterator[Case | NotSaid]:
 
 
 def _checked(case: Case, number: int, task: Task, known: set[str]) -> Case | NotSaid:
-    """Return the case with an id, or why the task does not take it."""
+    """Return the case with an id, or why the task refuses it."""
     if case.get("id") is None:
         case = {"id": number, **{key: value for key, value in case.items() if key != "id"}}
     without = {key: value for key, value in case.items() if key != chat.OF_NOBODY}
@@ -287,7 +287,7 @@ def _leave_out(done: Conversion, left: "_Hashed", place: RowPlace, reason: NotSa
 
 
 class _Hashed:
-    """Writes into a file, and knows the hash of what was written."""
+    """Writes into a file, and computes the hash of what it writes."""
 
     def __init__(self, file: IO[str]) -> None:
         """Start with nothing."""
@@ -303,7 +303,7 @@ class _Hashed:
 
 
 class _Lines:
-    """Writes cases as lines."""
+    """Writes cases as JSON lines."""
 
     def __init__(self, file: _Hashed) -> None:
         """Write into a file."""
@@ -314,7 +314,7 @@ class _Lines:
 
 
 class _Documents:
-    """Writes questions as the task `reading` has them: those of one text, in order, together."""
+    """Writes questions in the form of the task `reading`; questions of one text stay together."""
 
     END = "]}]}\n]}\n"
     OF_TEXT = ("context", "casename")
@@ -346,7 +346,7 @@ def _refuse(file: Path, out: Path) -> None:
 
 
 def _is_made_for(out: Path) -> Callable[[Path], bool]:
-    """Return what says whether a file is as an earlier conversion to `out` has written it."""
+    """Return a function that says whether an earlier conversion to `out` wrote a file as it is."""
 
     def is_made(path: Path) -> bool:
         made = _made(out)
@@ -358,7 +358,7 @@ def _is_made_for(out: Path) -> Callable[[Path], bool]:
 
 
 def _made(out: Path) -> dict[str, list[str]]:
-    """Return name -> hashes of the files that the record beside `out` says were written."""
+    """Return file name -> hashes, from the record beside `out` of what was written."""
     try:
         record = json.loads(record_path(out).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -370,11 +370,11 @@ def _made(out: Path) -> dict[str, list[str]]:
 
 
 def _write_record(done: Conversion, task: str, cases: _Hashed, left: _Hashed) -> None:
-    """Write what was done, before the files appear: so a kill between them leaves both ours."""
+    """Write the record before the files appear, so that both count as ours even after a kill."""
     made: dict[str, list[str]] = {}
     for path, hashed in ((done.out, cases), (left_out_path(done.out), left)):
         hashes = [hashed.sha256()]
-        if path.is_file():  # it was checked to be of an earlier conversion
+        if path.is_file():  # checked before: it is from an earlier conversion
             hashes.append(sha256(path))
         made[path.name] = hashes
     record = {

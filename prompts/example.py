@@ -1,4 +1,4 @@
-"""One question, its answer, and the calls that produce the answer."""
+"""One question, its answer, and the calls of the model that produce the answer."""
 
 import re
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ Answer = Mapping[str, Any]
 
 
 class Turn(NamedTuple):
-    """One sentence of a dialogue: its position from 1, the speaker, the text."""
+    """One sentence of a dialogue: its position (from 1), the speaker, the text."""
 
     number: int
     holder: str
@@ -23,22 +23,23 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Example:
-    """What is asked about one row: the fields of the prompt template, and the gold answer."""
+    """A row that a task has read: the fields of the prompt template, and the gold answer."""
 
     id: int | str  # unique within its file; joins examples, completions and scores
     text: str  # the long part, which may be shortened; `{text}` in the template
     names: tuple[str, ...] = ()
-    """What the answer is about, in order: persons, or heads of lines. `shorten` keeps the first
-    sentence with each."""
-    given_names: tuple[str, ...] = ()  # as the file has them, for the submission
+    """What the answer is about, in order: persons, or beginnings of lines. `shorten` keeps the
+    first sentence with each of them."""
+    given_names: tuple[str, ...] = ()  # the names as in the file, for the submission
     inputs: Mapping[str, str] = field(default_factory=dict)  # further fields of the template
     answer: Answer | None = None  # gold; None in a test file
     references: tuple[tuple[str, ...], ...] = ()
-    """Sets of gold answers in the format of the submission, if several are correct; the score is
-    the mean over the sets of the best match in each set."""
+    """Sets of gold answers in the format of the submission, if several are correct. The score is
+    the best match in each set, averaged over the sets."""
     groups: Mapping[str, str] = field(default_factory=dict)
-    """Attributes to report by, e.g. `{"defendants": "2"}`; never shown to the model."""
-    anchor: str = ""  # the question about the text: the sentences most similar to it stay
+    """Attributes by which scores are reported, e.g. `{"defendants": "2"}`. The model never sees
+    them."""
+    anchor: str = ""  # the question about the text; the sentences most similar to it are kept
     turns: tuple[Turn, ...] = ()  # the sentences of a dialogue that the answer is about
     notes: tuple[str, ...] = ()  # warnings about a row that is valid
 
@@ -47,39 +48,39 @@ class Example:
 class Decoded:
     """A reply after repair."""
 
-    answer: Answer  # always complete: unreadable parts get the task's fallback
-    repairs: tuple[str, ...] = ()  # one short text each; empty if the reply was valid
-    readable: bool = True  # False: nothing could be read, so that the answer is the fallback
+    answer: Answer  # always complete: the task's fallback replaces unreadable parts
+    repairs: tuple[str, ...] = ()  # one short text for each; empty if the reply was valid
+    readable: bool = True  # False if nothing could be read, so that the answer is the fallback
     from_fallback: tuple[tuple[int, str], ...] = ()
-    """Item and field of each value that a readable reply does not have: it is the fallback's."""
+    """Item and field of each value that a readable reply lacks, so that it is the fallback's."""
 
     def without(self, fields: Collection[str], items: int) -> "Decoded":
-        """Return the reply as if it did not have these fields of its items."""
+        """Return the reply as if it lacked these fields of its items."""
         taken = [(item, field) for item in range(items) for field in fields]
         return replace(self, from_fallback=(*self.from_fallback, *taken))
 
     def is_fallback(self, item: int, field: str) -> bool:
-        """Say whether the reply does not have this field of an item."""
+        """Say whether the reply lacks this field of an item."""
         return not self.readable or (item, field) in self.from_fallback
 
 
 Solving = Generator[Sequence[Example], Sequence[Decoded], Answer]
 """The steps of an answer that takes several calls: a generator.
 
-It yields the questions that can be asked now, each an example of the same task with its own id,
-receives their decoded replies in that order, and returns the answer. The same replies always give
-the same questions: so a run can resume, and can be decoded again without a model.
+It yields the questions that can be asked now, each an example of the same task with its own id. It
+receives their decoded replies in that order, and returns the answer. The same replies must always
+lead to the same questions, so that a run can resume and be decoded again without a model.
 """
 
 
 def once(example: Example) -> Solving:
-    """Solve with one call: the example is the question."""
+    """Solve an example with one call: it is the question itself."""
     [decoded] = yield [example]
     return decoded.answer
 
 
 def run_steps(solving: Solving, reply: Callable[[int, Example], Decoded]) -> Answer:
-    """Return the answer that results when `reply` answers question 0, 1 and so on."""
+    """Return the answer that results if `reply` answers question 0, 1 and so on."""
     numbers = count()
     replies = None
     while True:
@@ -93,43 +94,44 @@ def run_steps(solving: Solving, reply: Callable[[int, Example], Decoded]) -> Ans
 
 @dataclass(frozen=True)
 class LabelFields:
-    """The fields of an answer that have known labels: none of some tasks."""
+    """The fields of an answer that have known labels; some tasks have no such fields."""
 
-    items: str = ""  # key of the list of items in the answer; "": the answer is the only item
+    items: str = ""  # key of the list of items in the answer; "" if the answer is the only item
     sets: tuple[str, ...] = ()
-    """Fields of an item that are label sets. If there are two, `Labels.pairs` gives the labels
-    that occur together."""
+    """Fields of an item that are label sets. If there are two, `Labels.pairs` says which labels
+    occur together."""
     classes: tuple[str, ...] = ()  # fields of an item with one label
     order: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Field -> all its labels, in order: a closed list. A number in the submission is an index into
     it. Where each field has one, an endpoint can be asked without a training."""
     kinds: Mapping[str, str] = field(default_factory=dict)
-    """Field -> its kind in `Labels`, if that has another name."""
-    nothing: str = ""  # the name that `Labels` gives to an empty set, if it counts these
+    """Field -> its name in `Labels`, if that differs."""
+    nothing: str = ""  # the name of an empty set in `Labels`, if empty sets are counted
     evidence: Callable[[str], Sequence[float]] | None = None
-    """Text or clauses -> numbers about an item, for the text classifier; always as many."""
+    """From a text or clauses to numbers about an item, for the text classifier. Their count is
+    fixed."""
 
     @property
     def fields(self) -> tuple[str, ...]:
         return (*self.sets, *self.classes)
 
     def kind(self, name: str) -> str:
-        """Return the name that `Labels` has for a field."""
+        """Return the name of a field in `Labels`."""
         return self.kinds.get(name, name)
 
     def counts(self, name: str, counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-        """Return label -> count of a field, from `Labels.counts`, without the empty set."""
+        """Return label -> count for a field, from `Labels.counts`, without the empty set."""
         of_field = dict(counts[self.kind(name)])
         of_field.pop(self.nothing, None)
         return of_field
 
     def items_of(self, answer: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Return the items of an answer, or of a row of a submission; KeyError: it has none."""
+        """Return the items of an answer, or of a submission row; KeyError: it has none."""
         items: Sequence[Mapping[str, Any]] = answer[self.items] if self.items else [answer]
         return items
 
     def with_items(self, answer: Answer, items: Sequence[Mapping[str, Any]]) -> Answer:
-        """Return the answer with these items instead of its own."""
+        """Return the answer with these items in place of its own."""
         if self.items:
             return {**answer, self.items: items}
         return items[0]
@@ -137,23 +139,24 @@ class LabelFields:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The answer is a list, best first, ranked by the votes of several samples."""
+    """For answers that are a list, best first, which the votes of several samples rank."""
 
-    key: str  # of the list, and of the labels that fill it up
+    key: str  # name of the list, and of the labels that fill it up
     length: int
 
 
 @dataclass(frozen=True)
 class Solve:
-    """The answer takes several calls, each with a row of its own."""
+    """For answers that take several calls, each with its own row."""
 
     steps: Callable[[Example, Any], Solving]  # example, settings -> the steps to its answer
     gold_oracle: Callable[[Example], Callable[[Example], Example]]
-    """Example -> a function that gives each question of `steps` a perfect model's answer."""
+    """From an example to a function that answers each question of `steps` as a perfect model
+    would."""
     settings: Config
 
     def training_examples(self, example: Example) -> Iterator[Example]:
-        """Yield the questions of `steps`, with their answers, as if a perfect model replied."""
+        """Yield the questions of `steps` with the answers of a perfect model."""
         oracle = self.gold_oracle(example)
         answered = []
 
@@ -175,14 +178,14 @@ def is_same(gold: Any, value: Any) -> bool:
 
 
 def call_key(row: Mapping[str, Any]) -> str:
-    """Return the key of a row of `completions.jsonl`: its id and the number of its call, if any."""
+    """Return the key of a row of `completions.jsonl`: its id, and its call's number, if any."""
     if "call" in row:
         return f"{row['id']} {row['call']}"
     return str(row["id"])
 
 
 def first_reply(row: Mapping[str, Any]) -> str:
-    """Return the first reply of a row of `completions.jsonl`; empty if it was refused."""
+    """Return the first reply in a row of `completions.jsonl`; empty if it was refused."""
     if row.get("refused") is not None:
         return ""
     texts = row.get("texts")
@@ -214,13 +217,13 @@ def has_failed(row: Mapping[str, Any]) -> bool:
 
 
 UNKNOWN = "-"
-"""The group of an example whose attribute is not known."""
+"""The group of examples whose attribute is unknown."""
 
 UNKNOWN_WORDS = ("", UNKNOWN, "n/a", "na", "<na>", "nan", "none", "null")
 
 
 def groups_of(groups: Any) -> dict[str, str]:
-    """Return attribute -> group, `UNKNOWN` if it is not known."""
+    """Return attribute -> group, with `UNKNOWN` for unknown ones."""
     if not isinstance(groups, dict):
         raise UserError("groups must be an object: attribute to group")
     return {name: group_of(name, value) for name, value in groups.items()}
@@ -232,7 +235,7 @@ def known_groups(groups: Any) -> dict[str, str]:
 
 
 def group_of(attribute: str, value: Any) -> str:
-    """Return the group that a value in a file means: a text, or `UNKNOWN`."""
+    """Return the group of a value in a file: a text, or `UNKNOWN`."""
     if not isinstance(value, str | int | float | None):
         raise UserError(f"group {attribute!r} must be one text or number")
     if isinstance(value, float) and value.is_integer():  # pandas makes 0.0 of an int column

@@ -1,6 +1,6 @@
-"""The fingerprint of a model: hashes of the files that are read, and of nothing else in its folder.
+"""The fingerprint of a model: hashes of the files that are read, without other files of its folder.
 
-The same base comes with a note, with `configuration.json` from ModelScope, or with CRLF.
+Copies of the same base may have notes, `configuration.json` from ModelScope, or CRLF line ends.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from panjue.prompts.plumbing.ours import record_bytes
 from panjue.prompts.plumbing.records import MANIFEST, RunRecord
 
 CONFIGS = ("config.json", "generation_config.json")
-"""Files that are compared by their values, but for `NOT_READ_KEYS`."""
+"""Files that are compared by their values, without `NOT_READ_KEYS`."""
 
 NOT_READ_KEYS = ("transformers_version", "_name_or_path")
-"""Keys of configs, at any depth, that say who saved the model."""
+"""Keys of configs, at any depth, that only say who saved the model."""
 
 BASE_FILES = (
     *("*.safetensors", "*.safetensors.index.json", *CONFIGS),
@@ -29,23 +29,23 @@ BASE_FILES = (
     *("vocab.json", "merges.txt", "vocab.txt", "tekken.json", "*.model"),
     *("chat_template.jinja", "chat_template.json"),
 )
-"""What transformers and vLLM read of a base: weights, configs, tokenizer, template."""
+"""Files of a base that transformers and vLLM read: weights, configs, tokenizer, template."""
 
 NOT_READ_WEIGHTS = "consolidated"
-"""How files begin that have the same weights again, in Mistral's format."""
+"""Prefixes of files with the same weights in Mistral's format."""
 
 TRAINED_FILES = (*BASE_FILES, "adapter_config.json", "labels.json", CLASSIFIER, MANIFEST)
-"""What is read of the result of a training."""
+"""Files that are read of the result of a training."""
 
 TEXTS = (".json", ".jinja", ".txt")
-"""Endings of files in which it does not matter whether lines end with LF or CRLF."""
+"""Suffixes of text files, for which LF and CRLF count as the same."""
 
 MAX_SELECTIONS = 4096
-"""So many selections of files are tried at the most, to find out which ones an old hash had."""
+"""Most selections of files that are tried to find out which files an old hash covers."""
 
 
 def base_files(folder: Path) -> dict[str, str]:
-    """Return file -> hash, of the files of a base that are read."""
+    """Return file -> hash for the files of a base that are read."""
     return {path.name: file_sha256(path) for path in _found(folder, BASE_FILES)}
 
 
@@ -55,7 +55,7 @@ def base_sha256(files: Mapping[str, str]) -> str:
 
 
 def base_change(record: RunRecord, folder: Path) -> str:
-    """Return which files of a base are not those of a training; empty if it is the same base."""
+    """Return which files of a base differ from those of a training; empty if none does."""
     if record.is_before_0_5:
         if record.base_sha256 in _hashes_before_0_5(folder):
             return ""
@@ -76,7 +76,7 @@ def base_change(record: RunRecord, folder: Path) -> str:
 def model_sha256(folder: Path) -> str:
     """Return the fingerprint of the result of a training.
 
-    One of a version before 0.5 keeps its fingerprint, over all files: records of then have it.
+    For a training of a version before 0.5, it covers all files, because old records have it so.
     """
     if (folder / MANIFEST).exists() and "base_files" not in read_record(folder / MANIFEST):
         return _joined(map(_line_before_0_5, model_files(folder)))
@@ -84,12 +84,12 @@ def model_sha256(folder: Path) -> str:
 
 
 def trained_files(folder: Path) -> dict[str, str]:
-    """Return file -> hash, of the files of a model or adapter that are read."""
+    """Return file -> hash for the files of a model or adapter that are read."""
     return {path.name: file_sha256(path) for path in _found(folder, TRAINED_FILES)}
 
 
 def weight_files(folder: Path) -> dict[str, str]:
-    """Return file -> hash, of the weights of a model."""
+    """Return file -> hash for the weights of a model."""
     return {path.name: file_sha256(path) for path in _found(folder, ("*.safetensors",))}
 
 
@@ -100,7 +100,7 @@ def _found(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the hash of a config's values, of a text whatever ends its lines, or of weights."""
+    """Return the hash of a config's values, of a text apart from its line ends, or of weights."""
     if path.name in CONFIGS:
         content = dump(_sorted_values(read_json(path))).encode()
         return hashlib.sha256(content).hexdigest()
@@ -131,10 +131,10 @@ def _joined(lines: Iterator[str]) -> str:
 
 
 def _sampled_sha256(data: BinaryIO, size: int) -> str:
-    """Return the hash of all of a file up to 2 MiB; of a longer one, of its ends and samples.
+    """Return the hash of a file; above 2 MiB, of its first and last MiB and of samples.
 
-    These are its first and last MiB and 64 KiB of every 16 MiB between: a training changes whole
-    matrices. All of 16 GB take 19 s to read, these parts 1 s.
+    The samples are 64 KiB of every 16 MiB between. They suffice, because a training changes whole
+    matrices. To read 16 GB takes 19 s, these parts take 1 s.
     """
     digest = hashlib.sha256(data.read(MIB))
     for place in range(16 * MIB, size - MIB, 16 * MIB):
@@ -146,17 +146,17 @@ def _sampled_sha256(data: BinaryIO, size: int) -> str:
 
 
 def _line_before_0_5(path: Path) -> str:
-    """Return what stands for a file in the fingerprints that panjue recorded before 0.5."""
+    """Return the entry for a file in the fingerprints that panjue recorded before 0.5."""
     size = path.stat().st_size
     with path.open("rb") as data:
         return f"{path.name} {size} {_sampled_sha256(data, size)}"
 
 
 def _hashes_before_0_5(folder: Path) -> Iterator[str]:
-    """Yield the hashes that a version before 0.5 may have recorded of the base in a folder.
+    """Yield the hashes that a version before 0.5 may have recorded for the base in a folder.
 
-    It took one of all files, read or not. Those that are not read may have come since then, and
-    the texts may have got CRLF.
+    Those versions hashed all files, read or not. Files that are not read may have been added since,
+    and text files may have got CRLF.
     """
     files = model_files(folder)
     lines = {path: _line_before_0_5(path) for path in files}

@@ -1,4 +1,4 @@
-"""Refuse an NVIDIA GPU that could not be used, before anything is fetched, fitted or trained."""
+"""Refuse an NVIDIA GPU that cannot be used, before anything is downloaded, fitted or trained."""
 
 import os
 import warnings
@@ -15,27 +15,27 @@ from panjue.prompts.plumbing.machine import (
 )
 
 HIDING = ("", "-1", "NoDevFiles")
-"""Values of CUDA_VISIBLE_DEVICES that ask for the CPU; the last one is Slurm's."""
+"""Values of CUDA_VISIBLE_DEVICES that ask for the CPU. Slurm sets the last one."""
 
 NO_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver")
-"""What torch says where there is no GPU, or where CUDA_VISIBLE_DEVICES hides it."""
+"""torch's message if there is no GPU, or if CUDA_VISIBLE_DEVICES hides it."""
 
 NVIDIA_DEVICE = Path("/dev/nvidia0")
 
 OTHER_DEVICES = {"/dev/kfd": "AMD GPU", "/dev/davinci0": "Ascend NPU"}
-"""Device file -> what it belongs to; the packages that `make install` installs cannot use it."""
+"""Device file -> the device, which the packages of `make install` cannot use."""
 
 
 def check_gpu(number: int = 0, *, answering: bool = False) -> None:
     """Refuse a GPU that torch cannot use, that is too old, or for which Triton cannot compile.
 
-    Training asks too: else it would use the CPU without a word, or hours later the engine would not
-    start. `number` is that of the GPU among the visible ones. Where the GPU is hidden, the CPU was
-    asked for; a vLLM for GPUs cannot answer there.
+    Training calls this, too. Otherwise it would silently use the CPU, or the engine would fail to
+    start hours later. `number` is the number of the GPU among the visible ones. If the GPU is
+    hidden, the user asked for the CPU; a vLLM for GPUs cannot answer there.
     """
     import torch
 
-    with warnings.catch_warnings(action="ignore"):  # the error has what torch warns of
+    with warnings.catch_warnings(action="ignore"):  # the error contains torch's warning
         has_cuda = torch.cuda.is_available() and torch.version.cuda is not None
         if has_cuda:
             number %= torch.cuda.device_count()  # as accelerate does
@@ -60,7 +60,7 @@ def is_hidden() -> bool:
 
 
 def refuse_unusable() -> None:
-    """Raise a UserError if there is a GPU, which torch cannot use; it has torch's reason."""
+    """Raise UserError, with torch's reason, if there is a GPU that torch cannot use."""
     import torch
 
     try:
@@ -99,7 +99,7 @@ def refuse_unusable() -> None:
 
 
 def unused_device() -> str:
-    """Return that the CPU computes though there is more; empty if not, or if that is hidden."""
+    """Return a line if the CPU computes though there is another device; else an empty text."""
     import torch
 
     if is_hidden() or torch.accelerator.is_available():

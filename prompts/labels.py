@@ -1,4 +1,4 @@
-"""The label sets of a training file: collected once and saved with the adapter."""
+"""The label sets of a training file, which are collected once and saved with the adapter."""
 
 import hashlib
 import re
@@ -24,18 +24,18 @@ class Labels:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    counts: Mapping[str, Counts] = field(default_factory=dict)  # field -> label, commonest first
+    counts: Mapping[str, Counts] = field(default_factory=dict)  # field -> label -> count
     most: Counts = field(default_factory=dict)  # field -> most labels in one answer
     pairs: Mapping[str, Counts] = field(default_factory=dict)
-    """Label of the first field -> the labels of the second that occur with it, commonest first."""
+    """Label of the first field -> labels of the second that occur with it; the commonest first."""
 
     def names(self, kind: str) -> list[str]:
-        """Return the labels of one field in a fixed order (by code point)."""
+        """Return the labels of a field in a fixed order (by code point)."""
         return sorted(self.counts.get(kind, ()))
 
     @cached_property
     def normal_forms(self) -> dict[str, dict[str, str]]:
-        """Return field -> normal form -> its label, without the forms that several labels share."""
+        """Return field -> normal form -> label, without forms that several labels share."""
         forms: dict[str, dict[str, str]] = {}
         for kind in self.counts:
             by_form = self._by_form(kind)
@@ -43,7 +43,7 @@ class Labels:
         return forms
 
     def look_alikes(self, kinds: Iterable[str]) -> Iterator[str]:
-        """Yield a line for the labels of a field that differ in nothing but their spelling."""
+        """Yield a line for labels of a field that differ only in spelling."""
         for kind in kinds:
             for same in self._by_form(kind).values():
                 if len(same) > 1:
@@ -56,7 +56,7 @@ class Labels:
         return forms
 
     def did_you_mean(self, kind: str, label: str) -> str:
-        """Return `; did you mean 'x'?` for the same label written otherwise, or the nearest one."""
+        """Return `; did you mean 'x'?` for another spelling of a label, or for the nearest one."""
         same = snap(label, self.normal_forms.get(kind, {}))
         return f"; did you mean {same!r}?" if same else did_you_mean(label, self.counts[kind])
 
@@ -93,7 +93,7 @@ def load_labels(path: Path) -> Labels:
 
 
 def collect(answers: Iterable[Mapping[str, Iterable[str]]]) -> Labels:
-    """Count the labels of `answers`, each field -> labels; the first two fields give the pairs."""
+    """Count the labels of `answers` (each: field -> labels); pair those of the first two fields."""
     counts: dict[str, Counter[str]] = {}
     most: Counter[str] = Counter()
     pairs: dict[str, Counter[str]] = {}
@@ -114,7 +114,7 @@ def collect(answers: Iterable[Mapping[str, Iterable[str]]]) -> Labels:
 
 
 def merged_labels(several: Sequence[Labels]) -> Labels:
-    """Return the labels that any of several trainings knows, with the sums of their counts."""
+    """Return the labels of any of several trainings, with the sums of their counts."""
     first, *others = several
     if all(other == first for other in others):
         return first
@@ -136,18 +136,18 @@ def merged_labels(several: Sequence[Labels]) -> Labels:
 
 
 def _ranked(counter: Counter[str]) -> dict[str, int]:
-    """Return label -> count, the commonest first; equal counts by code point."""
+    """Return label -> count; the commonest first, equal counts by code point."""
     return dict(sorted(counter.items(), key=lambda item: (-item[1], item[0])))
 
 
 PUNCTUATION = re.compile(r"[\s、，,；;：:。·“”\"'()（）《》<>]+")
-"""Characters that two spellings of a label may differ in; not the `.` and `-` of articles."""
+"""Characters in which two spellings of a label may differ, without the `.` and `-` of articles."""
 
 
 def normal(label: str) -> str:
     """Return the normal form of a charge, an article or a class, equal for all its spellings.
 
-    It has plain characters, lower case, no white space, no punctuation and no final 罪.
+    It has plain characters in lower case, without white space, punctuation and a final 罪.
     """
     return PUNCTUATION.sub("", flatten_forms(label)).lower().removesuffix("罪")
 

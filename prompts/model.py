@@ -15,16 +15,16 @@ from panjue.prompts.plumbing.threads import SPINS
 from panjue.prompts.render import control_ids, neutralize, neutralize_tokens, prompt_file
 
 CLASSIFIER = "classifier.npz"
-"""The text classifier in the folder of an adapter; its hash is in the adapter's manifest."""
+"""File of the text classifier in the folder of an adapter, whose manifest has its hash."""
 
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", CLASSIFIER)
-"""Files of a model that are downloaded and copied: no pickles, no code."""
+"""Patterns of the files of a model that are downloaded and copied: no pickles, no code."""
 
 NOT_READ_FILES = ("*/*", "consolidated*")
-"""Files of the hub that are not downloaded: the same weights again, in another format."""
+"""Patterns of files that are not downloaded: the same weights in another format."""
 
 CONFIG_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json")
-"""Files that are downloaded first, to check what the model is."""
+"""Patterns of files that are downloaded first, to check the model."""
 
 MIB = 2**20
 
@@ -32,13 +32,13 @@ OF_MISTRAL = ("mistral", "mistral3", "ministral", "pixtral", "voxtral")
 """`model_type` of models whose older tokenizers split words wrongly."""
 
 TINY_BYTES = 16 * MIB
-"""Weights of the largest model that computes with at most `TINY_THREADS`."""
+"""Bytes of weights; models up to this size compute with at most `TINY_THREADS` threads."""
 
 TINY_THREADS = 2
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder of a base: a local one, or one of the hub (`HF_ENDPOINT`), downloaded."""
+    """Return the folder of a base: a local one, or one downloaded from the hub (`HF_ENDPOINT`)."""
     folder = config_folder(name)
     if not Path(name).is_dir():
         folder = _from_hub(name, MODEL_FILES)
@@ -47,7 +47,7 @@ def model_folder(name: str) -> Path:
 
 
 def config_folder(name: str) -> Path:
-    """Return the folder with the configs of a base, downloaded and checked before its weights."""
+    """Return the folder with the configs of a base; download and check them before its weights."""
     folder = Path(name)
     if not folder.is_dir():
         folder = _from_hub(name, CONFIG_FILES)
@@ -64,7 +64,7 @@ def config_folder(name: str) -> Path:
 
 
 def check_weights(folder: Path) -> None:
-    """Refuse weights that are missing, pointers of git-lfs, or cut: by names, headers and sizes."""
+    """Refuse weights that are missing, cut, or pointers of git-lfs, by names, headers and sizes."""
     from safetensors import SafetensorError, safe_open
 
     again = "the copy or download is incomplete, make it again"
@@ -75,7 +75,7 @@ def check_weights(folder: Path) -> None:
         )
     single = folder / "model.safetensors"
     shards = sorted(folder.glob("model-*-of-*.safetensors"))
-    if single in paths and shards:  # transformers reads the one, vLLM the others
+    if single in paths and shards:  # transformers reads this one, vLLM the others
         raise UserError(
             f"{folder}: has {single.name} and {shards[0].name}, which may be of two models; keep "
             "those that belong to it"
@@ -93,27 +93,27 @@ def check_weights(folder: Path) -> None:
 def is_demo(folder: Path) -> bool:
     """Say whether a model or adapter descends from a base that `panjue base` made.
 
-    A training names its base in its manifest; `start.json` is only in the untrained model of
-    `panjue base`. From a merged model to that it is three steps at most.
+    The manifest of a training names its base. Only the untrained model of `panjue base` has a
+    `start.json`. It takes at most three steps to get there from a merged model.
     """
     for _ in range(3):
         manifest = folder / "manifest.json"
         if manifest.exists():
             base = str(read_record(manifest).get("base") or folder)
-            # A relative name may be that of another working directory, around this folder.
+            # A relative path may start from another working folder, above this folder.
             places = [place / base for place in (Path(), *folder.resolve().parents)]
             folder = next(filter(Path.is_dir, places), Path(base))
     return (folder / "start.json").exists()
 
 
 def is_hub_name(name: str) -> bool:
-    """Say whether a base model that is no local folder can be a model of the hub."""
+    """Say whether the name of a base that is no local folder can be a name on the hub."""
     in_hub_form = name.count("/") == 1 and not name.startswith((".", "/", "~"))
     return in_hub_form and not Path(name).is_dir()
 
 
 def _from_hub(name: str, files: Sequence[str]) -> Path:
-    """Return the folder of a hub model with these files; what the cache lacks is downloaded."""
+    """Return the folder of a hub model with these files; download those that the cache lacks."""
     from huggingface_hub import constants, get_session, snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -124,7 +124,7 @@ def _from_hub(name: str, files: Sequence[str]) -> Path:
         )
     if not constants.ENDPOINT.startswith(("http://", "https://")):
         raise UserError(f"HF_ENDPOINT={constants.ENDPOINT}: begins without https://")
-    with making_client():  # which names a broken setting of proxy or certificate
+    with making_client():  # this names a broken setting of proxy or certificate
         get_session()
     try:
         return Path(
@@ -141,16 +141,16 @@ def _from_hub(name: str, files: Sequence[str]) -> Path:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer of a model; refuse one with which a text can forge control tokens."""
+    """Load the tokenizer of a model; refuse it if a text can forge control tokens with it."""
     from transformers import AutoTokenizer
 
     config = folder / "config.json"
     kind = read_object(config).get("model_type") if config.exists() else None
-    # transformers 5.19 finds out which tokenizers of Mistral split words wrongly, and mends them if
-    # told to (tokenization_utils_tokenizers.py:1387). It takes others for Mistral's too.
+    # transformers 5.19 finds out which tokenizers of Mistral split words wrongly, and corrects them
+    # if told to (tokenization_utils_tokenizers.py:1387). It also takes others for Mistral's.
     mended = {"fix_mistral_regex": True} if kind in OF_MISTRAL else {}
     with of_library(f"{folder}: its tokenizer", "; restore its files"):
-        # From tekken.json, which is Mistral's format, comes one without a chat template.
+        # A tokenizer from tekken.json, Mistral's format, has no chat template.
         tokenizer = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, mistral_format=False, **mended
         )
@@ -174,11 +174,11 @@ def load_tokenizer(folder: Path) -> Any:
 def model_files(folder: Path) -> list[Path]:
     """Return the files of a model that are downloaded and copied, sorted by name."""
     found = {path for pattern in MODEL_FILES for path in folder.glob(pattern)}
-    return sorted(found - {folder / CHOICE})  # which is made when the weights are there
+    return sorted(found - {folder / CHOICE})  # made when the weights are there
 
 
 def is_tiny(model: Path) -> bool:
-    """Say whether a model is so small that several threads of it wait more than they compute."""
+    """Say whether a model is so small that its threads would wait more than they compute."""
     return sum(path.stat().st_size for path in model.glob("*.safetensors")) <= TINY_BYTES
 
 
@@ -186,11 +186,10 @@ def is_tiny(model: Path) -> bool:
 def threads_for(model: Path) -> Iterator[None]:
     """Let the block, and the processes that it starts, compute with few threads if a model is tiny.
 
-    Threads wait for each other after every small matrix product. Two that spin for a short time
-    are half as fast again as one on an idle machine (19,000 tokens/s to 12,400 with the demo's
-    base), and lose a fifth to it beside a busy process (9,500 to 12,200). Where the wait is not
-    short, beside a busy process for its whole time slice, one computes. The user's OMP_NUM_THREADS
-    counts.
+    Threads wait for each other after every small matrix product. On an idle machine, two threads
+    that spin for a short time compute 19,000 tokens/s with the demo's base, and one 12,400. Beside
+    a busy process, two compute 9,500 and one 12,200. If threads would wait for a whole time slice
+    beside a busy process, one computes. The user's OMP_NUM_THREADS counts.
     """
     if not is_tiny(model) or "OMP_NUM_THREADS" in os.environ:
         yield

@@ -1,4 +1,4 @@
-"""Where a text names its persons: not within a longer name, and not within a word."""
+"""Find the places where a text names its persons, but not within longer names or words."""
 
 import re
 import unicodedata
@@ -11,13 +11,13 @@ from panjue.prompts.example import Example
 from panjue.prompts.plain import Rewritten, plain_text, rewrite
 
 STEMS = "甲乙丙丁戊己庚辛壬癸"
-"""The Heavenly Stems, names of persons whose own names are withheld. In words, too, they count."""
+"""The Heavenly Stems. They name persons whose own names are withheld, but also occur in words."""
 
 SUBSTANCE = (
     f"(?:环|异|二)?[{STEMS}][二三四]?"
     "(?:基(?![于本])|[苯醇醚醛酮酸酯烷烯炔胺腈酰酐肼酚氧硫硝氨氯溴氟碘嘧喹哌嗪])"
 )
-"""The number of carbon atoms, and a group of atoms: 甲基苯丙胺, 乙醚, 丙二醇."""
+"""Pattern of chemical names: a number of carbon atoms and a group: 甲基苯丙胺, 乙醚, 丙二醇."""
 
 WORDS = """
     甲方 乙方 丙方 己方 甲级 乙级 甲型 乙型 丙型 甲类 乙类 丙类 甲肝 乙肝 丙肝 甲流 乙脑
@@ -41,10 +41,10 @@ WITH_STEM = re.compile(
     f"(?![{STEMS}](?:{'|'.join(AFTER_STEM)}))"
     f"(?:{SUBSTANCE}|{'|'.join(WORDS)}|某[{STEMS}]|[{STEMS}]某)"
 )
-"""What has a stem that names nobody; 甲某 and 王某甲 are other persons than 甲."""
+"""Pattern of text with a stem that does not name 甲; 甲某 and 王某甲 are other persons."""
 
 TAKEN = "\ud800"
-"""Stands for each character that is part of a word or of a longer name; no text has it."""
+"""Replaces each character of a word or of a longer name; no text contains it."""
 
 
 LATIN_PAIR = re.compile("[A-Za-z0-9]{2}")
@@ -52,9 +52,9 @@ LATIN_PAIR = re.compile("[A-Za-z0-9]{2}")
 MIDDLE_DOTS = "·•‧・･∙⋅●"
 
 OTHER_FORMS = dict.fromkeys(map(ord, MIDDLE_DOTS), ".") | {ord("("): "（", ord(")"): "）"}
-"""Code point -> the character that `folded` has for it: dots between names, brackets, full-width
-letters and digits, Chinese characters that Unicode has twice. All texts have the punctuation that
-is left out."""
+"""Code point -> the character that replaces it in `folded`: dots between names, brackets,
+full-width letters and digits, Chinese characters that Unicode has twice. Punctuation that every
+text has is not in it."""
 for _code in (*range(0xFF01, 0xFF5F), *range(0x2F00, 0x2FD6), *range(0xF900, 0xFB00)):
     _form = unicodedata.normalize("NFKC", chr(_code))
     if chr(_code) not in "！（），：；？" and len(_form) == 1:
@@ -72,10 +72,10 @@ ACCENT = re.compile(ACCENTS)
 SPACE = r"[\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]+"
 
 SPACES = re.compile(SPACE)
-"""White space, as `\\s` in a fifth of the time."""
+"""Pattern of the white space of `\\s`; it takes a fifth of the time."""
 
 SPACES_AND_ACCENTS = re.compile(rf"{SPACE}|\w{ACCENTS}+")
-"""The same, and letters with accents of their own."""
+"""Pattern of white space, or of a letter with separate accents."""
 
 TWO_LETTERS = re.compile(f"{LETTER}{{2}}")
 
@@ -87,7 +87,7 @@ ROLE = (
 ROLES = re.compile(
     rf"(?>(?:(?:{ROLE}|犯罪嫌疑人|被上诉人|被申诉人)(?:（[^（）]*{ROLE}[^（）]*）)?[:：、]?)+)(?=.)"
 )
-"""What the heading of a judgment has before a name: 上诉人（原审被告人）."""
+"""Pattern of what a judgment writes before a name: 上诉人（原审被告人）."""
 
 ALIAS = (
     "(?:绰号|外号|诨名|又名|又称|亦名|曾用名|曾名|原名|本名|真名|化名|别名|别称|小名|乳名|自报|自称|"
@@ -97,10 +97,10 @@ ALIAS = (
 IN_BRACKETS = "[（\\[【〔](?P<aside>[^（）\\[\\]【】〔〕]*)[）\\]】〕]"
 
 ASIDE = re.compile(rf"(?<=.)(?:{IN_BRACKETS}|[，,、；;（]?{ALIAS}.*)$")
-"""What follows a name in a list: （绰号“三哥”）, （女）, or 又名李某."""
+"""Pattern of what follows a name in a list: （绰号“三哥”）, （女）, or 又名李某."""
 
 TELLS_APART = re.compile("[^男女]|[0-9A-Za-z]{1,3}")
-"""An aside that may be part of a name: 张某（甲）."""
+"""Pattern of an aside that may be part of a name: 张某（甲）."""
 
 
 class Place(NamedTuple):
@@ -108,12 +108,12 @@ class Place(NamedTuple):
 
     start: int
     end: int
-    number: int  # the index of the name
+    number: int  # index of the name
 
 
 @lru_cache(maxsize=100_000)
 def name_key(name: str) -> str:
-    """Return the form of a name that all its spellings have: without roles, asides, white space."""
+    """Return the common form of all spellings of a name, without roles, asides and white space."""
     key = folded(plain_text(name).text.strip()).text
     roles = ROLES.match(key)
     key = key[roles.end() :] if roles else key
@@ -125,9 +125,9 @@ def name_key(name: str) -> str:
 def folded(text: str, characters: Container[str] | None = None) -> Rewritten:
     """Return a text in which every name has one form, whatever its white space, width and dots.
 
-    Other white space than that between two of `characters` stays: it is in no name.
+    Only white space between two of `characters` is removed; other white space is in no name.
     """
-    text = OTHER_FORM.sub(_folded_character, text)  # of the same length
+    text = OTHER_FORM.sub(_folded_character, text)  # keeps the length
     last = len(text) - 1
 
     def replacement(found: re.Match[str]) -> str:
@@ -155,7 +155,8 @@ def _folded_character(found: re.Match[str]) -> str:
 def name_places(text: str, names: Sequence[str]) -> list[Place]:
     """Return the places of names in a text, in order. 张某甲 does not name 张某.
 
-    A name has the places of all its spellings; of names with one key the first one has them.
+    A name has the places of all its spellings. If several names have the same key, the first one
+    has the places.
     """
     if not names:
         return []
@@ -167,7 +168,7 @@ def name_places(text: str, names: Sequence[str]) -> list[Place]:
 
 
 def places_in_plain(plain: str, names: Sequence[str]) -> list[Place]:
-    """Return what `name_places` does, for a text that `plain_text` has made."""
+    """Do what `name_places` does, for a text that is already plain text."""
     keys = list(map(name_key, names))
     in_plain = folded(plain, set("".join(keys)))
     text = in_plain.text
@@ -178,7 +179,7 @@ def places_in_plain(plain: str, names: Sequence[str]) -> list[Place]:
         key = keys[number]
         if not key:
             continue
-        if has_stems and len(key) == 1:  # after the longer names: 丁某 may be one
+        if has_stems and len(key) == 1:  # after the longer names, since 丁某 may be one
             text = WITH_STEM.sub(_taken, text)
             has_stems = False
         found = text.find(key)
@@ -194,7 +195,7 @@ def places_in_plain(plain: str, names: Sequence[str]) -> list[Place]:
 
 
 def found_key(text: str, key: str) -> str:
-    """Return a key, without an aside such as （甲） if a text has it only so."""
+    """Return a key, without an aside such as （甲） if the text lacks the key with it."""
     aside = ASIDE.search(key)
     return key[: aside.start()] if aside and key not in text else key
 
@@ -204,13 +205,13 @@ def _taken(found: re.Match[str]) -> str:
 
 
 def _within_word(text: str, start: int, end: int) -> bool:
-    """Say whether a word of Latin letters or a number crosses an end: A is not named in ATM."""
+    """Say whether a Latin word or a number continues beyond a match: ATM does not name A."""
     ends = (text[start - 1 : start + 1], text[end - 1 : end + 1])
     return any(map(LATIN_PAIR.fullmatch, ends))
 
 
 def split_at_names(text: str, names: Sequence[str]) -> list[tuple[str, int | None]]:
-    """Split a text into (piece, index of the name that it is, or None); no piece is empty."""
+    """Split a text into (piece, index of the name or None); no piece is empty."""
     pieces: list[tuple[str, int | None]] = []
     end_of_last = 0
     for start, end, number in name_places(text, names):
@@ -224,20 +225,20 @@ def split_at_names(text: str, names: Sequence[str]) -> list[tuple[str, int | Non
 
 
 def names_not_in(text: str, names: Sequence[str]) -> list[str]:
-    """Return the names that a text has nowhere."""
+    """Return the names that a text does not contain."""
     together = "\n".join(names)
     if all(
         len(name) > 1 and not name.isascii() and name in text and together.count(name) == 1
         for name in names
     ):
-        return []  # nearly always, and in a tenth of the time
+        return []  # true nearly always, and takes a tenth of the time
     found = {name_key(names[place.number]) for place in name_places(text, names)}
     return [name for name in names if name_key(name) not in found]
 
 
 @dataclass
 class NameCount:
-    """Counts the names that the texts of examples do not have."""
+    """Counts names that the texts of examples do not contain."""
 
     names: int = 0
     missing: int = 0
@@ -251,13 +252,13 @@ class NameCount:
         self.missing += len(missing)
 
     def of(self, examples: Iterable[Example]) -> Iterator[Example]:
-        """Yield examples, and count their names."""
+        """Yield the examples, and count their names."""
         for example in examples:
             self.add(example)
             yield example
 
     def lines(self) -> Iterator[str]:
-        """Yield a line, if there are such names."""
+        """Yield a line if there are such names."""
         if self.missing:
             count = f"{self.missing} of {self.names} names"
             do = "does" if self.missing == 1 else "do"

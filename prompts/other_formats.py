@@ -1,4 +1,4 @@
-"""Name what a file is that has no cases of a task: other trainers' data, a table, an archive."""
+"""Name the form of a file without cases of a task: other trainers' data, a table, an archive."""
 
 import json
 import re
@@ -27,7 +27,7 @@ BEGINNINGS = {
     b"<!DOCTYPE": "a web page",
     b"<html": "a web page",
 }
-"""The first bytes of a file -> what it is."""
+"""First bytes of a file -> what the file is."""
 
 FORMAT_KEYS = {
     "Alpaca (instruction, output)": {"instruction", "output"},
@@ -43,13 +43,14 @@ FORMAT_KEYS = {
     "LeCaRD": {"ajjbqk", "pjjg"},
     "a submission, which comes after the cases": {"judgments", "penalty"},
 }
-"""A format -> keys that its rows have, and no row of a task has all."""
+"""Form -> keys that its rows have; no row of a task has all of them."""
 
 OWN_KEYS = 2
-"""So many keys of the task's own rows, beside the id: a file of the task. CAIL2018 has one."""
+"""With this many keys of the task's own rows, besides the id, a file is of the task. CAIL2018 has
+one such key."""
 
 HEAD = 2**16
-"""Bytes that are looked at: a few rows."""
+"""Number of first bytes that are looked at; they contain a few rows."""
 
 KEY = re.compile(r'(?<!\\)"(\w+)"\s*:')
 
@@ -57,12 +58,12 @@ FORMS = {
     re.compile(r"\[?\s*\{\s*'\w+'\s*:"): "Python's repr (single quotes), not JSON",
     re.compile(r"[\w\"]+(?:[,;\t]\s*[\w.\"]+)+\s*\n"): "a table (CSV), not JSON",
 }
-"""How a text begins -> what it is."""
+"""Beginning of a text -> what the file is."""
 
 FORMS_ANYWHERE = {
     re.compile(r'"answers"\s*:\s*\[\s*\['): "answers of several spans (CAIL2021)",
 }
-"""What a text has that no file of a task has."""
+"""Pattern of text that no file of a task contains -> what the file is."""
 
 FORMS_OF_OBJECTS = {
     re.compile(
@@ -72,13 +73,13 @@ FORMS_OF_OBJECTS = {
     re.compile(r"\{\s*\n"): "one object over many lines",
     re.compile(r"\{[^\n]*\}[ \t]*\{[^\n]*\}"): "several objects on a line, as of joined files",
 }
-"""The same of a file that is one object, where the files of the task are not."""
+"""The same, for a file with one object, if files of the task are not one object."""
 
 
 def other_format(path: Path, task: Task) -> str:
-    """Return the name of the format that a file seems to have; empty if it is no known one.
+    """Return the name of the form that a file seems to have; empty if no form is known.
 
-    A file of the task may have further columns, whatever their names.
+    A file of the task may have further columns of any name.
     """
     if not path.is_file():
         return ""
@@ -113,7 +114,7 @@ def _formats(head: bytes, task: Task) -> Iterator[str]:
 
 
 def example_of(task: Task) -> Iterator[str]:
-    """Yield what a file of the task looks like: a short line, or the path of an example."""
+    """Yield how a file of the task looks: a short line, or the path of an example."""
     for first in _sample_rows(task):
         yield f"a line looks like {json.dumps(_short(first), ensure_ascii=False)}"
     for folder in _folders(task):
@@ -122,7 +123,7 @@ def example_of(task: Task) -> Iterator[str]:
 
 
 def _sample_rows(task: Task) -> Iterator[dict[str, Any]]:
-    """Yield the first row of the task's examples, if they are lines."""
+    """Yield the first row of the task's sample, if the sample has lines."""
     for folder in _folders(task):
         if (folder / "sample.jsonl").exists():
             yield json.loads((folder / "sample.jsonl").read_text("utf-8").splitlines()[0])
@@ -133,7 +134,7 @@ def _folders(task: Task) -> list[Path]:
 
 
 def _short(value: Any) -> Any:
-    """Return a value with long texts as `…`, and of each list the first item."""
+    """Return a value with `…` for long texts, and with only the first item of each list."""
     if isinstance(value, dict):
         return {key: _short(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Read a file of examples: choose the rows, add the groups, handle bad rows, spare the inputs."""
+"""Read a file of examples: choose the rows, add the groups, handle bad rows."""
 
 import hashlib
 import re
@@ -29,12 +29,12 @@ OnBadRow = Literal["stop", "skip"]
 
 @dataclass
 class Skipped:
-    """The skipped rows, (file, place) -> reason; a row counts once, however often it is read."""
+    """The skipped rows: (file, place) -> reason. A row counts once, however often it is read."""
 
     rows: dict[tuple[Path, int | str], str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Return the count and the first row; there is at least one."""
+        """Return the count and the first row, if there is at least one."""
         [(path, place), reason] = next(iter(self.rows.items()))
         return f"bad rows skipped: {len(self.rows)}; the first: {path}:{place}: {reason}"
 
@@ -43,7 +43,7 @@ class Skipped:
             print(printable(self))
 
     def write(self, path: Path) -> None:
-        """Write the rows to a JSONL file; without rows, delete the file."""
+        """Write the rows to a JSONL file; delete the file if there are none."""
         if not self.rows:
             delete(path)
             return
@@ -55,25 +55,25 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads the files of a task with the options of one run."""
+    """Reads the files of a task with the settings of one run."""
 
     task: Task
     side: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Id -> attribute -> group: groups from a file of their own (`side_groups`)."""
+    """Id -> attribute -> group, for groups from a separate file (`side_groups`)."""
     held_out: bool = False  # read only the tenth that training holds out
     highest_hash: str = ""  # read only texts whose hash is not above this one
     split_by: SplitBy = "normal text"
     half: Half = ""  # read only this half of the texts
-    columns: Columns = field(default_factory=dict)  # own names of the files' columns
-    limit: int | None = None  # read only so many examples, the first ones that may be read
+    columns: Columns = field(default_factory=dict)  # the files' own names of columns
+    limit: int | None = None  # read only so many of the examples that may be read
     on_bad_row: OnBadRow = "stop"
     skipped: Skipped = field(default_factory=Skipped)
-    task_is_guessed: bool = False  # nobody has named the task: errors ask whether it is right
+    task_is_guessed: bool = False  # nobody named the task: errors ask whether it is right
 
     def read(self, path: Path) -> Iterator[Example]:
         """Yield the examples of a file, each id once."""
         refuse_pipe(path)
-        is_known = False  # an example was read: the file is of the task
+        is_known = False  # an example was read, so the file is of the task
         n_read = 0
         try:
             for example in self._read(path):
@@ -93,17 +93,17 @@ class Reader:
             self._refuse_other_format(path)
 
     def _is_chosen(self, example: Example) -> bool:
-        """Say whether an example is of those that the hashes of the texts choose."""
+        """Say whether the hash of its text chooses an example."""
         if self.highest_hash and self.hash_of(example) > self.highest_hash:
             return False
         return not self.half or half_of(example) == self.half
 
     def hash_of(self, example: Example) -> str:
-        """Return the hash by which examples are held out and chosen."""
+        """Return the hash by which an example is held out and chosen."""
         return hash_by(example, self.split_by)
 
     def _refuse_other_format(self, path: Path) -> None:
-        """Raise Unreadable if the file seems to have another format than that of the task."""
+        """Raise Unreadable if the file seems to have another form than the task's files."""
         if name := other_format(path, self.task):
             reason = f"{path}: is no file of cases: it looks like {name}"
             way_out = f"panjue convert FILE OUT makes cases of many forms ({DATA_PAGE})"
@@ -125,7 +125,7 @@ class Reader:
             yield example
 
     def columns_of(self, path: Path, key: int | str) -> list[str]:
-        """Return the columns of the row of an example, as the file names them."""
+        """Return the columns of an example's row by the file's own names."""
         for place, load in self.task.data.rows(path):
             with suppress(UserError):
                 row = load()
@@ -134,10 +134,10 @@ class Reader:
         return []
 
     def _example(self, place: int | str, given: Mapping[str, Any]) -> Example:
-        """Return the example of a row, with its known groups; those of `side` count most.
+        """Return the example of a row with its known groups; groups in `side` count more.
 
-        A group that `side` calls unknown stays unknown, whatever the row has. A column that the
-        user has named may be missing only where a row has no answer: test files have none.
+        A group that `side` calls unknown stays unknown, whatever the row says. A column that the
+        user has named may be missing only in a row without an answer, as in test files.
         """
         row, missing = renamed(given, self.columns) if self.columns else (given, [])
         if self.task.data.numbered:
@@ -160,7 +160,7 @@ class Reader:
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
-        """Append to an error of the block which rows were skipped, and whether the task is sure."""
+        """Add to an error in the block which rows were skipped, and whether the task is certain."""
         try:
             yield
         except UserError as error:
@@ -173,7 +173,7 @@ class Reader:
 
 
 def side_groups(path: Path | None) -> dict[str, dict[str, str]]:
-    """Return id -> attribute -> group, from a JSONL file of groups for `Reader.side`."""
+    """Return id -> attribute -> group from a JSONL file of groups, for `Reader.side`."""
     side: dict[str, dict[str, str]] = {}
     if path is None:
         return side
@@ -192,7 +192,7 @@ def side_groups(path: Path | None) -> dict[str, dict[str, str]]:
 
 
 def is_held_out(example: Example, split_by: SplitBy = "normal text") -> bool:
-    """Say whether an example is of the tenth that training holds out, in whatever file it is."""
+    """Say whether an example is in the tenth that training holds out, in whatever file it is."""
     return int(hash_by(example, split_by)[:8], 16) % 10 == 0
 
 
@@ -200,10 +200,10 @@ WHITE_SPACE = re.compile(r"\s+")
 
 
 def half_of(example: Example) -> Half:
-    """Return the half of the held-out examples that one belongs to.
+    """Return the half of the held-out examples to which an example belongs.
 
-    The first half chooses among adapters, the other one who answers each field. The first eight
-    digits of the hash say what is held out, so the next eight say which half.
+    The first half chooses among adapters. The other half decides who answers each field. The first
+    eight digits of the hash decide what is held out, so the next eight decide the half.
     """
     return "choosing" if int(text_hash(example)[8:16], 16) % 2 else "other"
 
@@ -211,8 +211,8 @@ def half_of(example: Example) -> Half:
 def text_hash(example: Example) -> str:
     """Return the hash that every selection of examples uses.
 
-    Id, order and label play no part, nor do white space and the width of characters: the same facts
-    may be in two files, or twice in one, printed differently.
+    Id, order and label do not matter, nor do white space and the width of characters: the same
+    facts may be in two files, or twice in one, in different print.
     """
     return hash_by(example, "normal text")
 
@@ -225,5 +225,5 @@ def hash_by(example: Example, split_by: SplitBy) -> str:
 
 
 def text_hashes(example: Example) -> tuple[str, str]:
-    """Return the hash of an example's text, and the one of version 0.4, which files may have."""
+    """Return the hash of an example's text, and the hash of version 0.4, which files may have."""
     return text_hash(example), hash_by(example, "text")

@@ -1,4 +1,4 @@
-"""Turn an example into chat messages and these into token ids, in training and in serving."""
+"""Turn an example into chat messages, and these into token ids, for training and serving."""
 
 import re
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ def prompt_file(task: str) -> Path:
 
 
 OPINIONS = "{opinions}"
-"""The place in a template for what the text classifier thinks (`finetune.classifier.opinions`)."""
+"""Field of a template for the text classifier's opinions (`finetune.classifier.opinions`)."""
 
 TEMPLATE_ARGS = {"enable_thinking": False}
-"""Arguments of every chat template, in training and serving: the reply starts with the JSON
-object. The templates of Qwen3's hybrid models then put an empty think block into the prompt; other
+"""Arguments of every chat template, in training and serving, so that the reply starts with the JSON
+object. Templates of Qwen3's hybrid models then put an empty think block into the prompt. Other
 templates ignore the argument."""
 
 MARKUP = re.compile(r"<(?=[^>\s]{1,64}>)")
@@ -35,24 +35,24 @@ MARKUP = re.compile(r"<(?=[^>\s]{1,64}>)")
 def neutralize(text: str) -> str:
     """Replace the `<` of every string that looks like a chat marker or tag by the full-width `＜`.
 
-    Otherwise the trainer and an OpenAI-compatible endpoint would read a `<|im_end|>` in the text of
-    a case as the control token of the chat template. The rest of the text does not change.
+    Otherwise the trainer, or an OpenAI-compatible endpoint, would read a `<|im_end|>` in the text
+    of a case as a control token of the chat template. The rest of the text does not change.
     """
     return MARKUP.sub("＜", text)
 
 
 CONTROL = re.compile(r"[<\[]\S+[>\]]")
-"""The form of a control token that the tokenizer does not mark as special."""
+"""Pattern of a control token that the tokenizer does not mark as special."""
 
 CONTROL_WORD = re.compile(r"\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w+|THINK|IMG)\]")
-"""The control tokens of Mistral's tokenizers that `MARKUP` does not match."""
+"""Pattern of control tokens of Mistral's tokenizers that `MARKUP` does not match."""
 
 
 def control_ids(tokenizer: Any) -> dict[str, int]:
-    """Return the ids of the control tokens of a tokenizer, by token.
+    """Return control token -> its id, for a tokenizer.
 
-    They are read from the added tokens, without plain words and white space. `all_special_tokens`
-    would not be enough: it lacks the `[INST]` of Mistral's tokenizers.
+    They are the added tokens without plain words and white space. `all_special_tokens` would not be
+    enough, since it lacks the `[INST]` of Mistral's tokenizers.
     """
     return {
         token.content: number
@@ -63,14 +63,14 @@ def control_ids(tokenizer: Any) -> dict[str, int]:
 
 @lru_cache(maxsize=8)
 def _control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
-    """Return what matches every control token of a tokenizer; None if it has none.
+    """Return a pattern of every control token of a tokenizer; None if there is none.
 
-    The tokenizer of an endpoint is not known: None.
+    Return None if the tokenizer is None: that of an endpoint is unknown.
     """
     if tokenizer is None:
         return CONTROL_WORD
     words = set(control_ids(tokenizer))
-    # Before they match tokens, some tokenizers lower-case the text or replace its spaces by ▁.
+    # Before they match tokens, some tokenizers convert to lower case or replace spaces by ▁.
     words |= {token.replace("▁", " ") for token in words}
     return re.compile(_any_of(sorted(words)), re.IGNORECASE) if words else None
 
@@ -78,8 +78,8 @@ def _control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
 def _any_of(words: Sequence[str]) -> str:
     """Return a pattern that matches any of the words: `a(?:b|c)` for `ab` and `ac`.
 
-    Some tokenizers have a thousand added tokens: a plain `|` of them would take minutes on a text
-    written to attack it.
+    Some tokenizers have a thousand added tokens. A plain `|` of them would take minutes for a text
+    that was written to attack it.
     """
     rests_of_first: dict[str, list[str]] = {}
     for word in words:
@@ -96,7 +96,7 @@ def neutralize_tokens(tokenizer: Any, text: str) -> str:
     """Replace the first character of every control token of this tokenizer in a text.
 
     The new character is the full-width form, as in `neutralize`: `[INST]` becomes `［INST]`.
-    `load_tokenizer` checks that a tokenizer then finds no control token.
+    `load_tokenizer` checks that the tokenizer then finds no control token.
     """
     pattern = _control_pattern(tokenizer)
     while pattern and pattern.search(text):
@@ -105,13 +105,13 @@ def neutralize_tokens(tokenizer: Any, text: str) -> str:
 
 
 FULL_WIDTH = 0xFEE0
-"""From an ASCII character to its full-width form."""
+"""Difference of code points between an ASCII character and its full-width form."""
 
 
 def _with_full_width(token: re.Match[str]) -> str:
     """Return a token with another first character: the full-width form, or `＿`.
 
-    It always changes, or `neutralize_tokens` would never end: so `＿` becomes `＊`.
+    The character always changes, or `neutralize_tokens` would never end; so `＿` becomes `＊`.
     """
     first = token[0][0]
     rest = token[0][1:]
@@ -131,12 +131,12 @@ def neutralize_messages(tokenizer: Any, messages: Messages) -> Messages:
 
 
 def names_opinions(task: str) -> bool:
-    """Say whether a task's prompt has a place for the opinions of the text classifier."""
+    """Say whether a task's prompt has a field for the text classifier's opinions."""
     return OPINIONS in prompt_file(task).read_text("utf-8")
 
 
 def without_opinions(template: str) -> str:
-    """Return a template without the paragraph that names `{opinions}`."""
+    """Return a template without the paragraph that contains `{opinions}`."""
     paragraphs = template.removesuffix("\n").split("\n\n")
     kept = []
     for part in paragraphs:
@@ -150,7 +150,7 @@ def without_opinions(template: str) -> str:
 def render(task: str, example: Example) -> Messages:
     """Fill a task's `prompt.md` and return one user message.
 
-    Where an example has no opinions, the paragraph that names `{opinions}` is left out.
+    If an example has no opinions, the paragraph that contains `{opinions}` is left out.
     """
     path = prompt_file(task)
     template = path.read_text("utf-8")
@@ -172,7 +172,7 @@ def render(task: str, example: Example) -> Messages:
 
 
 DATE = "26 Jul 2024"
-"""For templates that ask for today's date: a prompt must be the same tomorrow."""
+"""The date for templates that ask for today's date, since a prompt must be the same tomorrow."""
 
 
 def prompt_ids(tokenizer: Any, messages: Messages) -> list[int]:

@@ -1,6 +1,6 @@
-"""What a saved model takes over from its base, so that whatever reads it reads it right.
+"""Give a saved model files of its base, so that every program reads it correctly.
 
-transformers 5 writes a tokenizer and the settings of rotary positions in a form of its own.
+transformers 5 writes a tokenizer and the settings of rotary positions in its own form.
 """
 
 import shutil
@@ -22,19 +22,19 @@ ROPE_NAMES = (
     *("rope_local_base_freq", "global_rope_theta", "local_rope_theta"),
     *("rotary_emb_base", "rotary_pct"),
 )
-"""Settings of rotary positions that transformers 4 reads at the top of a config."""
+"""Settings of rotary positions that transformers 4 reads at the top level of a config."""
 
 THETA_OF_SLIDING = {
     "gemma3_text": "rope_local_base_freq",
     "gemma3n_text": "rope_local_base_freq",
-    "olmo3": "rope_theta",  # of all layers
+    "olmo3": "rope_theta",  # for all layers
 }
-"""`model_type` of a model whose layers differ in rotary positions -> where transformers 4 reads the
-`rope_theta` of those with sliding attention, which have no scaling."""
+"""`model_type` of a model whose layers differ in rotary positions -> key at which transformers 4
+reads the `rope_theta` of layers with sliding attention, which have no scaling."""
 
 
 def keep_readable(base: Path, folder: Path) -> None:
-    """Give a model in `folder` its base's tokenizer, and a config that transformers 4 reads too."""
+    """Give a model in `folder` its base's tokenizer, and a config that transformers 4 can read."""
     _take_tokenizer(base, folder)
     config = read_object(folder / "config.json")
     of_base = read_object(base / "config.json")
@@ -42,10 +42,10 @@ def keep_readable(base: Path, folder: Path) -> None:
 
 
 def _take_tokenizer(base: Path, folder: Path) -> None:
-    """Copy the base's tokenizer files; where the copy is read as another tokenizer, save it anew.
+    """Copy the base's tokenizer files. If the copy is read as another tokenizer, save it anew.
 
-    transformers reads config.json too: by `model_type` it chooses the class, and by its own version
-    there it mends a tokenizer of Mistral. So that of Qwen3.5 cannot be copied (transformers 5.19).
+    transformers also reads config.json. By `model_type` it chooses the class, and by the version in
+    it, it corrects a tokenizer of Mistral. So Qwen3.5's cannot be copied (transformers 5.19).
     """
     _copy_tokenizer(base, folder)
     tokenizer = load_tokenizer(base)
@@ -64,27 +64,27 @@ def _copy_tokenizer(base: Path, folder: Path) -> None:
 
 
 def _delete_tokenizer(folder: Path) -> None:
-    """Delete the tokenizer that a trainer has saved: an old form must not stay beside a new one."""
+    """Delete the tokenizer that a trainer has saved, so that no old form stays beside a new one."""
     for pattern in TOKENIZER_FILES:
         for file in folder.glob(pattern):
             file.unlink()
 
 
 def _content(tokenizer: Any) -> Any:
-    """Return what a tokenizer does, to compare two."""
+    """Return the content of a tokenizer, to compare two tokenizers."""
     return tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
 
 
 def with_rope_names(config: Mapping[str, Any], of_base: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config that has the settings of rotary positions under the names of transformers 4.
+    """Return a config that also has the settings of rotary positions under transformers 4's names.
 
-    It would take its default of 10,000 for a `rope_theta` that is in `rope_parameters` alone. Both
-    side by side are read right by both, and by vLLM. What the base has under these names counts;
-    what they cannot express is left out.
+    If `rope_theta` is only in `rope_parameters`, transformers 4 takes its default of 10,000. With
+    both names, both versions and vLLM read it correctly. Values of the base under these names count
+    first. Settings that the old names cannot express are left out.
 
     Args:
-        config: As transformers 5 has written it.
-        of_base: The config of the base, of any version of transformers.
+        config: The config that transformers 5 has written.
+        of_base: The config of the base, from any version of transformers.
     """
     of_base = of_base.get("text_config") or of_base
     same = {name: of_base[name] for name in ROPE_NAMES if name in of_base}
@@ -92,7 +92,7 @@ def with_rope_names(config: Mapping[str, Any], of_base: Mapping[str, Any]) -> di
 
 
 def _rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in `rope_parameters` by their names in transformers 4, if it has some."""
+    """Return the settings in `rope_parameters` under transformers 4's names, if there are any."""
     rope = dict(config.get("rope_parameters") or {})
     found = {}
     if any(isinstance(value, Mapping) for value in rope.values()):

@@ -1,4 +1,4 @@
-"""Shorten cases that are too long: drop whole sentences, the least useful first."""
+"""Shorten cases that are too long by dropping whole sentences, the least useful first."""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -19,27 +19,28 @@ SENTENCE = re.compile(
     r"(?:[^。！？；!?;\n.]++|\.(?!\s+[“‘\"'(]?[A-ZÀ-Þ]))*+"
     r"(?:[。！？；!?;\n]+[”’」』）)]*|\.\s+|$)"
 )
-"""A Latin full stop ends a sentence only before white space and a capital letter."""
+"""Pattern of a sentence. A Latin full stop ends one only before white space and a capital
+letter."""
 
 UP_TO_COMMA = re.compile(r".*?(?:[，,](?!\d)|$)", re.DOTALL)
 MAX_SENTENCE_LENGTH = 200
-"""In characters. With an `anchor`, longer sentences are cut at their commas: some such texts have
-no full stops at all."""
+"""In characters. With an `anchor`, longer sentences are cut at their commas, since some such texts
+have no full stops at all."""
 
 GAP = "……"
-"""Replaces dropped sentences in the text, so that the model and a reader can see the gap."""
+"""Replaces dropped sentences in the text, so that the model and readers can see the gap."""
 
 
 @dataclass(frozen=True)
 class Shortened:
-    """An example shortened to its budget, with counts."""
+    """An example that was shortened to a budget, with counts."""
 
     example: Example
-    tokens: int  # of its prompt
-    full_tokens: int  # of the prompt of the whole text
-    dropped: int  # sentences
+    tokens: int  # tokens of its prompt
+    full_tokens: int  # tokens of the prompt with the whole text
+    dropped: int  # number of dropped sentences
     fits: bool
-    """False if even the sentences that introduce the names exceed the budget; `example` is then as
+    """False if even the sentences that introduce the names exceed the budget. Then `example` is as
     short as the rule allows, and the caller must refuse it by id."""
 
 
@@ -47,11 +48,11 @@ def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> S
     """Shorten `example.text` until its prompt, as `count` counts, has at most `budget` tokens.
 
     Sentences without a name are dropped first: the least similar to `example.anchor` first, then
-    from the middle outwards. Sentences with a name follow, the longest first. The first sentence
-    that names each of `example.names` always stays. If no sentence has a name (masked names
-    differ), the first sentence stays, or with an anchor the most similar one: no text becomes
-    empty. Training and serving use the same budget, so that both see the same prompts; a case that
-    it cannot hold gets more in `serve.ask`. The answer and the labels are not read.
+    from the middle outwards. Then sentences with a name are dropped, the longest first. The first
+    sentence that names each of `example.names` always stays. If no sentence has a name (masked
+    names differ), the first sentence stays, or with an anchor the most similar one, so that no text
+    becomes empty. Training and serving use the same budget, so that both see the same prompts. A
+    case that does not fit gets more in `serve.ask`. The answer and the labels are not read.
     """
     full = count(example)
     if full <= budget:
@@ -63,7 +64,7 @@ def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> S
     def fits(n_dropped: int) -> bool:
         return count(without(example, sentences, order[:n_dropped])) <= budget
 
-    # Every dropped sentence lowers the count, so binary search finds the fewest; else all go.
+    # Every dropped sentence lowers the count, so binary search finds the fewest; else drop all.
     fewest = bisect_left(range(1, len(order)), True, key=fits) + 1
     dropped = order[:fewest]
     shorter = without(example, sentences, dropped)
@@ -82,7 +83,7 @@ def shortest(example: Example) -> Example:
 class ShortenedPrompt(NamedTuple):
     """The prompt of an example, shortened if necessary.
 
-    If `room`, the tokens kept free for the reply, alone exceeds `max_tokens`, nothing is shortened.
+    If `room` (the tokens kept free for the reply) alone exceeds `max_tokens`, nothing is shortened.
     """
 
     shortened: Shortened
@@ -96,8 +97,8 @@ def shortened_prompt(
 ) -> ShortenedPrompt:
     """Shorten `example` so that its prompt leaves room for its reply within `max_tokens`.
 
-    The room depends on the task's fallback, not on the gold answer: a case of 63 defendants gets
-    more room than one of two, and training and serving get the same result.
+    The room depends on the task's fallback, not on the gold answer. So a case of 63 defendants gets
+    more room than a case of two, and training and serving get the same result.
     """
     room = reply_room(task, example, labels, tokenizer)
     prompts: dict[str, tuple[Messages, list[int]]] = {}  # text -> its prompt, made by `count`
@@ -110,7 +111,7 @@ def shortened_prompt(
 
     if room < max_tokens:
         shortened = shorten(example, max_tokens - room, count)
-    else:  # no text is short enough: do not shorten it
+    else:  # no text would be short enough, so do not shorten it
         full = count(example)
         shortened = Shortened(example, full, full, 0, fits=False)
     messages, ids = prompts[shortened.example.text]
@@ -118,7 +119,7 @@ def shortened_prompt(
 
 
 def reply_room(task: Task, example: Example, labels: Labels, tokenizer: Any) -> int:
-    """Return the tokens kept free for the reply to `example`; they do not depend on its answer."""
+    """Return the tokens kept free for the reply to `example`, which do not depend on its answer."""
     fallback = task.ask.decode("", example, labels).answer
     reserve = task.ask.reserve
     tokens = reserve(example) if callable(reserve) else reserve
@@ -126,13 +127,13 @@ def reply_room(task: Task, example: Example, labels: Labels, tokenizer: Any) -> 
 
 
 def split_sentences(text: str, max_length: int | None, names: Sequence[str]) -> list[str]:
-    """Cut `text` after its sentence ends, and sentences above `max_length` at their commas.
+    """Cut `text` after the ends of sentences, and sentences above `max_length` at their commas.
 
-    Names such as John F. Kennedy are never cut, and a line break within a sentence ends none. The
+    Names such as John F. Kennedy are never cut. A line break within a sentence does not end it. The
     parts, joined again, give the text.
     """
     plain = plain_text(text)
-    masked = ""  # names without their full stops, which end no sentence
+    masked = ""  # names without full stops, which would end sentences
     end_of_last = 0
     for start, end, _ in places_in_plain(plain.text, names):
         masked += plain.text[end_of_last:start] + "甲" * (end - start)
@@ -150,7 +151,7 @@ def split_sentences(text: str, max_length: int | None, names: Sequence[str]) -> 
 
 
 def named_by(sentences: Sequence[str], names: Sequence[str]) -> list[set[int]]:
-    """Return for each sentence of a text the indices of the names that it has."""
+    """Return for each sentence of a text the indices of the names in it."""
     ends = list(accumulate(map(len, sentences)))
     named: list[set[int]] = [set() for _ in sentences]
     for start, _, number in name_places("".join(sentences), names):
@@ -159,9 +160,9 @@ def named_by(sentences: Sequence[str], names: Sequence[str]) -> list[set[int]]:
 
 
 def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str) -> list[int]:
-    """Return the indices of the sentences that may be dropped, in the order of dropping."""
+    """Return the indices of the sentences that may be dropped, in the order of dropping them."""
     nameless = []
-    naming = []  # only names that an earlier sentence has introduced
+    naming = []  # only names that earlier sentences have introduced
     introduced: set[int] = set()
     for i, names_here in enumerate(named_by(sentences, names)):
         if not names_here:

@@ -44,7 +44,7 @@ def id_of(row: Mapping[str, Any]) -> int | str:
 
 
 def text_of(row: Mapping[str, Any], field: str) -> str:
-    """Return a text of a row without its invisible characters; it must not be empty."""
+    """Return a text of a row without invisible characters; refuse an empty one."""
     value = row.get(field)
     text = visible(value) if isinstance(value, str) else ""
     if not text.strip():
@@ -53,7 +53,7 @@ def text_of(row: Mapping[str, Any], field: str) -> str:
 
 
 def closed_object(properties: Mapping[str, Schema]) -> Schema:
-    """Return the JSON Schema of an object with these properties, all of them, and no others."""
+    """Return the JSON Schema of an object with all of these properties and no others."""
     return {
         "type": "object",
         "properties": dict(properties),
@@ -107,16 +107,16 @@ def answer_as_json(example: Example) -> str:
 
 @dataclass(frozen=True)
 class Data:
-    """The files of a task: cases in, a submission out."""
+    """The files of a task: how to read cases, and how to write a submission."""
 
     read: Callable[[Mapping[str, Any]], Example]  # UserError: a bad row
-    write: Callable[[Example, Answer], dict[str, Any]]  # one row of the official submission
+    write: Callable[[Example, Answer], dict[str, Any]]  # returns a row of the official submission
     rows: Callable[[Path], Iterator[FileRow]] = case_rows
     numbered: bool = False
-    """Rows may have no `id`: it is then the number of the line or row."""
+    """Whether rows may have no `id`; it is then the number of the line or row."""
     submission: SubmissionFormat = JSON_LINES
     check: Callable[[Example, Row, Labels | None], Iterator[str]] = no_faults
-    """The faults of a submission row that the contest would reject."""
+    """Returns the faults of a submission row that the contest would reject."""
     by_hand: Callable[[str, Sequence[str]], Example] | None = None  # typed text, names
 
 
@@ -126,28 +126,29 @@ class Ask:
 
     prompt: Callable[[Example], Messages]
     schema: Callable[[Example, Labels], Schema]
-    """The JSON Schema of this example's reply."""
+    """Returns the JSON Schema of the reply to an example."""
     decode: Callable[[str, Example, Labels], Decoded]
-    """Never raises; think blocks are dropped before. The answer to an empty reply is the task's
-    fallback and its first baseline."""
+    """Decodes a reply, and never raises. Think blocks are dropped before. The answer of an empty
+    reply is the task's fallback and its first baseline."""
     target: Callable[[Example], str] = answer_as_json
-    """The gold reply, compact JSON, always valid under the schema."""
+    """Returns the gold reply in compact JSON, always valid under the schema."""
     labels: Callable[[Iterable[Example]], Labels] = no_labels
     """Of the training examples; by default those of `Task.answer`."""
     doubts: Callable[[Labels], Iterator[str]] = no_doubts
-    """What is odd about the labels of a whole training file, in lines."""
+    """Yields lines on what is odd about the labels of a whole training file."""
     reserve: int | Callable[[Example], int] = 64
-    """Tokens kept free for a reply, beyond 1.5 times the tokens of the fallback."""
+    """Tokens to keep free for a reply, beyond 1.5 times the tokens of the fallback; or a function
+    that returns them."""
 
     def __post_init__(self) -> None:
-        """Have think blocks dropped before the task's `decode`, so that no task has to."""
+        """Drop think blocks before the task's `decode`, so that no task has to do it."""
         object.__setattr__(self, "decode", partial(_decode_answer, self.decode))
 
 
 def _decode_answer(
     decode: Callable[[str, Example, Labels], Decoded], reply: str, example: Example, labels: Labels
 ) -> Decoded:
-    # In a reply that is JSON, what looks like a think block is part of a string.
+    # If a reply is JSON, text that looks like a think block is part of a string.
     rest = reply if load_json(reply) is not None else after_thinking(reply)
     decoded = decode(rest, example, labels)
     if rest == reply or decoded.repairs:
@@ -161,28 +162,28 @@ class Score:
 
     metrics: tuple[Metric, ...]  # the last one is the headline metric
     weight: Callable[[Example], float] = equal_weight
-    fallback: str = "commonest labels"  # its name in reports
+    fallback: str = "commonest labels"  # name of the fallback in reports
     baselines: Callable[[Example], Iterator[tuple[str, Row, Row]]] = no_baselines
-    """Name, gold row, row of trivial or human answers."""
+    """Yields name, gold row and row of trivial or human answers."""
     classes: Callable[[Row], Iterable[str]] | None = None
-    """The classes of a gold or submission row, for reports by class."""
+    """Returns the classes of a gold or submission row, for reports by class."""
     order: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Field -> the order of its values in reports; the key `class` is for those of `classes`."""
+    """Field -> order of its values in reports; the key `class` is for values of `classes`."""
     readable: Mapping[str, Callable[[str], str]] = field(default_factory=dict)
-    """Decided field -> how people read a label of it, if not as it is."""
+    """Decided field -> function that makes a label readable, if labels are not."""
     needs: Callable[[Row], bool] | None = None
-    """Whether a row has an answer, if the contest scores no file without a row and an answer for
-    each example, once, and no others."""
+    """Says whether a row has an answer. It is set if the contest only scores files with exactly one
+    row and an answer for each example."""
     ranked_over: tuple[str, Sequence[str]] | None = None
-    """Attribute and its groups, if the contest ranks by the mean of their scores."""
+    """Attribute and its groups, if the contest ranks by the mean of the groups' scores."""
     shown: Callable[[Row, Row | None], Iterator[Item]] | None = None
-    """The fields that a report shows; None: the decided fields or the classes."""
+    """Yields the fields that a report shows; None for the decided fields or the classes."""
     titles: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Metric, field, baseline or `gold` -> what a report page calls it, in English and Chinese."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Decided field -> the metric that scores it alone, if that is not the headline metric."""
+    """Decided field -> the metric of this field alone, if it is not the headline metric."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Metric -> its weight, if the headline metric is a weighted sum of other metrics."""
+    """Metric -> its weight, if the headline metric is a weighted sum of metrics."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -200,7 +201,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Task:
-    """What is asked of the model. The name of its folder is the name of the task everywhere."""
+    """A task for the model. The name of its folder is its name everywhere."""
 
     data: Data
     ask: Ask
@@ -221,8 +222,8 @@ class Task:
         return self.data.write(example, example.answer)
 
     def as_gold(self, row: Row) -> Row:
-        """Return an answer as its own gold, to show or check it where there is no other."""
-        return {**row, "references": [[""]]}  # a key that only tasks with references read
+        """Return an answer as its own gold, to show or check it if there is no other gold."""
+        return {**row, "references": [[""]]}  # only tasks with references read this key
 
     @property
     def open_fields(self) -> list[str]:
@@ -256,14 +257,14 @@ class Task:
         return self.solve.steps(example, self.solve.settings)
 
     def training_examples(self, example: Example) -> Iterator[Example]:
-        """Return the training examples: the questions of a perfect run, with their answers."""
+        """Return the training examples: the questions of a perfect run with their answers."""
         if self.solve is None:
             return iter((example,))
         return self.solve.training_examples(example)
 
 
 def configured(task: Task, given: Mapping[str, Any]) -> Task:
-    """Return the task with these settings of `solve`; the others keep their defaults."""
+    """Return the task with these settings of `solve`; other settings keep their defaults."""
     if task.solve is None:
         if given:
             raise UserError("solve: this task takes one call and has no settings")
@@ -285,7 +286,7 @@ def task_folders() -> dict[str, Path]:
 
 
 def load_task(name: str, solve: Mapping[str, Any] = MappingProxyType({})) -> Task:
-    """Return the task of the folder `name`, with these settings of `solve`, as for `configured`."""
+    """Return the task of the folder `name` with these settings of `solve`; see `configured`."""
     names = list(task_folders())
     if name not in names:
         known = ", ".join(names)

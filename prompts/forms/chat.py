@@ -1,4 +1,4 @@
-"""Questions with replies, as other trainers have them: Alpaca, ShareGPT, OpenAI's messages."""
+"""Questions with replies in the forms of other trainers: Alpaca, ShareGPT, OpenAI's messages."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ TURN_TEXTS = ("value", "content")
 
 
 def case_of(fact: str, reply: str) -> Case:
-    """Return the case of facts and of a reply that judges them: in JSON, in lines, or in words."""
+    """Return the case of facts and a reply that judges them, in JSON, in lines or in words."""
     if not fact.strip():
         raise NotSaid("no facts")
     outcomes, of_nobody = _outcomes(reply)
@@ -29,8 +29,8 @@ def case_of(fact: str, reply: str) -> Case:
 
 
 OF_NOBODY = "articles of nobody"
-"""Key of a case for the number of articles that its text cites without saying for whom; it is
-counted, not written."""
+"""Key of a case for the number of articles that its text cites without saying for whom. This number
+is counted and not written."""
 
 
 def _outcomes(reply: str) -> tuple[list[Outcome], tuple[str, ...]]:
@@ -49,7 +49,7 @@ def _outcomes(reply: str) -> tuple[list[Outcome], tuple[str, ...]]:
 
 
 def _persons(value: Any) -> list[Row]:
-    """Return the objects of persons in a reply: a list, the only list of an object, or itself."""
+    """Return the objects of persons in a reply: a list, an object's only list, or the object."""
     if isinstance(value, Mapping):
         lists = [item for item in value.values() if _is_list_of_objects(item)]
         value = lists[0] if len(lists) == 1 else [value]
@@ -69,7 +69,7 @@ LINE = re.compile(r"^[\s\-*#>·]*(?:\*\*)?([^\s:*]{2,8}?)(?:\*\*)?:(?:\*\*)?\s*(
 def _in_lines(text: str) -> Iterator[dict[str, str]]:
     """Yield the fields of each person of a reply in lines: `被告人：张某`, `罪名：盗窃罪`.
 
-    A text with any other line has none.
+    If the text has any other line, yield nothing.
     """
     person: dict[str, str] = {}
     pieces = [piece for piece in re.split("[\n;；]", text) if piece.strip()]
@@ -121,7 +121,7 @@ def _turns(key: str) -> Any:
 
 
 def _conversation(turns: Any) -> Case:
-    """Return the case of one question and its reply; a system turn before is no part of it."""
+    """Return the case of one question and its reply; ignore a system turn before them."""
     said: list[tuple[str, str]] = []
     for turn in turns if isinstance(turns, list) else []:
         if not isinstance(turn, dict):
@@ -139,7 +139,7 @@ def _conversation(turns: Any) -> Case:
 
 
 def _string(value: Any) -> str:
-    """Return a text; of OpenAI's parts, the only one."""
+    """Return a text, or the only part of OpenAI's list of parts."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
         value = value[0].get("text")
     if not isinstance(value, str):

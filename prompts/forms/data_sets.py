@@ -1,4 +1,4 @@
-"""Public data sets of criminal judgments, in the form in which they are published."""
+"""Public data sets of criminal judgments, in their published forms."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +21,14 @@ from panjue.prompts.tasks.judgment.verdict import principal_of, verdict_of
 NO_PARAGRAPHS = "articles have no paragraphs here (303, not 303-2): do not mix with such as have"
 
 SHORTEST_CERTAIN = 7
-"""Months. Below, a term of a source without kinds may be detention (拘役, up to 6 months)."""
+"""In months. A shorter term in a source without kinds may be detention (拘役, up to 6 months)."""
 
 
 def whole_articles(value: Any, charges: Sequence[str]) -> list[str]:
-    """Return the articles of a source that has them as whole numbers.
+    """Return the articles of a source that writes them as whole numbers.
 
     Raises:
-        NotSaid: a crime has an inserted article: 133 then means 133之一, or both.
+        NotSaid: a crime has an inserted article, so that 133 may mean 133之一.
     """
     articles = article_list(value)
     for charge in charges:
@@ -39,7 +39,7 @@ def whole_articles(value: Any, charges: Sequence[str]) -> list[str]:
 
 
 def months_alone(months: Any, fine: Any) -> dict[str, Any]:
-    """Return the penalty of a source that has months, and does not say of which kind."""
+    """Return the penalty for a source that has months without the kind of penalty."""
     if isinstance(months, float) and months.is_integer():
         months = int(months)
     if type(months) is not int or months < 0:
@@ -56,7 +56,7 @@ def months_alone(months: Any, fine: Any) -> dict[str, Any]:
 
 def _cail2018(rows: Sequence[Row]) -> Iterator[Case]:
     [row] = rows
-    meta = row.get("meta", row)  # the hub's copy has the fields beside the facts
+    meta = row.get("meta", row)  # the copy on Hugging Face has the fields beside the facts
     term = meta.get("term_of_imprisonment", meta)
     if not isinstance(term, Mapping):
         raise NotSaid("a penalty that cannot be read", str(term))
@@ -154,7 +154,7 @@ def _lecard(rows: Sequence[Row]) -> Iterator[Case]:
 
 
 def _cited(article: str) -> str:
-    """Return an article as it is cited."""
+    """Return the citation of an article."""
     number, _, paragraph = article.partition("-")
     number, _, inserted = number.partition(".")
     name = f"第{number}条" + (f"之{inserted}" if inserted else "")

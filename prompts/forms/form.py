@@ -1,4 +1,4 @@
-"""What a form is, and where its rows have what a case needs."""
+"""The definition of a form of files, and how to find a column in its rows."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ Case = dict[str, Any]
 
 @dataclass(frozen=True)
 class Form:
-    """A form of files: how its rows are known, and the cases that they become."""
+    """A form of files: how to recognize its rows, and how to make cases from them."""
 
     title: str
     fits: Callable[[Row], bool]
-    """Whether a row has what only this form has."""
+    """Whether a row has columns that only this form has."""
     cases: Callable[[Sequence[Row]], Iterator[Case | NotSaid]]
-    """The cases of a row, or of several that make a case together; `id` may be missing."""
+    """The cases of one row, or of several rows that are one case; `id` may be missing."""
     key: Callable[[Row], object] | None = None
-    """What rows have in common that make a case together."""
+    """What the rows of one case have in common."""
     notes: tuple[str, ...] = ()
-    """What the user has to know about every file of the form."""
+    """Notes for the user about every file of this form."""
 
 
 NAMES_OF_PERSON = (
@@ -52,10 +52,10 @@ ID = ("id", "case_id", "caseid", "uid", "index", "编号", "序号", "案号", "
 
 
 def column(row: Row, names: Iterable[str]) -> Any:
-    """Return what a row has under one of these names, whatever their case; None if nothing.
+    """Return the value of a row under one of these names, in any case of letters; None without any.
 
     Raises:
-        NotSaid: it has two of them, and they differ.
+        NotSaid: the row has two of them with different values.
     """
     wanted = set(names)
     found = {key: value for key, value in row.items() if _plain(key) in wanted}

@@ -1,4 +1,4 @@
-"""Exports of Label Studio: JSON, and JSON-MIN."""
+"""Exports of Label Studio, JSON and JSON-MIN."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -8,11 +8,11 @@ from panjue.prompts.forms.form import Case, Form, Row
 from panjue.prompts.plumbing.errors import NotSaid
 
 VALUES = ("choices", "text", "taxonomy", "labels", "number")
-"""Keys of a result's value."""
+"""Keys in the value of a result."""
 
 
 def flat_task(row: Row) -> dict[str, Any]:
-    """Return a task as a row: its data, and for each control (`from_name`) what was annotated."""
+    """Return a task as a row: its data, and the annotation of each control (`from_name`)."""
     data = row.get("data")
     if not isinstance(data, Mapping):
         raise NotSaid("a task without data")
@@ -37,7 +37,7 @@ def _annotated(annotation: Mapping[str, Any]) -> dict[str, Any]:
         value = result.get("value") if isinstance(result, Mapping) else None
         if not isinstance(value, Mapping):
             continue
-        if "start" in value and "end" in value:  # a span: who it is about is not said
+        if "start" in value and "end" in value:  # a span does not say whom it is about
             raise NotSaid("spans, which name no person's judgment")
         found = [value[key] for key in VALUES if key in value]
         name = str(result.get("from_name"))

@@ -1,4 +1,4 @@
-"""Rows that are in panjue's own form already, however the file is laid out."""
+"""Rows that are already in panjue's own form, in any layout of the file."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,10 +14,10 @@ def own_form(name: str, task: Task, *, in_years: bool, in_table: bool) -> Form:
     """Return the form of a task's own files.
 
     Args:
-        name: Of the task.
-        task: Its definition.
-        in_years: The terms are years, not months.
-        in_table: The cells of a row may have lists and numbers as texts.
+        name: Name of the task.
+        task: Definition of the task.
+        in_years: Whether terms are years, not months.
+        in_table: Whether cells may have lists and numbers as texts.
     """
 
     def fits(row: Row) -> bool:
@@ -52,7 +52,7 @@ OF_LISTS = ("id", "defendants", "outcomes", "groups")
 
 
 def _value(value: Any) -> Any:
-    """Return a value; a cell of a table may have a list, or a number, as text."""
+    """Return a value; a cell of a table may have a list or a number as text."""
     if isinstance(value, str) and value[:1] in ("[", "{") and not isinstance(literal(value), str):
         return literal(value)
     if isinstance(value, str) and value.isdecimal() and str(int(value)) == value:

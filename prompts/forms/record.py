@@ -1,4 +1,4 @@
-"""The judgment of a person from an object with fields, whatever these are called."""
+"""Read the judgment of a person from an object with fields of any names."""
 
 import ast
 import json
@@ -26,7 +26,7 @@ def outcome_of(record: Row) -> Outcome:
     """Return the outcome of a person.
 
     Raises:
-        NotSaid: the object does not say who is convicted of what, or sentenced to what.
+        NotSaid: the object does not say for certain the crimes or the sentence.
     """
     return {
         "name": name_of_person(column(record, NAMES_OF_PERSON)),
@@ -37,7 +37,7 @@ def outcome_of(record: Row) -> Outcome:
 
 
 def name_of_person(value: Any) -> str:
-    """Return the only name of a field."""
+    """Return the name in a field, which may have only one."""
     names = value if isinstance(value, list) else [value]
     if len(names) != 1 or not isinstance(names[0], str) or not visible(names[0]).strip():
         raise NotSaid("no person is named", "" if value is None else str(value))
@@ -48,7 +48,7 @@ def name_of_person(value: Any) -> str:
 
 
 def items_of_field(value: Any) -> list[Any]:
-    """Return the items of a field: a list, or a text that is one in JSON or in Python."""
+    """Return the items of a field: a list, or a text that is a list in JSON or Python."""
     if isinstance(value, str) and value.strip().startswith(("[", "(", "{")):
         value = literal(value)
     if isinstance(value, list | tuple):
@@ -57,7 +57,7 @@ def items_of_field(value: Any) -> list[Any]:
 
 
 def literal(text: str) -> Any:
-    """Return the value of a text in JSON or in Python; the text itself if it is neither."""
+    """Return the value of a text in JSON or Python; return the text itself if it is neither."""
     for read in (json.loads, ast.literal_eval):
         try:
             return read(text.strip())
@@ -68,7 +68,7 @@ def literal(text: str) -> Any:
 
 def charge_list(value: Any) -> list[str]:
     charges: dict[str, None] = {}
-    # Of `[走私、贩卖]毒品`, as CAIL2018 writes it, the brackets are part of the name.
+    # In `[走私、贩卖]毒品`, as CAIL2018 writes it, the brackets are part of the name.
     items = value if isinstance(value, list) else items_of_field(value)
     for item in items:
         known = charges_in(item) if isinstance(item, str) else None
@@ -93,7 +93,7 @@ def article_list(value: Any) -> list[str]:
 
 
 def _articles(item: Any) -> Iterable[str]:
-    if isinstance(item, float) and item.is_integer():  # a column with empty cells, in pandas
+    if isinstance(item, float) and item.is_integer():  # of pandas, in a column with empty cells
         item = int(item)
     if type(item) is int:
         item = str(item)
@@ -111,7 +111,7 @@ def _articles(item: Any) -> Iterable[str]:
 
 
 def penalty_in(record: Row) -> dict[str, Any]:
-    """Return the official penalty of an object that has it as a term, in months or in fields."""
+    """Return the official penalty of an object with a term in words, in months or in fields."""
     months = column(record, MONTHS)
     term = column(record, TERM)
     if isinstance(term, str) and term.strip().startswith("{"):
@@ -138,9 +138,9 @@ def penalty_in(record: Row) -> dict[str, Any]:
 
 
 def _of_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the official penalty of its own fields; what is missing is 0, if any is there."""
+    """Return the official penalty from its own fields; missing ones are 0 if any is there."""
     odd = [str(key) for key in fields if key not in (*OFFICIAL, *CHANGES_NOTHING)]
-    if odd:  # it may be a unit
+    if odd:  # a unit may follow
         raise NotSaid("a penalty with unknown fields", ", ".join(odd))
     known = {key: _number(value) for key, value in fields.items() if key in OFFICIAL}
     known = {key: value for key, value in known.items() if value is not None}
@@ -159,7 +159,7 @@ def _of_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 OFFICIAL = (*TERMS, *FLAGS, "fine", "fine_without_amount")
 CHANGES_NOTHING = ("probation", "probation_months", "suspended", "缓刑")
-"""Fields of a penalty that change nothing about its class."""
+"""Fields of a penalty that do not change its class."""
 
 YES_OR_NO = {"true": True, "false": False, "是": True, "否": False}
 
@@ -169,7 +169,7 @@ def _fine(record: Row) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """Return a cell of a table as the number or the yes or no that it is."""
+    """Return a cell of a table as the number, or the yes or no, in it."""
     if not isinstance(value, str):
         return value
     text = value.strip().lower()

@@ -1,4 +1,4 @@
-"""A file, a folder or a compressed file as rows: JSON in any layout, a table, Parquet."""
+"""Read the rows of a file, a folder or a compressed file: JSON in any layout, table, Parquet."""
 
 import codecs
 import csv
@@ -32,20 +32,20 @@ DECODED_AT_ONCE = 2**20
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file that is read as rows, as often as needed."""
+    """A file whose rows can be read as often as needed."""
 
     path: Path
     description: str  # such as "JSON, GB18030, gzip"
     encoding: str = ""
-    delimiter: str = ""  # of a table
+    delimiter: str = ""  # names of the columns of a table
 
     @property
     def is_table(self) -> bool:
-        """Say whether its cells are texts, even where they mean numbers or lists."""
+        """Say whether the cells are texts, even if they mean numbers or lists."""
         return bool(self.delimiter) or self.description == "Parquet"
 
     def rows(self) -> Iterator[SourceRow]:
-        """Yield (place, row); a row that cannot be read is the reason."""
+        """Yield (place, row); in place of a row that cannot be read, yield the reason."""
         if self.path.is_dir():
             for path in sorted(self.path.rglob("*.json")):
                 for place, row in source_of(path).rows():
@@ -61,7 +61,7 @@ class SourceFile:
 
 
 def source_of(path: Path) -> SourceFile:
-    """Find out how a file is compressed, encoded and laid out."""
+    """Find out the compression, the encoding and the layout of a file."""
     if path.is_dir():
         if not any(path.rglob("*.json")):
             raise Unreadable(f"{path}: is a folder without .json files")
@@ -91,7 +91,7 @@ def source_of(path: Path) -> SourceFile:
 
 @contextmanager
 def _bytes(path: Path) -> Iterator[BinaryIO]:
-    """Open a file, unpacked if it is gzip."""
+    """Open a file; unpack it if it is gzip."""
     with open_bytes(path) as file:
         is_gzip = file.read(2) == GZIP
         file.seek(0)
@@ -107,7 +107,7 @@ def _bytes(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _text(path: Path, encoding: str) -> Iterator[IO[str]]:
-    """Open a file as text; a byte that is no UTF-8 becomes a character that no UTF-8 has."""
+    """Open a file as text; a byte that is no UTF-8 becomes a character that UTF-8 cannot have."""
     with (
         _bytes(path) as file,
         io.TextIOWrapper(file, encoding, "surrogateescape", newline="") as text,
@@ -124,16 +124,16 @@ MARKS = {
     codecs.BOM_UTF16_BE: ("utf-16", "UTF-16"),
 }
 WITHOUT_MARK = (("utf-16-le", 1), ("utf-16-be", 0))
-"""Encoding, and which of two bytes is 0 in it where the text is ASCII."""
+"""Encoding -> which of the two bytes of an ASCII character is 0 in it."""
 
 HAN = re.compile(r"[\u4e00-\u9fff]")
 LEVEL_1 = range(0xB0, 0xD8)
-"""First bytes of the 3,755 common characters in GB2312: over 95% of the characters of a judgment,
-and a third of those of a text of another encoding that is read so."""
+"""First bytes of the 3,755 common characters in GB2312. They are over 95% of the characters of a
+judgment, and only a third of the characters if a text of another encoding is read as GB2312."""
 
 
 def _encoding(path: Path, head: bytes) -> tuple[str, str]:
-    """Return Python's name of the encoding, and its usual name."""
+    """Return Python's name of the encoding of a file, and the usual name."""
     for mark, names in MARKS.items():
         if head.startswith(mark):
             return names
@@ -148,11 +148,11 @@ def _encoding(path: Path, head: bytes) -> tuple[str, str]:
     wrong = head.decode("utf-8", "ignore")
     if 20 * len(wrong.encode()) < 19 * len(head):
         raise Unreadable(f"{path}: is neither UTF-8, UTF-16 nor GB18030; save it as UTF-8")
-    return "utf-8", "UTF-8"  # with a few bytes that are none: their rows are left out
+    return "utf-8", "UTF-8"  # with a few wrong bytes; rows with them are left out
 
 
 def _decodes(path: Path, encoding: str) -> str:
-    """Return the first text of a file if all of it is in this encoding; else an empty one."""
+    """Return the first text of a file if the whole file is in this encoding; else an empty text."""
     decoder = codecs.getincrementaldecoder(encoding)()
     sample = ""
     with _bytes(path) as file:
@@ -185,7 +185,7 @@ DELIMITERS = "\t,;|"
 
 
 def _delimiter(text: str) -> str:
-    """Return what separates the columns of a table; empty for JSON."""
+    """Return the separator of the columns of a table; empty for JSON."""
     start = text.lstrip("\ufeff \t\r\n")
     if start[:1] in tuple("{[") or start.startswith("//") or JSONP.match(text):
         return ""
@@ -214,7 +214,7 @@ ROWS_OF = ("data", "rows", "items", "records", "cases", "examples", "train", "li
 
 
 def _rows_within(value: dict[str, Any]) -> list[Any]:
-    """Return the rows of one object that holds a list of them: `{"data": [...]}`."""
+    """Return the rows in an object that has a list of them: `{"data": [...]}`."""
     lists = [key for key, item in value.items() if isinstance(item, list) and item]
     names = [key for key in lists if key in ROWS_OF and isinstance(value[key][0], dict)]
     others = [key for key, item in value.items() if isinstance(item, dict | list) and item]
@@ -235,7 +235,7 @@ def _as_row(value: Any) -> dict[str, Any] | NotSaid:
         return value if is_writable(value) else NotSaid("not UTF-8")
     except RecursionError:
         return NotSaid("not JSON", "it is nested too deeply")
-    except UserError as error:  # a key twice, deeper in the row
+    except UserError as error:  # a key is given twice, deeper in the row
         return NotSaid("not JSON", str(error))
 
 

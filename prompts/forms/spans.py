@@ -32,9 +32,9 @@ def _squad(rows: Sequence[Row]) -> Iterator[Case | NotSaid]:
 
 
 def _with_answers(case: Case, row: Row) -> Case | NotSaid:
-    """Return the question with its answers; without the key it is one to be answered.
+    """Return the question with its answers; without their key, it is a question to answer.
 
-    People have given references that are not in the text: one that is suffices.
+    Some references of people are not in the text; one reference in the text is enough.
     """
     if "answers" not in row and "answer" not in row:
         return case

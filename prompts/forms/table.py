@@ -1,4 +1,4 @@
-"""Tables with a row for each person, or with a judgment in words in a column."""
+"""Tables with one row for each person, or with a judgment in words in a column."""
 
 from collections.abc import Iterator, Sequence
 
@@ -30,7 +30,7 @@ def is_table_row(row: Row) -> bool:
 
 
 def key_of_case(row: Row) -> object:
-    """Return what the rows of a case have in common: the id, or the facts if there is none."""
+    """Return what the rows of a case have in common: the id, or the facts without an id."""
     found = column(row, ID) if has(row, ID) else column(row, FACT)
     return str(found)
 
@@ -60,7 +60,7 @@ def table_cases(rows: Sequence[Row]) -> Iterator[Case]:
 
 
 def _id(value: object) -> object:
-    """Return the id of a table, in which all cells are texts."""
+    """Return the id in a row of a table, where all cells are texts."""
     if isinstance(value, str) and value.isdecimal() and str(int(value)) == value:
         return int(value)
     if isinstance(value, float) and value.is_integer():

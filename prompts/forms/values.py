@@ -1,4 +1,4 @@
-"""The JSON values of a text, whatever stands between them, one by one."""
+"""Read the JSON values of a text one by one, whatever is between them."""
 
 import ast
 import json
@@ -11,10 +11,10 @@ from panjue.prompts.plumbing.rows import Faulty, object_or_faulty
 
 CHUNK = 2**20
 LONGEST_ROW = 2**28
-"""Characters of a row; what is longer is no row, but a text in which a bracket is never closed."""
+"""Most characters of a row. A longer one is no row, but a text with a bracket that never closes."""
 
 BETWEEN = re.compile(r"(?:[\s,\ufeff\x1e]+|//[^\n]*(?:\n|$))+")
-"""What may stand between two values: white space, commas, marks of a joined file, remarks."""
+"""Pattern of what may be between two values: white space, commas, byte order marks, remarks."""
 
 JSONP = re.compile(
     r"[\s\ufeff]*(?:/\*.*?\*/\s*)?"
@@ -22,26 +22,27 @@ JSONP = re.compile(
     r"|[\w$.]+\s*\(\s*)(?=[\[{])",
     re.DOTALL,
 )
-"""JavaScript around JSON: `var data = [...]`, `callback([...])`."""
+"""Pattern of JavaScript around JSON: `var data = [...]`, `callback([...])`."""
 
 DECODER = json.JSONDecoder(object_pairs_hook=object_or_faulty)
 NEAR_END = 16
-"""JSON that goes on is wrong only within its last characters: in `tru`, `-`, or `"\\u4e`."""
+"""If a value continues in the next chunk, its error is in these last characters: `tru`,
+`"\\u4e`."""
 
 
 def json_values(read: Callable[[int], str]) -> Iterator[tuple[int | str, Any]]:
-    """Yield (place, value) for each row of a text of JSON; a row that is none is a `NotSaid`.
+    """Yield (place, value) for each row of a text of JSON; in place of an invalid row, `NotSaid`.
 
-    The place is the line, or in a list, which may be on one line, the number of the row.
+    The place is the line. In a list, which may be on one line, it is the number of the row.
 
-    A row is a value at the top of the text or, where that is a list, an item of the list: lines,
-    one object over many lines, a list, lists behind each other, files that were joined. Only the
-    row that is read is in memory.
+    A row is a value at the top of the text, or an item of a list at the top. So the text may have
+    lines, an object over several lines, a list, several lists, or joined files. Memory holds only
+    the row that is read.
     """
     text = _Text(read)
     if prefix := JSONP.match(text.buffer):
         text.skip_to(prefix.end())
-    depth = 0  # of lists around the row
+    depth = 0  # number of lists around the row
     number = 0
     while text.skip(BETWEEN):
         sign = text.buffer[text.place]
@@ -59,7 +60,7 @@ def json_values(read: Callable[[int], str]) -> Iterator[tuple[int | str, Any]]:
 
 
 LIST_OF_VALUES = re.compile(r'\[\s*(?:-?[0-9"tfn])')
-"""How a list begins that has no rows in it."""
+"""Pattern of the beginning of a list without rows."""
 
 
 class _Text:
@@ -69,13 +70,13 @@ class _Text:
         """Read the first chunk."""
         self._read = read
         self.buffer = ""
-        self.place = 0  # the next character
-        self.line = 1  # of that character
+        self.place = 0  # position of the next character
+        self.line = 1  # line of that character
         self.is_whole = False
         self.more(CHUNK)
 
     def more(self, size: int) -> None:
-        """Read on, and drop what was passed."""
+        """Read more, and drop the part before the position."""
         chunk = self._read(size)
         self.is_whole = not chunk
         self.buffer = self.buffer[self.place :] + chunk
@@ -86,11 +87,11 @@ class _Text:
         self.place = place
 
     def column(self) -> int:
-        """Return the number of characters before the next one in its line; 0 if it is not known."""
+        """Return the number of characters before the next one in its line; 0 if unknown."""
         return len(self.buffer[: self.place].rpartition("\n")[2])
 
     def skip(self, pattern: re.Pattern[str]) -> bool:
-        """Pass what the pattern finds here; say whether anything follows."""
+        """Skip a match of the pattern here; say whether more text follows."""
         while True:
             found = pattern.match(self.buffer, self.place)
             end = found.end() if found else self.place
@@ -100,7 +101,7 @@ class _Text:
             self.more(CHUNK)
 
     def skip_line(self) -> str:
-        """Pass the rest of a line; return it."""
+        """Skip the rest of a line, and return it."""
         while True:
             end = self.buffer.find("\n", self.place)
             if end >= 0 or self.is_whole:
@@ -113,7 +114,7 @@ class _Text:
 
 
 def _value(text: _Text, *, in_list: bool) -> Any:
-    """Return the value that begins here, or why it is none; then its lines are passed."""
+    """Return the value that begins here; if it is invalid, skip its lines and return the reason."""
     size = CHUNK
     while True:
         try:
@@ -126,11 +127,11 @@ def _value(text: _Text, *, in_list: bool) -> Any:
             is_short = len(text.buffer) - text.place < LONGEST_ROW
             if may_go_on and is_short and not text.is_whole:
                 text.more(size)
-                size *= 2  # so that a long row is parsed a few times, not once a chunk
+                size *= 2  # so that a long row is parsed a few times, not once for each chunk
                 continue
             problem = error.msg
         else:
-            if end == len(text.buffer) and not text.is_whole:  # a number may go on
+            if end == len(text.buffer) and not text.is_whole:  # more digits may follow
                 text.more(size)
                 continue
             text.skip_to(end)
@@ -139,9 +140,9 @@ def _value(text: _Text, *, in_list: bool) -> Any:
 
 
 def _passed(text: _Text, problem: str, *, in_list: bool) -> Any:
-    """Pass a row that is no JSON: its line, and the lines below it that are indented more.
+    """Skip a row that is no JSON: its line, and the following lines with more indentation.
 
-    Python's repr of a row is read on the way.
+    If the row is Python's repr, return its value.
     """
     indent = text.column()
     line = text.skip_line()

@@ -1,4 +1,4 @@
-"""YAML file plus `key=value` words -> a frozen pydantic model. Unknown keys stop the run."""
+"""Make a frozen pydantic model from a YAML file and `key=value` words; refuse unknown keys."""
 
 import json
 import re
@@ -23,7 +23,7 @@ DATA_FILES = ("train", "dev", "mix")
 
 
 class Config(BaseModel):
-    """Base of every stage's settings: frozen, closed; the docstring under a field is its help."""
+    """Base of every stage's settings, frozen and closed. The docstring of a field is its help."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     _path: Path | None = PrivateAttr(None)
@@ -42,8 +42,8 @@ def load_section(
 ) -> SomeConfig:
     """Build `cls` from section `name` of a config file and from words like `trainer.max_steps=10`.
 
-    The words count most. A file without the section gives the defaults, and so does a missing
-    `config.yaml` of a run.
+    Words replace values of the file. A file without the section gives the defaults, and so does a
+    run without `config.yaml`.
     """
     sections = load_values(path) if path.exists() else {}
     for section in sections:
@@ -71,7 +71,7 @@ YAML_ERRORS = (OmegaConfBaseException, yaml.YAMLError, UnicodeError)
 
 
 def load_values(path: Path) -> dict[str, Any]:
-    """Return the values of a YAML file; its keys are not checked."""
+    """Return the values of a YAML file without checking its keys."""
     try:
         with open_bytes(path) as file:
             loaded = OmegaConf.load(file)
@@ -79,16 +79,16 @@ def load_values(path: Path) -> dict[str, Any]:
             raise UserError(f"{path}: expected lines of `key: value`, found a list")
         with located(str(path)):
             return _plain(loaded)
-    except (*YAML_ERRORS, OSError) as error:  # OmegaConf's for a single number
+    except (*YAML_ERRORS, OSError) as error:  # OmegaConf raises it for a single number
         raise UserError(f"{path}: {_one_line(error)}") from None
 
 
 OF_ENVIRONMENT = re.compile(r"\$\{(?:oc\.)?env[.:][^}]*\}")
-"""A value that OmegaConf takes from the environment."""
+"""Pattern of a value that OmegaConf takes from the environment."""
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    """Return the values of an OmegaConf object as JSON has them: all keys are texts."""
+    """Return the values of an OmegaConf object as in JSON, where all keys are texts."""
     if found := OF_ENVIRONMENT.search(OmegaConf.to_yaml(config)):
         reason = "settings are saved and packed, and may not have values of the environment"
         raise UserError(f"{found[0]}: {reason}; write the value")
@@ -108,11 +108,11 @@ def _overridden(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
             raise UserError(f"""{word!r}: {reason}; put text in quotes: {key}='"…"'""")
         try:
             override = _plain(OmegaConf.from_dotlist([word]))
-            if value.strip() == "{}":  # empties a section; merging would leave it as it is
+            if value.strip() == "{}":  # empties a section; merging would not change it
                 OmegaConf.update(merged, key, {}, merge=False)
             else:
                 merged = OmegaConf.merge(merged, override)
-        except (*YAML_ERRORS, TypeError) as error:  # TypeError: a list for an object of settings
+        except (*YAML_ERRORS, TypeError) as error:  # TypeError: a list in place of settings
             problem = _one_line(error)
             raise UserError(f"{word!r}: {problem}; the value is YAML: quote a text") from None
     return _plain(merged)
@@ -122,7 +122,7 @@ TEXT_TYPES = (str, Path, str | None, Path | None)
 
 
 def _as_text(cls: type[Config], word: str) -> str:
-    """Quote a value like 2024_11 of a setting that is a text or a path: YAML has it as 202411."""
+    """Quote a value like 2024_11 for a setting that is a text or path; YAML reads it as 202411."""
     key, _, value = word.partition("=")
     info = cls.model_fields.get(key)
     is_text = info and info.annotation in TEXT_TYPES
@@ -136,7 +136,7 @@ def _one_line(text: object) -> str:
 
 
 def check_managed(section: str, keys: Iterable[str], managed: Container[str]) -> None:
-    """Refuse the settings of a library that panjue sets itself."""
+    """Refuse settings of a library that panjue sets itself."""
     for key in keys:
         if key in managed:
             raise UserError(f"{section}: {key!r} is set by panjue")
@@ -151,12 +151,12 @@ def check_known(section: str, keys: Iterable[str], known: Iterable[str]) -> None
 
 
 def our_name(key: str, known: Iterable[str]) -> str:
-    """Return what a setting is called here, for a message that it does not exist; or nothing."""
+    """Return panjue's name of a setting of other programs, for a message; or an empty text."""
     return f"; it is {OURS[key]} here" if key in OURS else did_you_mean(key, known)
 
 
 def setting_lines(cls: type[Config], values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield two lines for each setting: its name with its value or default, and what it is."""
+    """Yield two lines for each setting: its name with value or default, and its help."""
     for name, info in cls.model_fields.items():
         value = values.get(name, info.get_default(call_default_factory=True))
         if value is None or (name not in values and info.is_required()):
@@ -168,8 +168,8 @@ def setting_lines(cls: type[Config], values: Mapping[str, Any]) -> Iterator[str]
 def first_complaint(error: ValidationError, known: Mapping[str, FieldInfo] = {}) -> str:
     """Return the place and the problem of pydantic's first error.
 
-    `known` are the settings by name, if it is about these: a setting that is unknown or missing
-    gets a better message.
+    If the error is about settings, `known` has them by name, and an unknown or missing setting gets
+    a better message.
     """
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
@@ -185,11 +185,11 @@ ABSOLUTE_PATH = re.compile(r"(?:file:/{2,3}|~\w*/|/(?!/)|[A-Za-z]:[\\/]|\\\\)")
 EMBEDDED_PATH = re.compile(
     r"""(?<=[="':])(?:file://)?(?:~\w*)?/(?!/)(?:[^\s"'/,]+/)*([^\s"'/,]+)""", re.ASCII
 )
-"""An absolute path after `=`, a colon or a quote."""
+"""Pattern of an absolute path after `=`, a colon or a quote."""
 
 
 def scrubbed(value: Any) -> Any:
-    """Return settings with each absolute path reduced to its last part."""
+    """Return settings in which only the last part of each absolute path is left."""
     if isinstance(value, Mapping):
         return {scrubbed(key): scrubbed(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

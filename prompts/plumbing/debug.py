@@ -1,4 +1,4 @@
-"""Warnings of libraries: to `RUN/debug.log`, with their time. Errors stay on the terminal."""
+"""Write warnings of libraries with their time to `RUN/debug.log`; print errors as before."""
 
 import logging
 import re
@@ -12,16 +12,16 @@ from panjue.prompts.plumbing.version import panjue_version
 FORMAT = "%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s"
 
 FIRST_LINE = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \d+ \S+ [A-Z]+: |$")
-"""How a file in FORMAT begins; an empty one is left by a full disk."""
+"""Pattern of the beginning of a file in FORMAT. A full disk leaves an empty file."""
 
 SHOWN = "vllm"
-"""The library whose warnings are printed: it has none unless VLLM_LOGGING_LEVEL is set."""
+"""Library whose warnings are printed. It has none unless the user sets VLLM_LOGGING_LEVEL."""
 
 
 class DebugLog(logging.FileHandler):
-    """Appends warnings to a file, which the first one creates; on a full disk they are lost.
+    """Appends warnings to a file, which the first warning creates. On a full disk they are lost.
 
-    Before the first warning of each process stands which panjue it is.
+    Before the first warning of each process, it writes the version of panjue.
     """
 
     _has_version = False
@@ -40,13 +40,13 @@ class DebugLog(logging.FileHandler):
         """Ignore an error in writing."""
 
     def close(self) -> None:
-        """Close the file, which writes what a full disk has refused before."""
+        """Close the file; this writes text that a full disk has refused before."""
         with suppress(OSError):
             super().close()
 
 
 def is_log(path: Path) -> bool:
-    """Say whether a debug.log is ours; that of a folder without our record says so itself."""
+    """Say whether a debug.log is ours: by the record of its folder, or by its beginning."""
     if has_record(path.parent):
         return True
     if not path.is_file():
@@ -57,10 +57,10 @@ def is_log(path: Path) -> bool:
 
 @contextmanager
 def debug_log(run: Path) -> Iterator[None]:
-    """Send the warnings of libraries to `run`/debug.log while the block runs; errors are printed.
+    """Send the warnings of libraries to `run`/debug.log while the block runs; print errors.
 
-    Nothing is added to somebody else's debug.log: it is refused. Only for the command line: the
-    handlers of libraries go. Call `quiet_libraries` after an import in the block.
+    A debug.log that panjue did not write is refused. This is only for the command line, because it
+    removes the handlers of libraries. Call `quiet_libraries` after an import in the block.
     """
     refuse_foreign(run / "debug.log", is_log)
     log = DebugLog(run / "debug.log", encoding="utf-8", delay=True)
@@ -84,7 +84,7 @@ def debug_log(run: Path) -> Iterator[None]:
 
 
 def quiet_libraries() -> None:
-    """Let libraries write to the handlers of `debug_log` alone, if it is active."""
+    """Let libraries write only to the handlers of `debug_log`, if it is active."""
     if not any(isinstance(handler, DebugLog) for handler in logging.root.handlers):
         return
     for name, logger in list(logging.root.manager.loggerDict.items()):

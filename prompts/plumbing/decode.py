@@ -1,4 +1,4 @@
-"""Functions that read the replies of models. All are total, and linear in the reply's length."""
+"""Read the replies of models. All functions accept any text, in time linear in its length."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from panjue.prompts.plumbing.files import EACH_KEY_ONCE
 
 
 def load_json(reply: str) -> Any:
-    """Return the value of `reply` as JSON; None if it is not valid, or an object repeats a key."""
+    """Return the value of `reply` as JSON; None if it is invalid, or an object repeats a key."""
     try:
         return EACH_KEY_ONCE.decode(reply)
     except (ValueError, RecursionError):
@@ -21,14 +21,14 @@ INVISIBLE = re.compile(r"[\u00ad\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2
 
 
 def visible(text: str) -> str:
-    """Return a text without its invisible characters: zero-width ones, marks, soft hyphens."""
+    """Return a text without invisible characters: zero-width ones, marks, soft hyphens."""
     if text.isprintable():  # the usual case, and ten times faster
         return text
     return INVISIBLE.sub("", text)
 
 
 def flatten_forms(text: str) -> str:
-    """Convert full-width digits, letters and brackets to their plain forms; drop the invisible."""
+    """Convert full-width digits, letters and brackets to plain ones; drop invisible characters."""
     return unicodedata.normalize("NFKC", visible(text))
 
 
@@ -40,20 +40,20 @@ BLOCK = re.compile(
     r"|(?P<plain>assistantfinal(?=\s*+[{\[`]))",
     re.IGNORECASE,
 )
-"""The start or the end of a think block: `<think>`, `[/THINK]`, `◁think▷`, `<seed:think>`,
-`<|END_THINKING|>`, but no heading such as `[Analysis]`; of gpt-oss each channel, of which `final`
-is the answer, written `assistantfinal` where special tokens are left out."""
+"""Pattern of the start or end of a think block: `<think>`, `[/THINK]`, `◁think▷`, `<seed:think>`,
+`<|END_THINKING|>`, but no heading such as `[Analysis]`. For gpt-oss, it matches the start of each
+channel. The channel `final` is the answer, written `assistantfinal` without special tokens."""
 
 
 def after_thinking(reply: str) -> str:
-    """Drop all think blocks. One without its end extends to the end of the reply.
+    """Drop all think blocks. A block without an end extends to the end of the reply.
 
-    An end without a start closes a block that the prompt has begun. Within a block only its own
-    end counts.
+    An end without a start closes a block that the prompt has begun. Within a block, only the end of
+    the same kind counts.
     """
     kept: list[str] = []
-    place = 0  # of the text that is not yet kept or dropped
-    block = None  # the brackets and the name of the block that has begun
+    place = 0  # start of the text that is neither kept nor dropped yet
+    block = None  # brackets and name of the block that has begun
     for tag in BLOCK.finditer(reply):
         kind = (tag["open"], (tag["name"] or "").lower())
         is_end = bool(tag["end"] or tag["final"] or tag["plain"])
@@ -73,29 +73,30 @@ def after_thinking(reply: str) -> str:
 
 
 class Found(NamedTuple):
-    """An object of a reply; empty if a key is given twice with two values."""
+    """An object of a reply; empty if it has two values for a key."""
 
     value: dict[str, Any]
-    is_whole: bool  # False: the reply ends in it
+    is_whole: bool  # False if the reply ends within it
 
 
 class _Parsed(NamedTuple):
-    """What a text has from one `{` on."""
+    """The objects of a text from one `{` on."""
 
-    values: list[dict[str, Any]]  # the objects, each after those in it
-    end: int  # of the outermost object, or where it stops being JSON
+    values: list[dict[str, Any]]  # the objects; inner ones come first
+    end: int  # end of the outermost object, or where it stops being JSON
     is_valid: bool
 
 
 MAX_PARTS = 1000
-"""Places of a reply that an object is read from: far more than any answer has."""
+"""Most places of a reply at which reading an object is tried; no answer has so many."""
 
 
 def json_objects(reply: str) -> list[Found]:
-    """Return all objects of a reply that are valid JSON, each after those in it.
+    """Return all objects of a reply that are valid JSON; inner ones come first.
 
-    What is around them does not matter; numbers are texts. If the reply ends in an object, that
-    has what is certain: no string or number at the very end, which may be longer.
+    The text around them does not matter. Numbers become texts. If the reply ends within an object,
+    the object has only what is certain, without a string or number at the very end, which may be
+    cut.
     """
     found: list[Found] = []
     start = reply.find("{")
@@ -107,15 +108,15 @@ def json_objects(reply: str) -> list[Found]:
         cut = [] if parsed.is_valid or following >= 0 else _parse_cut(reply[start:])
         found += cut or [Found(value, True) for value in parsed.values]
         start = following
-    return []  # the last answer, which counts, was not reached
+    return []  # the last answer would count, but was not reached
 
 
 def _parse(text: str, start: int = 0) -> _Parsed:
-    """Parse the object that starts at `start`, as far as it is JSON."""
+    """Parse the object at `start`, as far as it is JSON."""
     values: list[dict[str, Any]] = []
 
     def keep(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """Add an object to `values`: the decoder calls this where an object ends."""
+        """Add an object to `values`; the decoder calls this at the end of an object."""
         value: dict[str, Any] = {}
         for key, item in pairs:
             if value.setdefault(key, item) != item:
@@ -141,12 +142,12 @@ BRACKETS = {"{": "}", "[": "]"}
 
 
 def _parse_cut(text: str) -> list[Found]:
-    """Return the objects of a text that ends in one.
+    """Return the objects of a text that ends within an object.
 
-    The text is cut back to what is certain, and its open brackets are closed. A whole string at
-    the very end is certain too, unless it is a key: then closing the brackets gives no JSON.
+    The text is cut back to what is certain, and its open brackets are closed. A complete string at
+    the very end is also certain, unless it is a key: then closing the brackets gives no JSON.
     """
-    open_brackets: list[str] = []  # as they are closed
+    open_brackets: list[str] = []  # in the order in which they are closed
     after_string = certain = 0
     for token in JSON_TOKEN.finditer(text):
         sign = token[0]
@@ -171,7 +172,7 @@ def _parse_cut(text: str) -> list[Found]:
 
 
 def last_object(reply: str, keys: Sequence[str]) -> Found:
-    """Return the last whole object with all these keys; else the last with any; else none."""
+    """Return the last whole object with all these keys, else the last with any, else none."""
     with_all = None
     with_any = Found({}, is_whole=False)
     for found in json_objects(reply):
@@ -183,6 +184,6 @@ def last_object(reply: str, keys: Sequence[str]) -> Found:
 
 
 def strings_in(value: Any) -> list[str]:
-    """Return a string as a list of one, or the strings of a list."""
+    """Return a list with a string, or with the strings of a list."""
     items = value if isinstance(value, list) else [value]
     return [item for item in items if isinstance(item, str)]

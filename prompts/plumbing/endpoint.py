@@ -1,4 +1,4 @@
-"""OpenAI-compatible endpoints: their names, their keys, clients of them, what they refuse."""
+"""OpenAI-compatible endpoints: their names and keys, how to make clients, what they refuse."""
 
 import os
 import re
@@ -16,7 +16,7 @@ def parse_endpoint(name: str) -> tuple[str, str]:
     other = UserError(f"endpoint: {name!r} is not URL#MODEL, e.g. http://127.0.0.1:8000/v1#x")
     try:
         parsed = httpx.URL(url)
-        parsed.host.encode("idna")  # raises UnicodeError now instead of on connecting
+        parsed.host.encode("idna")  # raises UnicodeError now and not later when connecting
     except (httpx.InvalidURL, UnicodeError):
         raise other from None
     if parsed.scheme not in {"http", "https"} or not parsed.host:
@@ -42,33 +42,34 @@ def key_of(variable: str) -> str:
 CONTENT_FILTER = re.compile(
     r"content[ _]?(filter|policy)|data_?inspection|inappropriate|敏感", re.I
 )
-"""What providers write where they refuse a text for its content."""
+"""Pattern of providers' messages if they refuse a text for its content."""
 
 TOO_LONG = re.compile(
     r"context[ _-]?(length|window|size)|too (long|many tokens|large)|token limit|[超过]长|长度",
     re.I,
 )
-"""What servers write where they refuse a text for its length."""
+"""Pattern of servers' messages if they refuse a text for its length."""
 
 PROXIES = ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY")
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
-"""Environment variables that clients are made with; those of proxies may be in lower case."""
+"""Environment variables that clients read; those of proxies may be in lower case."""
 
 NOT_BY_PROXY = "localhost,127.0.0.1,::1"
 
 
 @contextmanager
 def making_client() -> Iterator[None]:
-    """Name the variables of proxies and certificates if no client can be made with them.
+    """Raise UserError with the variables of proxies and certificates if a client cannot be made.
 
-    The block makes a client. It asks this machine's own addresses directly: no proxy reaches them.
+    The block makes a client. The client asks addresses of this machine directly, since no proxy
+    reaches them.
     """
     direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
     if NOT_BY_PROXY not in direct:
         os.environ["no_proxy"] = f"{direct},{NOT_BY_PROXY}"
     try:
         yield
-    except Exception as error:  # the libraries have no class for it
+    except Exception as error:  # the libraries have no common class for it
         kind = CERTIFICATES if isinstance(error, OSError) else PROXIES
         names = sorted(name for name in os.environ if name.upper() in kind)
         if not names:

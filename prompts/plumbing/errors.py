@@ -10,68 +10,68 @@ from functools import lru_cache
 from unicodedata import category
 
 SIGNAL_DEBOUNCE_S = 2.0
-"""A second signal within this time is a copy: `make` and launchers forward a signal to processes
-that have received it already."""
+"""A second signal within this time counts as a copy: `make` and launchers forward a signal to
+processes that have already received it."""
 
 
 class UserError(Exception):
     """The run cannot continue, and the user can fix the cause.
 
-    Its message is one line: the thing, the place, the way out. The command line prints it and
-    exits with code 2; any other exception is our bug and keeps its traceback. Every function that
-    reads what a user gave may raise it, so docstrings name other exceptions only.
+    The message is one line with the thing, the place and the way out. The command line prints it
+    and exits with code 2. Any other exception is our bug and keeps its traceback. Every function
+    that reads a user's input may raise it, so docstrings mostly name only other exceptions.
     """
 
 
 class Unreadable(UserError):
-    """A file cannot be opened, or is of another kind: its rows are not the problem."""
+    """A file cannot be opened or has another form; the problem is not in a row."""
 
 
 class NotSaid(UserError):
-    """A row does not say for certain what its case needs, so the row is left out."""
+    """A row does not say for certain what its case needs, so that it is left out."""
 
     def __init__(self, kind: str, text: str = "") -> None:
-        """Set the kind of the reason, by which rows are counted, and the text that it is about."""
+        """Set the kind of reason, by which rows are counted, and the text that it is about."""
         super().__init__(f"{kind}: {text[:60]!r}" if text else kind)
         self.kind = kind
 
 
 class Stopped(BaseException):
-    """A signal has stopped the run; the message says how to resume.
+    """A signal has stopped the run. The message says how to resume.
 
     Like `KeyboardInterrupt`, it is no `Exception`, so that libraries do not catch it.
     """
 
     def __init__(self, message: str, signal: int) -> None:
-        """Set the message, and the exit code for the signal as shells do."""
+        """Set the message, and the exit code that shells give for the signal."""
         super().__init__(message)
         self.exit_code = 128 + signal
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the nearest of `known`, or nothing."""
+    """Return `; did you mean 'x'?` with the nearest of `known`, or an empty text."""
     match = _nearest(word, tuple(known))
     return f"; did you mean {match!r}?" if match else ""
 
 
-@lru_cache(maxsize=1024)  # a label that is wrong in a whole file is looked for once
+@lru_cache(maxsize=1024)  # a wrong label may occur in every row of a file
 def _nearest(word: str, known: tuple[str, ...]) -> str:
     return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a library's message, or the name of an error without one."""
+    """Return the first line of an error's message, or the name of the error if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode categories of characters that a terminal does not show: it acts on some of them."""
+"""Unicode categories of characters that a terminal does not show; it obeys some of them."""
 
 
 def printable(text: object) -> str:
-    """Return a line for the terminal that shows such characters, as Python's escapes.
+    """Return a line for the terminal with Python's escapes in place of such characters.
 
-    Ids and names come from files. They could clear the screen, or colour what follows.
+    Ids and names come from files. They could clear the screen or color the following text.
     """
     shown = []
     for character in str(text):
@@ -89,23 +89,23 @@ LIBRARY_ERRORS = (
     OSError,
     re.error,
 )
-"""What libraries raise about settings and files that they cannot use."""
+"""Exceptions of libraries about settings and files that they cannot use."""
 
 
 @contextmanager
 def of_library(section: str, way_out: str = "") -> Iterator[None]:
-    """Turn what a library raises about the user's settings or files into `section: message`."""
+    """Raise UserError(`section: message`) for a library's error about settings or files."""
     try:
         yield
     except (*LIBRARY_ERRORS, RuntimeError) as error:
-        # wandb and other loggers that are not installed raise a RuntimeError, as CUDA does.
+        # A missing logger, such as wandb, raises a RuntimeError, and so does CUDA.
         if isinstance(error, RuntimeError) and "to be installed" not in str(error):
             raise
         raise UserError(f"{section}: {first_line(error).rstrip('.')}{way_out}") from None
 
 
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Error numbers of a full disk, an exceeded quota and a limit on the file size."""
+"""Error numbers of a full disk, a used-up quota, and a limit on the size of files."""
 
 DRIVE_ERRORS = (errno.EIO, errno.ESTALE)
 """Error numbers of a drive that fails, and of a network drive that has lost the file."""
@@ -113,7 +113,7 @@ DRIVE_ERRORS = (errno.EIO, errno.ESTALE)
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """End the process with one line and exit code 2 on an error that the user can fix."""
+    """On an error that the user can fix, print one line and end the process with code 2."""
     code = 2
     try:
         yield
@@ -138,6 +138,6 @@ def in_one_line() -> Iterator[None]:
     except Stopped as stopped:
         problem = str(stopped)
         code = stopped.exit_code
-    with suppress(OSError):  # a Ctrl-C may have ended the `| tee` that we print to
+    with suppress(OSError):  # a Ctrl-C may have ended the `| tee` that reads our output
         print(printable(f"panjue: {problem}"), file=sys.stderr)
     sys.exit(code)

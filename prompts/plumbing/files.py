@@ -1,4 +1,4 @@
-"""Robust files: JSON lines, atomic writes, append-only streams that resume, and locks."""
+"""Robust files: JSON lines, atomic writes, append-only streams that can resume, and locks."""
 
 import errno
 import hashlib
@@ -26,16 +26,16 @@ from panjue.prompts.plumbing.ours import (
 )
 
 Json = Any
-"""A value that `json` reads: an object, a list, a text, a number, true, false or None."""
+"""A value that `json` can read: object, list, text, number, true, false or None."""
 
 FileRow = tuple[int | str, Callable[[], dict[str, Json]]]
-"""Place of a row in its file, and a function that returns the row or raises a UserError."""
+"""Place of a row in its file, and a function that returns the row or raises UserError."""
 
 BOM = b"\xef\xbb\xbf"
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (line number, bytes) of a JSONL file; empty lines and `//` comments are skipped.
+    """Yield (line number, bytes) of a JSONL file; skip empty lines and `//` comments.
 
     The official example file starts with two such comments. A byte order mark is accepted.
     """
@@ -68,7 +68,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Json]]]:
 
 @contextmanager
 def located(place: str) -> Iterator[None]:
-    """Prefix the message of a `UserError` with its place."""
+    """Put the place before the message of a `UserError` in the block."""
     try:
         yield
     except UserError as error:
@@ -76,7 +76,7 @@ def located(place: str) -> Iterator[None]:
 
 
 def parse_row(raw: bytes) -> dict[str, Json]:
-    """Return the JSON object of a line, in which no key is given twice."""
+    """Return the JSON object in a line; refuse a key that is given twice."""
     try:
         value = parse_json(raw.rstrip(), EACH_KEY_ONCE)
     except UserError as error:
@@ -91,7 +91,7 @@ PLAIN = json.JSONDecoder()
 
 
 def parse_json(raw: bytes, decoder: json.JSONDecoder = PLAIN) -> Json:
-    """Return the value of UTF-8 bytes. To make a decoder for each row takes a third of the time."""
+    """Return the value of UTF-8 bytes. Making a decoder for each row would take a third longer."""
     try:
         return decoder.decode(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -99,12 +99,12 @@ def parse_json(raw: bytes, decoder: json.JSONDecoder = PLAIN) -> Json:
     except (ValueError, RecursionError) as error:
         if raw.startswith(BOM):
             raise UserError("starts with a byte order mark; save it as UTF-8 without BOM") from None
-        problem = str(error).replace("line 1 column", "column")  # the place of a row has its line
+        problem = str(error).replace("line 1 column", "column")  # a row's place has its line
         raise UserError(f"not JSON: {problem}") from None
 
 
 def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of these pairs; ValueError: a key is given twice."""
+    """Return the object with these pairs; ValueError: a key is given twice."""
     value = dict(pairs)
     if len(value) < len(pairs):
         [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
@@ -122,7 +122,7 @@ def as_object(value: Json) -> dict[str, Json]:
 
 
 def check_text(value: Json) -> None:
-    """Refuse strings that cannot be written as UTF-8: a JSON escape can be half a character."""
+    """Refuse strings that cannot be written as UTF-8, since a JSON escape can be half a pair."""
     try:
         dump(value).encode("utf-8")
     except UnicodeEncodeError:
@@ -132,7 +132,7 @@ def check_text(value: Json) -> None:
 
 
 def dump(value: Json) -> str:
-    """Return `value` as compact JSON on one line, with unescaped Chinese."""
+    """Return `value` as compact JSON on one line with unescaped Chinese."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -143,7 +143,7 @@ def quoted(value: Json) -> str:
 
 @contextmanager
 def atomic_write(path: Path, is_ours: IsOurs = lies_in_ours) -> Iterator[IO[str]]:
-    """Open a text file that appears under its name only if the block ends without an error."""
+    """Open a text file that gets its name only if the block ends without an error."""
     if path.is_dir():
         raise UserError(f"{path}: is a folder; name a file")
     refuse_foreign(path, is_ours)
@@ -159,10 +159,10 @@ def atomic_write(path: Path, is_ours: IsOurs = lies_in_ours) -> Iterator[IO[str]
 
 @contextmanager
 def atomic_folder(path: Path, is_ours: IsOurs = lies_in_ours) -> Iterator[Path]:
-    """Give an empty folder, which appears as `path` only if the block ends without an error.
+    """Yield an empty folder, which becomes `path` only if the block ends without an error.
 
-    Whoever may read the folder may read its files: safetensors writes them for their owner alone.
-    The caller holds a lock: in a folder of ours, what a killed process has left is deleted; a
+    Its files get the permissions of the folder, since safetensors writes files for their owner
+    alone. The caller holds a lock: leftovers of a killed process in our folder are deleted, and a
     folder that it was replacing is restored.
     """
     restore(followed(path).parent, escape(followed(path).name))
@@ -184,17 +184,18 @@ def atomic_folder(path: Path, is_ours: IsOurs = lies_in_ours) -> Iterator[Path]:
 
 
 def _temporary(path: Path, ending: str = "tmp") -> Path:
-    """Return a new name beside a file or folder; several may write it at once."""
+    """Return a new name beside a file or folder, since several processes may write it at once."""
     place = followed(path)
     return place.with_name(f".{place.name}.{uuid4().hex[:8]}.{ending}")
 
 
 def replace(temporary: Path, path: Path, is_ours: IsOurs = lies_in_ours) -> None:
-    """Move a finished file or folder to `path`, over one that panjue made; links are followed.
+    """Move a finished file or folder to `path`, over one that panjue made; follow links.
 
-    All that replaces does it here. `temporary` is on the disk of the place that `path` leads to.
-    The system replaces a file by a file in one step. Anything else is renamed to make room: if the
-    process is killed before the new one has the name, `restore` gives it back to the old one.
+    This is the only function that replaces. `temporary` is on the same disk as the target of
+    `path`. The system replaces a file by a file in one step. A folder is renamed first to make
+    room. If the process is killed before the new folder has the name, `restore` gives the name back
+    to the old one.
     """
     refuse_foreign(path, is_ours)
     place = followed(path)
@@ -206,15 +207,15 @@ def replace(temporary: Path, path: Path, is_ours: IsOurs = lies_in_ours) -> None
     old = _temporary(path, "old")
     place.rename(old)
     temporary.rename(place)
-    sync_names(place.parent)  # first: after a power failure one of the two is there
+    sync_names(place.parent)  # first, so that one of the two is left after a power failure
     _remove(old)
 
 
 def restore(folder: Path, names: str = "*") -> None:
-    """Undo what a killed `replace` has left in a folder; a glob pattern says of which names.
+    """Undo a killed `replace` in a folder, for the names that match a glob pattern.
 
-    If the new file or folder has the name, the old one is deleted; else the old one gets it back.
-    The caller holds a lock: another process may be between these steps.
+    If the new file or folder has the name, delete the old one; otherwise give it the name back. The
+    caller holds a lock, because another process may be between these steps.
     """
     for old in folder.glob(f".{names}.????????.old"):
         name, _, _ = old.name.removeprefix(".").rsplit(".", 2)
@@ -228,7 +229,7 @@ def restore(folder: Path, names: str = "*") -> None:
 
 
 def delete(path: Path, is_ours: IsOurs = lies_in_ours) -> None:
-    """Delete a file or folder that panjue made, if it is there; of a link, only the link."""
+    """Delete a file or folder that panjue made, if it exists; delete only the link if it is one."""
     refuse_foreign(path, is_ours)
     _remove(path)
 
@@ -241,7 +242,7 @@ def _remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or everything in a folder, has reached the disk."""
+    """Wait until a file, or everything in a folder, is on the disk."""
     if path.is_dir():
         for inner in path.iterdir():
             sync(inner)
@@ -249,13 +250,13 @@ def sync(path: Path) -> None:
 
 
 def sync_names(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, has reached the disk."""
+    """Wait until a file, or the list of names of a folder, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with _naming(path):
             os.fsync(descriptor)
     except OSError as error:
-        # Some file systems (CIFS, VirtualBox, some of FUSE) cannot sync a folder.
+        # Some file systems (CIFS, VirtualBox, some FUSE) cannot sync a folder.
         if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
             raise
     finally:
@@ -264,7 +265,7 @@ def sync_names(path: Path) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Add the file's name to an error in reading or writing: that of a full disk has none."""
+    """Add the name of the file to an error in the block; the error of a full disk has none."""
     try:
         yield
     except OSError as error:
@@ -295,7 +296,7 @@ def read_object(path: Path) -> dict[str, Json]:
 
 
 def read_record(path: Path) -> dict[str, Json]:
-    """Return the object of a record, whose file is read once as long as it stays the same."""
+    """Return the object of a record. Its file is read only once as long as it does not change."""
     try:
         raw = record_bytes(path)
     except OSError as error:
@@ -306,7 +307,7 @@ def read_record(path: Path) -> dict[str, Json]:
 
 @contextmanager
 def stream(path: Path) -> Iterator[IO[str]]:
-    """Open an append-only JSONL stream; first drop an incomplete last line of a killed process."""
+    """Open an append-only JSONL stream; first drop the incomplete last line of a killed process."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as old:
         end = old.seek(0, os.SEEK_END)
@@ -321,7 +322,7 @@ def stream(path: Path) -> Iterator[IO[str]]:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, or of a folder's files with their relative names."""
+    """Return the SHA-256 of a file, or of the files of a folder with their relative names."""
     if path.is_dir():
         files = [inner for inner in sorted(path.rglob("*")) if inner.is_file()]
         listed = "\n".join(f"{sha256(file)} {file.relative_to(path)}" for file in files)
@@ -333,8 +334,8 @@ def sha256(path: Path) -> str:
 def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
     """Return the entries that differ between two manifests, with both values, in one line.
 
-    Nested entries are listed one by one: `trainer.max_steps: 10 -> 20`. A path with a hash of its
-    file in the next entry is ignored: files may be moved.
+    Nested entries are listed one by one: `trainer.max_steps: 10 -> 20`. A path is ignored if the
+    next entry has the hash of its file, because files may be moved.
     """
     before = dict(flat(old))
     after = dict(flat(new))
@@ -346,7 +347,7 @@ def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
         file = key.removesuffix("_sha256")
         if was == now or f"{key}_sha256" in keys:
             continue
-        if file != key and file in keys:  # the files say more than their hashes
+        if file != key and file in keys:  # the names of files say more than their hashes
             changes.append(_changed_file(file, before.get(file), after.get(file)))
         else:
             changes.append(f"{key}: {_short(was)} -> {_short(now)}")
@@ -354,7 +355,7 @@ def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
 
 
 def flat(mapping: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
-    """Yield the entries of a mapping; those of a mapping in it by names with dots."""
+    """Yield the entries of a mapping; entries of inner mappings have names with dots."""
     for key, value in mapping.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{key}.")
@@ -363,7 +364,7 @@ def flat(mapping: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, J
 
 
 def _changed_file(name: str, was: Json, now: Json) -> str:
-    """Return a difference of two files, by their paths; they may have the same one."""
+    """Return the difference between two files by their paths, which may be equal."""
     return f"{name}: {was} was changed" if was == now else f"{name}: {was} -> {now}"
 
 
@@ -376,9 +377,9 @@ def _short(value: Json) -> str:
 
 @contextmanager
 def shared_lock(folder: Path) -> Iterator[None]:
-    """Keep those out who want a folder's `exclusive_lock` while the block reads there.
+    """Keep others from taking the `exclusive_lock` of a folder while the block reads there.
 
-    Others may read too. Whoever holds the folder is waited for, in a line.
+    Others may read, too. If another process holds the lock, wait for it and say so.
     """
     with (folder / ".lock").open("ab") as file:
         try:
@@ -396,7 +397,7 @@ def say_waiting(folder: Path) -> None:
 
 
 LOCK_TIMEOUT_S = 1.0
-"""A killed process, or a worker that it has just forked, may hold the lock for about this time."""
+"""A killed process, or a worker that it just forked, may hold the lock for about this time."""
 
 
 @contextmanager
@@ -405,14 +406,14 @@ def exclusive_lock(
 ) -> Iterator[None]:
     """Keep other processes of panjue from writing into a folder while the block runs.
 
-    The kernel releases the lock when the process ends, in whatever way. A thread may nest such
-    blocks. A folder that the lock has made and the block has left empty is deleted.
+    The kernel releases the lock when the process ends in any way. A thread may nest such blocks. If
+    the lock has made the folder and the block leaves it empty, the folder is deleted.
 
     Args:
-        folder: It is made if it does not exist.
-        name: Of the lock's file; a lock for a part of the folder has a name of its own.
-        wait: Wait for the other process, and say so; otherwise that is an error.
-        other: The setting that chooses another folder, such as `run=FOLDER`, for this error.
+        folder: The folder, which is made if it does not exist.
+        name: Name of the lock's file. A lock for a part of the folder has its own name.
+        wait: Whether to wait for another process, and say so; otherwise raise UserError.
+        other: Setting that chooses another folder, such as `run=FOLDER`, for the error.
     """
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""What panjue needs of a machine: disk, glibc, NVIDIA driver and card, C compiler.
+"""Check what panjue needs of a machine: disk, glibc, NVIDIA driver and card, C compiler.
 
-`.ci/install` runs this file before anything is installed, so it imports the standard library alone:
+`.ci/install` runs this file before anything is installed, so it imports only the standard library.
 `python machine.py cpu|gpu [new]` warns of what is missing.
 """
 
@@ -16,22 +16,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 DISK_GB = {"cpu": 5, "gpu": 15}
-"""What a new install takes: .venv, to whose files uv's cache has hard links."""
+"""Disk space for a new install: .venv, whose files are hard links to uv's cache."""
 
 GLIBC = {"aarch64": (2, 34), "x86_64": (2, 31)}
-"""The oldest glibc that the wheels of llguidance run with, by processor."""
+"""Processor -> the oldest glibc with which the wheels of llguidance run."""
 
 DRIVER = 580
-"""The oldest NVIDIA driver for CUDA 13, which torch and vLLM of .ci/gpu.lock are built with."""
+"""The oldest NVIDIA driver for CUDA 13, with which torch and vLLM of .ci/gpu.lock are built."""
 
 CAPABILITY = (7, 5)
 """The lowest compute capability that CUDA 13 compiles for."""
 
 FOR_CPU = "rm -r .venv, then KIND=cpu make install, and set CUDA_VISIBLE_DEVICES= (empty)"
-"""How to compute on the CPU of a machine that has a GPU, for messages."""
+"""How to compute on the CPU of a machine with a GPU, for messages."""
 
 TIMEOUT_S = 30
-"""For nvidia-smi, which can hang with a broken driver."""
+"""Time limit for nvidia-smi, which can hang if the driver is broken."""
 
 
 class Card(NamedTuple):
@@ -42,9 +42,9 @@ class Card(NamedTuple):
 
 
 def install_warnings(kind: str, *, is_new: bool) -> Iterator[str]:
-    """Yield what this machine lacks for an install of a kind, cpu or gpu; `is_new`: no .venv yet.
+    """Yield what this machine lacks for an install of a kind, cpu or gpu, each with the way out.
 
-    Each line has the way out.
+    `is_new` says that there is no .venv yet.
     """
     if is_new:
         yield from short_disks(DISK_GB[kind])
@@ -59,10 +59,10 @@ def install_warnings(kind: str, *, is_new: bool) -> Iterator[str]:
 
 
 def short_disks(needed_gb: int) -> Iterator[str]:
-    """Yield a line for this folder's disk, and that of uv's cache, if it has too little space."""
+    """Yield a line for the disk of this folder, and of uv's cache, if space is short."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     cache = Path(os.environ.get("UV_CACHE_DIR") or caches / "uv")
-    while not os.path.exists(cache):  # False where it may not be read, too
+    while not os.path.exists(cache):  # also False if it may not be read
         cache = cache.parent
     disks = {place.stat().st_dev: place for place in (cache, Path.cwd())}
     for place in disks.values():
@@ -75,7 +75,7 @@ def short_disks(needed_gb: int) -> Iterator[str]:
 
 
 def glibc_problem() -> str:
-    """Return that glibc is too old, or that there is none."""
+    """Return a line if glibc is too old or missing; else an empty text."""
     _, said = said_by("ldd", "--version")
     first, _, _ = said.partition("\n")
     if "musl" in first:
@@ -91,7 +91,7 @@ def glibc_problem() -> str:
 
 
 def card_problems() -> Iterator[str]:
-    """Yield what is wrong with the NVIDIA driver and the cards; nvidia-smi is there."""
+    """Yield what is wrong with the NVIDIA driver and the cards, if nvidia-smi exists."""
     cards = nvidia_cards()
     if not cards:
         _, said = said_by("nvidia-smi")
@@ -111,25 +111,25 @@ def card_problems() -> Iterator[str]:
 
 
 def nvidia_cards() -> list[Card]:
-    """Return the GPUs that nvidia-smi lists; CUDA_VISIBLE_DEVICES does not hide any from it."""
+    """Return the GPUs that nvidia-smi lists. CUDA_VISIBLE_DEVICES hides none from it."""
     return [Card(name, driver) for name, driver in nvidia_smi("name", "driver_version")]
 
 
 def nvidia_smi(*fields: str) -> list[list[str]]:
-    """Return these fields of each GPU; none if nvidia-smi fails, or does not know a field."""
+    """Return these fields of each GPU; empty if nvidia-smi fails or does not know a field."""
     code, said = said_by("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
     rows = [line.split(", ") for line in said.splitlines()]
     return [] if code else [row for row in rows if len(row) == len(fields)]
 
 
 def is_old(driver: str) -> bool:
-    """Say whether a driver is too old for CUDA 13; one of an unknown version is not."""
+    """Say whether a driver is too old for CUDA 13; False if its version is unknown."""
     number = re.match(r"\d+", driver)
     return number is not None and int(number[0]) < DRIVER
 
 
 def card_problem(name: str, capability: tuple[int, int]) -> str:
-    """Return that a card is too old for CUDA 13."""
+    """Return a line if a card is too old for CUDA 13; else an empty text."""
     if capability >= CAPABILITY:
         return ""
     has, needed = (".".join(map(str, version)) for version in (capability, CAPABILITY))
@@ -142,7 +142,7 @@ def card_problem(name: str, capability: tuple[int, int]) -> str:
 def compiler_problem() -> str:
     """Return what Triton lacks to compile its module for Python, which it does at each start.
 
-    It takes the compiler that is looked for here (triton/runtime/build.py:25).
+    Look for the same compiler as Triton (triton/runtime/build.py:25).
     """
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     python = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
@@ -150,7 +150,7 @@ def compiler_problem() -> str:
     if compiler is None:
         return f"{needed}, and there is no C compiler: install gcc and {python}, or set CC=COMPILER"
     scheme = sysconfig.get_default_scheme()
-    if scheme == "posix_local":  # Debian's own, which has no headers
+    if scheme == "posix_local":  # Debian's own Python, which has no headers
         scheme = "posix_prefix"
     headers = sysconfig.get_path("include", scheme)
     program = "#include <Python.h>\n#include <stdlib.h>\n"
@@ -164,7 +164,7 @@ def compiler_problem() -> str:
 
 
 def said_by(*command: str, given: str = "") -> tuple[int, str]:
-    """Return exit code and output of a command, with its errors; 127 if it does not run or end."""
+    """Return exit code and output, with errors, of a command; 127 if it does not run or end."""
     try:
         done = subprocess.run(
             command,

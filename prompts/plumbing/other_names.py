@@ -1,4 +1,4 @@
-"""What settings are called in other trainers and servers."""
+"""Names of settings in other trainers and servers."""
 
 OTHERS = {
     "model": "model_name_or_path base_model model_id",
@@ -41,7 +41,7 @@ OTHERS = {
     "in_flight (generate, serve)": "concurrency num_workers max_concurrency",
     "engine.… (generate, serve)": "tensor_parallel_size gpu_memory_utilization max_num_seqs",
 }
-"""Our name of a setting -> its names elsewhere (LLaMA-Factory, ms-swift, axolotl, trl, vLLM)."""
+"""panjue's name of a setting -> its names in LLaMA-Factory, ms-swift, axolotl, trl and vLLM."""
 
 OURS = {other: ours for ours, others in OTHERS.items() for other in others.split()}
-"""A name elsewhere -> ours."""
+"""Another program's name of a setting -> panjue's name."""

@@ -1,7 +1,7 @@
-"""Whose a file or folder is: panjue replaces and deletes only what panjue made.
+"""Decide whether panjue made a file or folder: panjue replaces and deletes only what it made.
 
-A folder with our record is ours, and so is what lies in it under the names that we give. Where the
-user names the place, only its content counts: earlier scores, an earlier page, ZIP or base.
+A folder with our record is ours, and so are the files in it with our names. If the user names the
+place, only the content counts: earlier scores, an earlier page, ZIP or base.
 """
 
 import json
@@ -14,13 +14,13 @@ from pathlib import Path
 from panjue.prompts.plumbing.errors import UserError
 
 IsOurs = Callable[[Path], bool]
-"""Says whether panjue made what is at a path."""
+"""A function that says whether panjue made what is at a path."""
 
 RECORD_KEYS = {
-    "manifest.json": {"task", "prompt_sha256", "seed"},  # of a training, a merge, or answers
-    "start.json": {"shape", "seed", "train_sha256"},  # of an untrained base
+    "manifest.json": {"task", "prompt_sha256", "seed"},  # record of a training, a merge, or answers
+    "start.json": {"shape", "seed", "train_sha256"},  # record of an untrained base
 }
-"""File that makes its folder ours -> keys that it has in every version of panjue."""
+"""Record that makes its folder ours -> keys that it has in every version of panjue."""
 
 
 def has_record(folder: Path) -> bool:
@@ -37,25 +37,25 @@ def are_scores(path: Path) -> bool:
 
 
 def lies_in_ours(path: Path) -> bool:
-    """Say whether a folder around a path has our record, or the path itself, if it is a folder.
+    """Say whether a folder around a path, or the path itself if it is a folder, has our record.
 
-    Of a link the place that it leads to counts: it may be outside of our folder.
+    For a link, its target counts, which may be outside of our folder.
     """
     if path.is_symlink():
         path = followed(path)
-    place = Path(os.path.abspath(path))  # without `..`
+    place = Path(os.path.abspath(path))  # resolves `..`
     return any(map(has_record, (place, *place.parents)))
 
 
 def followed(path: Path) -> Path:
-    """Return the place that a path leads to; nothing needs to be there."""
+    """Return the place that a path leads to; it need not exist."""
     return Path(os.path.realpath(path))
 
 
 def refuse_foreign(path: Path, is_ours: IsOurs = lies_in_ours, other: str = "place") -> None:
-    """Refuse to replace or delete what panjue did not make; an empty folder is no loss.
+    """Refuse to replace or delete what panjue did not make, unless it is an empty folder.
 
-    `other` is what chooses another place, such as `run=FOLDER`, for the error.
+    `other` is the setting that chooses another place, such as `run=FOLDER`, for the error.
     """
     if not path.exists() or is_ours(path):
         return
@@ -67,14 +67,14 @@ def refuse_foreign(path: Path, is_ours: IsOurs = lies_in_ours, other: str = "pla
 
 
 def refuse_claim(folder: Path, names: Iterable[str], other: str) -> None:
-    """Refuse to put our record into a folder where something else has one of our `names`."""
+    """Refuse to put our record into a folder in which another file has one of our `names`."""
     if not has_record(folder):
         for name in names:
             refuse_foreign(folder / name, has_record, other)
 
 
 def check_output(path: Path | None) -> None:
-    """Refuse to write numbers to anything but a new NAME.json, or one with earlier numbers."""
+    """Refuse to write numbers anywhere but to a new NAME.json, or to one with earlier numbers."""
     if path is None:
         return
     other = "NAME.json"
@@ -84,7 +84,7 @@ def check_output(path: Path | None) -> None:
 
 
 def record_keys(path: Path) -> set[str]:
-    """Return the keys of the JSON object in a file; none if it is anything else."""
+    """Return the keys of the JSON object in a file; empty if the file has anything else."""
     if not path.is_file():
         return set()
     try:
@@ -95,11 +95,11 @@ def record_keys(path: Path) -> set[str]:
 
 
 TICK_NS = 50_000_000
-"""Within one tick of the clock that dates files (4 to 10 ms) a file may be written twice."""
+"""Upper limit of a tick of the clock that dates files; in one tick, a file may change twice."""
 
 
 def record_bytes(path: Path) -> bytes:
-    """Return the content of a record; as long as the file stays the same it is read once."""
+    """Return the content of a record; read it only once as long as the file does not change."""
     found = path.stat()
     if time.time_ns() - found.st_ctime_ns < TICK_NS:
         return path.read_bytes()
@@ -108,5 +108,5 @@ def record_bytes(path: Path) -> bytes:
 
 @lru_cache(maxsize=256)
 def _bytes_of(path: str, *_file: int) -> bytes:
-    """Return the content of the file that these numbers describe."""
+    """Return the content of the file with these numbers; they are the key of the cache."""
     return Path(path).read_bytes()

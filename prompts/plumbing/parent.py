@@ -1,4 +1,4 @@
-"""End a process with the one that started it, so that it frees the GPU."""
+"""End a process when the one that started it ends, so that it frees the GPU."""
 
 import os
 import signal
@@ -10,13 +10,13 @@ PARENT_POLL_S = 0.2
 
 
 def end_with_parent() -> None:
-    """End this process with its parent, even after `kill -9`."""
+    """Let this process end with its parent, even after `kill -9`."""
     parent = os.getppid()
     kill_without_parent(parent, parent)
 
 
 def kill_without_parent(parent: int, starter: int) -> None:
-    """Kill this process as soon as its parent or the starter has ended."""
+    """Kill this process as soon as its parent or its starter has ended."""
 
     def wait_for_end() -> None:
         while os.getppid() == parent and Path(f"/proc/{starter}").exists():

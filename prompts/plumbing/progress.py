@@ -1,4 +1,4 @@
-"""Show the progress of a long job: a bar on a terminal, else a line every ten seconds."""
+"""Show the progress of a long job: a bar on a terminal, otherwise a line every ten seconds."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -11,16 +11,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 LINE_EVERY_S = 10.0
 
 MANY = 10_000
-"""Items from which `counted` shows progress."""
+"""Least number of items for which `counted` shows progress."""
 
 T = TypeVar("T")
 
 SETTLED_ITEMS = 5
-"""Items after which the time left is worth showing: the first ones of a run are slow."""
+"""Number of items after which the time left is shown, since the first ones of a run are slow."""
 
 
 class Meter:
-    """Counts up to `total` and shows it; `start` of these were done before."""
+    """Counts up to `total` and shows the count. `start` of the items were done before."""
 
     def __init__(self, console: Console, total: int, start: int) -> None:
         self.total = total
@@ -36,11 +36,11 @@ class Meter:
 
     @property
     def rate(self) -> float:
-        """Return how many were done a second."""
+        """Return how many items were done per second."""
         return (self.done - self._start) / self.seconds
 
     def to(self, done: int, text: str) -> None:
-        """Set how many are done; show it with a text."""
+        """Set how many items are done; show it with a text."""
         self.done = done
         if self.bar:
             text += self._time_left()
@@ -50,11 +50,11 @@ class Meter:
             self._console.print(f"{done}/{self.total}  {text}{self._time_left()}", highlight=False)
 
     def step(self, text: str) -> None:
-        """Count one more."""
+        """Count one more item."""
         self.to(self.done + 1, text)
 
     def _time_left(self) -> str:
-        """Return the time left, once the rate has settled."""
+        """Return the time left; empty until the rate has settled."""
         if self.done - self._start < SETTLED_ITEMS:
             return ""
         return f"  {(self.total - self.done) / self.rate / 60:.1f} min left"
@@ -62,7 +62,7 @@ class Meter:
 
 @contextmanager
 def meter(console: Console, total: int, start: int = 0) -> Iterator[Meter]:
-    """Give a Meter, which shows a bar on a terminal while the block runs."""
+    """Yield a Meter, which shows a bar on a terminal while the block runs."""
     progress = Meter(console, total, start)
     if not console.is_terminal or console.quiet:
         yield progress
@@ -75,7 +75,7 @@ def meter(console: Console, total: int, start: int = 0) -> Iterator[Meter]:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as people say it: 45 s, 12 min, 2 h 10 min."""
+    """Return a readable time: 45 s, 12 min, 2 h 10 min."""
     minutes = round(seconds / 60)
     if seconds < 60:
         return f"{seconds:.0f} s"
@@ -85,7 +85,7 @@ def duration(seconds: float) -> str:
 
 
 def counted(items: Iterable[T], total: int) -> Iterator[T]:
-    """Yield the items and show how many of about `total` are done, if they are many."""
+    """Yield the items; if there are many, show how many of about `total` are done."""
     if total < MANY:
         yield from items
         return

@@ -1,4 +1,4 @@
-"""The records of a training and its answers: what each file of a run folder says.
+"""The records of a training and its answers: the content of the files in a run folder.
 
 - `RUN/manifest.json`: the RunRecord of the training that the folder belongs to.
 - `RUN/training.json`: the TrainingSummary: where the settings came from, and how the training went.
@@ -8,7 +8,7 @@
 - `RUN/answers/NAME/manifest.json`: the AnswersRecord of the answers to one test file.
 - `RUN/answers/NAME/scores.json`: the StoredScores of these answers.
 
-Where these files lie is in `run.py`.
+`run.py` says where these files lie.
 """
 
 from collections.abc import Mapping
@@ -34,12 +34,13 @@ AnsweredBy = Literal["model", "classifier"]
 Kind = TypeVar("Kind", bound=BaseModel)
 
 SplitBy = Literal["text", "normal text"]
-"""What of a case decides whether it is held out or chosen; in version 0.4 white space did too."""
+"""What of a case decides whether it is held out or chosen; in version 0.4, white space counted,
+too."""
 
 Half = Literal["", "choosing", "other"]
-"""The half of held-out cases that chooses the adapter, the other one, or "": all of them."""
+"""The half of held-out cases that chooses the adapter, the other half, or "" for all."""
 
-# What an entry of a record shapes, as its annotation says. A test fails for an entry without.
+# What an entry of a record affects, by its annotation. A test fails for an entry without one.
 NAMES = "a name or path; the hash beside it counts"
 DATA = "the choice of the examples"
 ROWS = "the token rows"
@@ -50,12 +51,12 @@ REPLIES = "the model's replies alone"
 
 
 class Record(BaseModel):
-    """Base of the records; a `manifest.json` has exactly these keys."""
+    """Base of the records. A `manifest.json` has exactly the keys of its record."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     versions: Annotated[Mapping[str, str], RESULT] = Field(default_factory=dict)
-    """Library -> version, of panjue with the commit. A run may resume with others."""
+    """Library -> version; for panjue with the commit. A run may resume with other versions."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -69,11 +70,11 @@ class Record(BaseModel):
             ) from None
 
     def write(self, folder: Path) -> None:
-        """Write the record into a folder, without the entries that are not set."""
+        """Write the record into a folder, without entries that are not set."""
         write_json(folder / MANIFEST, self.model_dump(mode="json", exclude_unset=True))
 
     def part(self, *shaped: str) -> dict[str, Any]:
-        """Return the entries that shape one of these."""
+        """Return the entries that affect one of these things."""
         names = set()
         for name, info in type(self).model_fields.items():
             if not set(shaped).isdisjoint(info.metadata):
@@ -81,18 +82,18 @@ class Record(BaseModel):
         return self.model_dump(include=names, mode="json")
 
     def difference(self, new: Self, *shaped: str) -> str:
-        """Return what of the entries that shape these `new` has otherwise, in one line."""
+        """Return, in one line, how the entries that affect these things differ in `new`."""
         return difference(self.part(*shaped), new.part(*shaped))
 
 
 class RunRecord(Record):
-    """What a training was made from; trainings with equal records give equal adapters."""
+    """What a training was made from. Trainings with equal records give equal adapters."""
 
     task: Annotated[str, DATA]
     base: Annotated[str, NAMES]
     base_sha256: Annotated[str, ROWS]
     base_files: Annotated[dict[str, str], NAMES] = Field(default_factory=dict)
-    """File of the base -> its hash; `base_sha256` is of them all. Versions before 0.5 had none."""
+    """File of the base -> its hash; `base_sha256` covers all of them. Absent before version 0.5."""
     train: Annotated[str, NAMES]
     train_sha256: Annotated[str, DATA]
     dev: Annotated[str | None, NAMES] = None
@@ -103,18 +104,18 @@ class RunRecord(Record):
     columns: Annotated[dict[str, str], DATA] = Field(default_factory=dict)
     """The task's name of a column -> its name in these files."""
     limit: Annotated[int | None, DATA] = None
-    """At most so many cases of each file were used; None: all."""
+    """Largest number of cases of each file that were used; None for all."""
     on_bad_row: Annotated[Literal["stop", "skip"], DATA] = "stop"
     split_by: Annotated[SplitBy, DATA] = "text"
     solve: Annotated[dict[str, Any], ROWS] = Field(default_factory=dict)
     opinions: Annotated[bool, WEIGHTS] = False
-    """Whether the prompts show what the text classifier thinks."""
+    """Whether prompts show the text classifier's opinions."""
     prompt_sha256: Annotated[str, ROWS]
     task_sha256: Annotated[str | None, DATA] = None
-    """Of the code and prompt in the task's folder, which make the token rows."""
+    """Hash of the code and prompt in the task's folder, which make the token rows."""
     batch: Annotated[int, WEIGHTS] = 16
     processes: Annotated[int, WEIGHTS] = 1
-    """Each has its own random state and its share of every step."""
+    """Number of processes. Each has its own random state and its share of every step."""
     max_tokens: Annotated[int, ROWS]
     method: Annotated[str, WEIGHTS]
     dtype: Annotated[str, WEIGHTS]
@@ -126,30 +127,30 @@ class RunRecord(Record):
     quantization: Annotated[dict[str, Any], WEIGHTS]
 
     attention: Annotated[str | None, RESULT] = None
-    """As transformers calls it; `panjue_packed` is that of `finetune.packed_attention`."""
+    """Name of the attention in transformers; `panjue_packed` is `finetune.packed_attention`."""
     examples: Annotated[int | None, RESULT] = None
-    """Training examples; like the hashes below, not known when the training is set up."""
+    """Number of training examples. Like the hashes below, unknown when the training is set up."""
     labels_sha256: Annotated[str | None, RESULT] = None
     classifier_sha256: Annotated[str | None, RESULT] = None
     adapter_sha256: Annotated[str | None, RESULT] = None
-    """In the folder of a merged model: the adapter that was merged into the base."""
+    """Only in the folder of a merged model: hash of the adapter that was merged into the base."""
     merged_files: Annotated[dict[str, str], RESULT] = Field(default_factory=dict)
-    """In this folder too: file of weights -> its hash. Versions before 0.5 had none."""
+    """Only in this folder, too: file of weights -> its hash. Absent before version 0.5."""
 
     @property
     def is_before_0_5(self) -> bool:
-        """Say whether a version before 0.5 made it, which hashed base and code in another way."""
+        """Say whether a version before 0.5 wrote it, which hashed base and code differently."""
         return not self.base_files
 
 
 class AnswersRecord(Record):
-    """What answers were made from; a generation resumes only with an equal record."""
+    """What answers were made from. A generation resumes only with an equal record."""
 
     task: Annotated[str, CASES]
     test: Annotated[str, NAMES]
     test_sha256: Annotated[str, CASES]
     trained: Annotated[str | None, NAMES] = None
-    """Adapter or model folder; None for an endpoint without a training."""
+    """Folder of the adapter or model; None for an endpoint without a training."""
     trained_sha256: Annotated[str | None, CASES] = None
     labels_sha256: Annotated[str | None, CASES] = None
     prompt_sha256: Annotated[str, REPLIES]
@@ -161,24 +162,24 @@ class AnswersRecord(Record):
     sampling: Annotated[dict[str, Any], REPLIES]
     samples: Annotated[int, REPLIES]
     cases: Annotated[int | None, RESULT] = None
-    """How many there are; until version 0.5 nobody wrote it down."""
+    """Number of cases; not recorded before version 0.5."""
     asked: Annotated[bool, RESULT] = True
-    """Whether the model was asked, or the text classifier answers everything."""
+    """Whether the model was asked; otherwise the text classifier answers everything."""
     held_out: Annotated[bool, CASES] = False
     split_by: Annotated[SplitBy, CASES] = "text"
     """As in the record of the training."""
     highest_hash: Annotated[str, CASES] = ""
-    """Of the texts of held-out cases that are asked, if not all are; see `reader.hash_by`."""
+    """Highest hash of the held-out texts that are asked, if not all are; see `reader.hash_by`."""
     half: Annotated[Half, CASES] = ""
     columns: Annotated[dict[str, str], CASES] = Field(default_factory=dict)
     """The task's name of a column -> its name in the test file."""
     limit: Annotated[int | None, CASES] = None
-    """Only so many cases are answered, the first ones; None: all."""
+    """Number of first cases that are answered; None for all."""
     endpoint: Annotated[str | None, REPLIES] = None
     solve: Annotated[dict[str, Any], CASES] = Field(default_factory=dict)
     on_bad_row: Annotated[Literal["stop", "skip"], CASES] = "stop"
     voted: Annotated[Mapping[str, str], RESULT] = Field(default_factory=dict)
-    """Folder of answers -> SHA-256 of its submission, if these answers are the vote of several."""
+    """If these answers are a vote: folder of answers that voted -> SHA-256 of its submission."""
 
     @model_validator(mode="before")
     @classmethod
@@ -190,15 +191,15 @@ class AnswersRecord(Record):
 
     @property
     def is_of_adapter(self) -> bool:
-        """Say whether the fine-tuned model answered, not its base or an endpoint."""
+        """Say whether the fine-tuned model answered, and not its base or an endpoint."""
         return bool(self.trained) and not self.endpoint and self.adapter != "none"
 
 
 class TrainingSummary(BaseModel):
     """Where the settings of a training came from, and how it went; `training.json`.
 
-    The record of the training has what shapes the result. This is beside it, since two equal
-    trainings take different times. What is None is not known before the training is finished.
+    It is separate from the record, since two equal trainings take different times. An entry that is
+    None becomes known when the training is finished.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -206,30 +207,31 @@ class TrainingSummary(BaseModel):
     config: str = ""
     """Name of the config file."""
     changed: dict[str, Any] = Field(default_factory=dict)
-    """Setting -> its value, where the command line changed that of the config; None: emptied."""
+    """Setting -> value, for settings that the command line changed; None if it emptied them."""
     finished: str | None = None
-    """The date, as in 2026-11-28."""
+    """Date of the end, such as 2026-11-28."""
     steps: int | None = None
     kept_step: int | None = None
     held_out: int | None = None
-    """Held-out examples, whose mean loss at the kept step is `held_out_loss`."""
+    """Number of held-out examples; `held_out_loss` is their mean loss at the kept step."""
     held_out_loss: float | None = None
     tokens: int | None = None
-    """Tokens of prompts and replies that were trained on; those of two epochs count twice."""
+    """Number of tokens of prompts and replies in all steps; two epochs count twice."""
     seconds: float | None = None
-    """Of the steps and evaluations, without those that a crash lost."""
+    """Time of steps and evaluations, without those that a crash lost."""
     memory: int | None = None
-    """Peak bytes of the first process: of its GPU, or without one of its main memory."""
+    """Peak memory of the first process in bytes: of its GPU, or without a GPU of its main
+    memory."""
     device: str | None = None
 
     @classmethod
     def read(cls, folder: Path) -> "TrainingSummary | None":
-        """Return the summary in a run folder, if there is one; version 0.4 wrote none."""
+        """Return the summary in a run folder; None without one, as version 0.4 wrote none."""
         return if_any(cls, folder / SUMMARY)
 
 
 class StoredScores(BaseModel):
-    """What `scores.json` has for a table; the metrics are further keys, as `panjue score` has."""
+    """The part of `scores.json` that tables need; the metrics of `panjue score` are more keys."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -242,9 +244,9 @@ class StoredScores(BaseModel):
 
     @classmethod
     def read(cls, folder: Path, submission: str) -> "StoredScores | None":
-        """Return the scores of the submission in a folder of answers; None if there are none.
+        """Return the scores of the submission in a folder of answers; None without any.
 
-        Those of another submission, or of some of its cases alone, do not count.
+        Scores of another submission, or of only some of its cases, do not count.
         """
         scores = if_any(cls, folder / SCORES)
         path = folder / submission
@@ -264,14 +266,14 @@ class StoredScores(BaseModel):
 
 
 WHOLE = "answer"
-"""What is decided where candidates answer whole cases, and not single fields."""
+"""Key in place of a field if candidates answer whole cases."""
 
 MeanInterval = tuple[float, float | None, float | None]
-"""A mean, and the ends of its 95% interval, by a paired bootstrap over the same cases."""
+"""A mean and the ends of its 95% interval, from a paired bootstrap over the same cases."""
 
 
 class Candidate(BaseModel):
-    """Who may answer, and how they answered held-out cases."""
+    """One who may answer, with the scores of their answers to held-out cases."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -279,25 +281,25 @@ class Candidate(BaseModel):
     interval: dict[str, Ends] = Field(default_factory=dict)
     """Metric -> its 95% interval."""
     sha256: str = ""
-    """Of the weights, if the candidate is an adapter of one step."""
+    """Hash of the weights, if the candidate is the adapter of a step."""
     step: int | None = None
     loss: float | None = None
-    """Of this adapter, on all held-out cases."""
+    """Loss of this adapter on all held-out cases."""
 
 
 class Best(BaseModel):
-    """Which candidate is best at a field, or at whole cases, by its metric."""
+    """Which candidate is best at a field, or at whole cases, by this metric."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     candidate: str
     metric: str
     less_first: dict[str, MeanInterval]
-    """Candidate -> its metric less that of the first candidate."""
+    """Candidate -> its metric minus that of the first candidate."""
 
 
 def model_less_classifier(best: Best) -> MeanInterval:
-    """Return how much better the model is at a field than the text classifier."""
+    """Return the model's score at a field minus the text classifier's."""
     mean, low, high = best.less_first["classifier"]
     if low is None or high is None:
         return 0 - mean, None, None
@@ -307,36 +309,36 @@ def model_less_classifier(best: Best) -> MeanInterval:
 class Choice(BaseModel):
     """Who answers: the best of several candidates on held-out cases; `choice.json`, `chosen.json`.
 
-    It lies with the weights. In an adapter's folder it is between the model and the text
-    classifier, for each field; in the run folder it is between the adapters of several steps.
+    In an adapter's folder, it is a choice between the model and the text classifier for each field.
+    In the run folder, it is a choice between the adapters of several steps.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     candidates: dict[str, Candidate]
-    """Of those that are equally good the first one answers."""
+    """The candidates. Of equally good ones, the first one answers."""
     best: dict[str, Best]
     """Field, or `WHOLE` -> who answers it."""
     panjue: str = ""
-    """Version and commit that compared them."""
+    """Version and commit of panjue that compared them."""
     cases: int
     counted: int
-    """The cases with a weight in the metric."""
+    """Number of cases with a weight in the metric."""
     file_sha256: str = ""
-    """Of the file that has the cases, and which of those that training held out they are."""
+    """Hash of the file of the cases. The next entries say which held-out cases they are."""
     half: Half = ""
     most: int = 0
     """The setting `held_out_cases`."""
     highest_hash: str = ""
     asked: dict[str, Any] = Field(default_factory=dict)
-    """How the model was asked: the entries of the answers' record that shape replies."""
+    """How the model was asked: the entries of the answers' record that affect replies."""
     calibration: dict[str, dict[str, tuple[float, float]]] = Field(default_factory=dict)
-    """Of the confidences in the model's answers; see `classifier.calibration.Calibration`."""
+    """Calibration of confidences in the model's answers; see `classifier.calibration`."""
     texts: tuple[str, ...] = ()
-    """Hashes of the cases' texts: on these, calibrated confidences would look too good."""
+    """Hashes of the texts of the cases. On these, calibrated confidences would look too good."""
 
     def score(self, name: str, candidate: str) -> float:
-        """Return a candidate's metric of a field, or of whole cases."""
+        """Return a candidate's score at a field, or at whole cases."""
         return self.candidates[candidate].metrics[self.best[name].metric]
 
     def of_model(self, sha256: str) -> "Choice":
@@ -346,12 +348,12 @@ class Choice(BaseModel):
 
     @property
     def answered_by(self) -> dict[str, AnsweredBy]:
-        """Return field -> who answers it, of a choice between model and text classifier."""
+        """Return field -> who answers it, for a choice between model and text classifier."""
         return {name: cast(AnsweredBy, best.candidate) for name, best in self.best.items()}
 
     @property
     def adapter(self) -> str:
-        """Return the folder of the best adapter in its run folder, of a choice among adapters."""
+        """Return the path of the best adapter in its run folder, for a choice among adapters."""
         return self.best[WHOLE].candidate
 
     @property
@@ -374,11 +376,11 @@ class Choice(BaseModel):
         try:
             return choice_among_adapters(found) if "adapter" in found else choice_by_field(found)
         except (LookupError, TypeError, AttributeError, ValueError):
-            return found  # it is broken: what it lacks is named
+            return found  # a broken file: the error names what it lacks
 
 
 class Choices(BaseModel):
-    """The choices between model and text classifier of one adapter, one for each way of asking."""
+    """An adapter's choices between model and text classifier, one for each way of asking."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -386,7 +388,7 @@ class Choices(BaseModel):
 
 
 def choice_among_adapters(found: dict[str, Any]) -> dict[str, Any]:
-    """Return a `chosen.json` of a version before 0.5 as it is written now."""
+    """Convert a `chosen.json` of a version before 0.5 to the form of today."""
     adapter = found["adapter"]
     candidates = {name: dict(one) for name, one in found["candidates"].items()}
     candidates[adapter]["sha256"] = found["adapter_sha256"]
@@ -399,7 +401,7 @@ def choice_among_adapters(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def choice_by_field(found: dict[str, Any]) -> dict[str, Any]:
-    """Return a `choice.json` of a version before 0.5 as it is written now."""
+    """Convert a `choice.json` of a version before 0.5 to the form of today."""
     candidates: dict[str, dict[str, dict[str, float]]] = {
         "model": {"metrics": {}},
         "classifier": {"metrics": {}},
@@ -420,7 +422,7 @@ def choice_by_field(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def if_any(kind: type[Kind], path: Path) -> Kind | None:
-    """Return what a file has, if it exists."""
+    """Return the record in a file; None if there is no file."""
     if not path.exists():
         return None
     try:

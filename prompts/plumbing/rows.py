@@ -1,4 +1,4 @@
-"""Files of rows: JSON lines or one JSON list, read in their order; JSON lines read by id."""
+"""Files of rows: JSON lines or one JSON list, read in order, or JSON lines read by id."""
 
 import json
 import re
@@ -38,13 +38,13 @@ def case_rows(path: Path) -> Iterator[FileRow]:
 
 
 def _is_one_list(first_two: Sequence[bytes]) -> bool:
-    """Say whether a file is one JSON list, and not lines of which the first is a list."""
+    """Say whether a file is one JSON list, not lines with a list in the first."""
     if not first_two or not first_two[0].lstrip().startswith(b"["):
         return False
     try:
         parse_json(first_two[0])
     except UserError:
-        return True  # a list that does not end in its first line
+        return True  # the list does not end in its first line
     return len(first_two) == 1
 
 
@@ -60,7 +60,7 @@ def _checked_row(item: Json) -> dict[str, Json]:
 
 @dataclass(frozen=True)
 class Faulty:
-    """Stands for an object of a file that cannot be read."""
+    """Takes the place of an object of a file that cannot be read."""
 
     reason: str
 
@@ -71,12 +71,12 @@ REMARK = re.compile(rb"^[ \t]*//.*", re.MULTILINE)
 def list_items(path: Path, key: str | None = None) -> list[Any]:
     """Return the items of a file's JSON list or, with `key`, of the list `key` in its object.
 
-    The whole file is read into memory, as the official scorers do. A byte order mark and `//`
-    comments are accepted. What is wrong within an item is left to `check_item`.
+    Read the whole file into memory, as the official scorers do. Accept a byte order mark and `//`
+    comments. `check_item` refuses errors within an item.
     """
     with open_bytes(path) as file, located(str(path)):
         raw = REMARK.sub(b"", file.read().removeprefix(BOM))
-        # A byte that is no UTF-8 becomes a character that no UTF-8 has.
+        # A byte that is no UTF-8 becomes a character that UTF-8 cannot have.
         text = raw.decode("utf-8", "surrogateescape")
         try:
             value = json.loads(text, object_pairs_hook=object_or_faulty)
@@ -101,7 +101,7 @@ NO_UTF8 = re.compile("[\udc80-\udcff]")
 
 
 def check_item(item: Any) -> None:
-    """Refuse an item of `list_items` in which something cannot be read."""
+    """Refuse an item of `list_items` if a part of it cannot be read."""
     try:
         text = json.dumps(item, ensure_ascii=False, default=_refuse)
     except RecursionError:
@@ -120,9 +120,9 @@ def _id_of(row: Mapping[str, Json]) -> object:
 
 
 class Rows:
-    """A JSONL file that is read by id, in any order; only the places of its rows are in memory.
+    """A JSONL file that is read by id in any order. Memory holds only the places of its rows.
 
-    If several rows have the same id, the first one is used, or with `last_counts` the last;
+    If several rows have the same id, the first one counts, or with `last_counts` the last one.
     `duplicates` lists all but the first as (line number, id).
     """
 
@@ -137,7 +137,7 @@ class Rows:
     ) -> None:
         """Index the rows of `path` by `key`; error messages call the file `name`.
 
-        `same` gives equal texts for ids that mean the same example.
+        `same` returns equal texts for ids that mean the same example.
         """
         self.path = name or path
         self._key = key

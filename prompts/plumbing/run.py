@@ -1,11 +1,11 @@
-"""The places of a run folder: where weights, answers and their records lie.
+"""The places in a run folder: where weights, answers and their records lie.
 
-- `RUN/config.yaml`: the resolved settings, in the sections `sft`, `generate` and `serve`.
+- `RUN/config.yaml`: all settings, in the sections `sft`, `generate` and `serve`.
 - `RUN/adapter/`: the result of the training; `RUN/model/` if full.
 - `RUN/kept/step-N/`: the adapter of another step.
 - `RUN/answers/NAME/`: the answers to one test file.
 
-What the files in them say is in `records.py`.
+`records.py` defines the content of the files.
 """
 
 from contextlib import suppress
@@ -27,14 +27,14 @@ from panjue.prompts.plumbing.records import (
 CONFIG = "config.yaml"
 ANSWERS = "answers"
 HELD_OUT = "held-out"
-"""Name of the folder of the replies to held-out cases; for answers=X it is `held-out-X`. They
-decide who answers, which lies with the weights."""
+"""Name of the folder of answers to held-out cases; for answers=X, it is `held-out-X`. They decide
+who answers; that choice lies with the weights."""
 
 CASES_FILE = "cases.jsonl"
-"""File beside answers with the hash of each case's text."""
+"""File beside answers with the hash of the text of each case."""
 
 KEPT = "kept"
-"""Folder in a run folder with the adapters of other steps than that of the lowest loss."""
+"""Folder in a run folder with adapters of other steps than the one with the lowest loss."""
 
 RESULTS = ("adapter", "model")
 """Folders in a run folder that hold the result of a training: LoRA weights, or all weights."""
@@ -42,16 +42,16 @@ REPLACED = (
     *(CONFIG, MANIFEST, *RESULTS, "merged", "unmerged"),
     *(KEPT, CHOSEN, "checkpoints", "log.jsonl", "skipped-train.jsonl", SUMMARY),
 )
-"""What commands replace in a run folder; a folder of answers has a record of its own."""
+"""Names that commands replace in a run folder. A folder of answers has its own record."""
 REPLACED_ANSWERS = (
     *(MANIFEST, CHOICE, CASES_FILE, "labels.json", "completions.jsonl", "skipped-test.jsonl"),
     *("decode.json", "confidence.jsonl", SCORES, "report.html"),
 )
-"""What commands replace in a folder of answers, besides the submission of the task."""
+"""Names that commands replace in a folder of answers, besides the submission of the task."""
 
 
 def kept_place(run: Path, step: int) -> Path:
-    """Return where the adapter of a step lies that is not that of the lowest loss."""
+    """Return the folder for the adapter of a step that does not have the lowest loss."""
     return run / KEPT / f"step-{step}"
 
 
@@ -66,28 +66,28 @@ def kept_adapters(run: Path) -> dict[int, Path]:
 
 
 def step_of_kept(trained: Path) -> int | None:
-    """Return the step of an adapter in RUN/kept; None of the result of a training."""
+    """Return the step of an adapter in RUN/kept; None for the result of a training."""
     number = trained.name.removeprefix("step-")
     return int(number) if trained.parent.name == KEPT and number.isdecimal() else None
 
 
 def held_out_losses(run: Path) -> dict[int, float]:
-    """Return step -> held-out loss, as the log of a run folder has them."""
+    """Return step -> held-out loss, from the log of a run folder."""
     log = run / "log.jsonl"
     entries = [entry for _, entry in read_lines(log)] if log.exists() else []
     return {entry["step"]: entry["eval_loss"] for entry in entries if "eval_loss" in entry}
 
 
 def run_around(trained: Path) -> Path:
-    """Return the run folder in which a result, or an adapter of another step, lies."""
+    """Return the run folder around a result or an adapter of another step."""
     return trained.parent.parent if trained.parent.name == KEPT else trained.parent
 
 
 def weights_folder(run: Path, chosen: Choice | None = None) -> Path | None:
-    """Return the folder with the LoRA weights or the whole model of a run; None: none is trained.
+    """Return the folder with the LoRA weights or the whole model of a run; None without any.
 
-    Of several adapters the chosen one, else that of the lowest loss, the result of the training.
-    The folder of an adapter or model alone, e.g. one that was downloaded, counts as its own run.
+    Of several adapters, it is the chosen one, or else the result of the training, with the lowest
+    loss. The folder of an adapter or model outside a run, e.g. a downloaded one, is its own run.
     """
     if chosen:
         place = run / chosen.adapter
@@ -103,16 +103,16 @@ def weights_folder(run: Path, chosen: Choice | None = None) -> Path | None:
 
 
 def refuse_answers(run: Path) -> None:
-    """Refuse a folder of answers, which has labels and a manifest too, as a run folder."""
+    """Refuse a folder of answers as a run folder; it has labels and a manifest, too."""
     if "test_sha256" in record_keys(run / MANIFEST):
         raise UserError(f"{run}: has answers; give the run folder, with its training")
 
 
 def weights_that_answered(answers: Path, recorded: str | None) -> Path | None:
-    """Return where the weights lie that answered, by the path that the record of answers has.
+    """Return the folder of the weights that answered, from the path in the record of answers.
 
-    The one in the run folder around the answers counts before the recorded path: there another one
-    may have been trained since the run was moved.
+    Weights in the run folder around the answers count before the recorded path. If the run was
+    moved, other weights may lie at that path.
     """
     if not recorded:
         return None
@@ -120,7 +120,7 @@ def weights_that_answered(answers: Path, recorded: str | None) -> Path | None:
     if folder.parent.name == ANSWERS:
         run = folder.parent.parent
         name = Path(recorded).name
-        # The last one: an adapter alone may be the run folder.
+        # The last one, since an adapter alone may be the run folder.
         for place in (run / name, run / KEPT / name, run):
             if (place / "labels.json").is_file():
                 return place
@@ -128,16 +128,16 @@ def weights_that_answered(answers: Path, recorded: str | None) -> Path | None:
 
 
 def find_answers(path: Path, gold: Path | None = None, gold_sha256: str = "") -> Path | None:
-    """Return the folder of answers of a run folder, or around a submission in it; else None.
+    """Return the folder of answers in a run folder, or the one around a submission; else None.
 
-    Of several answers in a run those to the file `gold` are meant; if there are none, `gold` may be
-    that file with its gold answers, and those named as it is are meant. Answers to the first cases
-    alone are meant where there are no others, those to held-out cases only where they are named.
+    If a run has several, the answers to the file `gold` are meant. If there are none, `gold` may be
+    the test file with gold answers, so answers with its name are meant. Answers to only the first
+    cases are meant if there are no others. Answers to held-out cases must be named.
     """
     if path.name == ANSWERS and not (path / MANIFEST).is_file():  # that of a run folder
         path = path.parent
     start = path if path.is_dir() else path.parent
-    for place in (start, start.parent):  # a submission may be a folder itself
+    for place in (start, start.parent):  # a submission may itself be a folder
         if _is_of_answers(place):
             return place
     folders = []
@@ -158,40 +158,40 @@ def find_answers(path: Path, gold: Path | None = None, gold_sha256: str = "") ->
 
 
 def _answers_file(folder: Path, digest: str) -> bool:
-    """Say whether a folder answers the file with this hash; what cannot be read does not."""
+    """Say whether a folder answers the file with this hash; False if it cannot be read."""
     with suppress(UserError):
         return AnswersRecord.read(folder).test_sha256 == digest
     return False
 
 
 def _is_limited(folder: Path) -> bool:
-    """Say whether a folder answers the first cases alone; what cannot be read does not."""
+    """Say whether a folder answers only the first cases; False if it cannot be read."""
     with suppress(UserError):
         return AnswersRecord.read(folder).limit is not None
     return False
 
 
 def is_held_out_folder(folder: Path) -> bool:
-    """Say whether a folder of answers has those to held-out cases, by its name."""
+    """Say, by its name, whether a folder has answers to held-out cases."""
     return is_held_out_name(folder.name)
 
 
 def is_held_out_name(name: str) -> bool:
-    """Say whether answers of this name are those to held-out cases: of a generation or a step."""
+    """Say whether answers of this name are to held-out cases, of a generation or of a step."""
     return name == HELD_OUT or name.startswith((f"{HELD_OUT}-", f"{HELD_OUT}."))
 
 
 def has_answers(folder: Path) -> bool:
-    """Say whether a generation got beyond its start: a reply or a submission is there."""
+    """Say whether a generation got beyond its start, so that there is a reply or a submission."""
     files = [*folder.glob("completions.jsonl"), *folder.glob("submission*")]
     return any(file.stat().st_size for file in files)
 
 
 def _is_of_answers(folder: Path) -> bool:
-    """Say whether a folder has the answers to one test file, in a run or copied out of it."""
+    """Say whether a folder has the answers to one test file, in a run or copied from one."""
     path = folder / MANIFEST
     if not path.is_file():
         return False
-    if folder.parent.name == ANSWERS and not (folder / CONFIG).is_file():  # that of a run
+    if folder.parent.name == ANSWERS and not (folder / CONFIG).is_file():  # the record of a run
         return True
-    return "test_sha256" in record_keys(path)  # else it is of something else, say a web page
+    return "test_sha256" in record_keys(path)  # else the file is of something else

@@ -1,4 +1,4 @@
-"""The signals that stop a command; what it was doing is saved or resumed."""
+"""The signals that stop a command, which saves its work or resumes it later."""
 
 import signal
 
@@ -6,14 +6,14 @@ STOPPING = (
     signal.SIGTERM,
     signal.SIGINT,  # Ctrl-C
     signal.SIGHUP,  # the terminal was closed
-    signal.SIGUSR1,  # Slurm warns before its time limit, with the one that its --signal names
+    signal.SIGUSR1,  # Slurm warns with one of these before its time limit, as --signal says
     signal.SIGUSR2,
 )
 
 
 def stopping_signals() -> list[signal.Signals]:
-    """Return the signals of STOPPING that stop this process: none that was started as ignored.
+    """Return the signals of STOPPING, without those that were ignored when this process started.
 
-    `nohup` has SIGHUP ignored, and a shell SIGINT in a script's background jobs.
+    `nohup` ignores SIGHUP, and a shell ignores SIGINT in background jobs of a script.
     """
     return [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]

@@ -34,15 +34,16 @@ class SubmissionFormat:
     """Its file name in a run folder."""
     read: Callable[[Path], Iterator[FileRow]]
     writing: Callable[[Path], AbstractContextManager[WriteRow]]
-    """Gives the function to write rows with; the submission appears if the block succeeds."""
+    """Opens a submission and yields a function that writes a row. It appears if the block
+    succeeds."""
     is_one: Callable[[Path], bool] = Path.is_file
-    """Whether a path is itself a submission in this format."""
+    """Says whether a path is itself a submission in this format."""
     same: Callable[[object], str] = str
-    """Id -> a text that is equal for all ids that the contest takes for this one."""
-    last_counts: bool = False  # of rows with the same id the last one, not the first
+    """From an id to a text that is equal for all ids that the contest takes as the same."""
+    last_counts: bool = False  # the last row with an id counts, not the first
 
     def find(self, path: Path) -> Path:
-        """Return the submission in a run folder; any other path as it is."""
+        """Return the submission in a run folder; return any other path unchanged."""
         refuse_pipe(path)
         found = path if not path.is_dir() or self.is_one(path) else path / self.name
         if found != path and not found.exists():
@@ -52,7 +53,7 @@ class SubmissionFormat:
         return found
 
     def index(self, path: Path) -> Rows:
-        """Return the rows by id; `Rows` reads JSON lines, so other formats are first made these."""
+        """Return the rows by id. `Rows` reads JSON lines, so other formats are converted first."""
         if self.read is _read_lines:
             return Rows(path, same=self.same, last_counts=self.last_counts)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".jsonl") as lines:

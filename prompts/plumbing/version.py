@@ -1,4 +1,4 @@
-"""Which panjue this is: version and commit, for records, messages and the machines of a cluster."""
+"""Version and commit of panjue, for records, messages and the machines of a cluster."""
 
 import os
 import subprocess
@@ -7,19 +7,19 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-"""The checkout; or the folder `panjue` of an installed package or of a bundle."""
+"""The checkout, or the folder `panjue` of an installed package or of a bundle."""
 
 IN_BUNDLE = "version.txt"
-"""File in `ROOT` of a bundle, which has neither git nor an installed package."""
+"""File with the version in `ROOT` of a bundle, which has neither git nor an installed package."""
 
 GIT_TIMEOUT_S = 5.0
 
 
 @cache
 def panjue_version() -> str:
-    """Return the version, with the commit where the code lies in a checkout of panjue.
+    """Return the version; with the commit if the code lies in a checkout of panjue.
 
-    As in `0.5.0.dev0+a2586c4c`; `.dirty` follows if a tracked file was changed since.
+    For example `0.5.0.dev0+a2586c4c`. `.dirty` follows if a tracked file was changed since.
     """
     bundled = ROOT / IN_BUNDLE
     if bundled.is_file():
@@ -33,8 +33,8 @@ def panjue_version() -> str:
 
 
 def _commit() -> str:
-    """Return the commit of the checkout; empty if this is none, or if git cannot say."""
-    if not (ROOT / ".git").exists():  # a .venv may lie in a repository of somebody else
+    """Return the commit of the checkout; empty if this is no checkout, or if git cannot say."""
+    if not (ROOT / ".git").exists():  # a .venv may lie in somebody else's repository
         return ""
     # Without the variables of a git hook, which name another repository. A checkout may belong to
     # another user.

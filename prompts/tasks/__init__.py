@@ -1,1 +1,1 @@
-"""One folder per task: `task.py` exports `TASK`, `prompt.md` is its prompt."""
+"""One folder for each task: `task.py` exports `TASK`, and `prompt.md` is its prompt."""

@@ -1,4 +1,4 @@
-"""Tasks whose answer is one class, or a set of classes, from a closed list."""
+"""Tasks whose answer is one class, or a set of classes, of a closed list."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,21 +36,21 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Classes:
-    """A closed list of classes: words in answers and replies, numbers (or words) in the files."""
+    """A closed list of classes: words in answers and replies, numbers or words in the files."""
 
-    name: str  # of the task
-    words: Sequence[str]  # the classes as the model writes them; files have the index
+    name: str  # name of the task
+    words: Sequence[str]  # the classes as the model writes them; files have their positions
     several: bool = False  # an answer is a set of classes, which may be empty
-    named: bool = False  # the files have the words instead of numbers
-    numbers: Sequence[str] = ()  # with `named`: what a number means that a file has all the same
-    text: str = "text"  # the field with the text; FairLex's own files have `text`
+    named: bool = False  # whether files have the words instead of numbers
+    numbers: Sequence[str] = ()  # with `named`: meanings of numbers that files have nevertheless
+    text: str = "text"  # field with the text; FairLex's own files have `text`
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Fields to report by -> the names of their numbers; empty if they have names."""
+    """Fields by which scores are reported -> names of their numbers; empty if they have names."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Another name of such a field in files -> its name here."""
     person: str = ""  # field with the name of the person concerned; `{person}` in the template
-    synonyms: Mapping[str, str] = field(default_factory=dict)  # word in a reply -> class
-    evidence: Callable[[str], Sequence[float]] | None = None  # of a text, for its classifier
+    synonyms: Mapping[str, str] = field(default_factory=dict)  # another word in a reply -> class
+    evidence: Callable[[str], Sequence[float]] | None = None  # for the text classifier
 
     @property
     def key(self) -> str:
@@ -74,7 +74,7 @@ class Classes:
         )
 
     def _has_answer(self, row: Mapping[str, Any]) -> bool:
-        """Say whether a row has an answer; -1 is a missing ClassLabel of `datasets`."""
+        """Say whether a row has an answer; in `datasets`, -1 is a missing ClassLabel."""
         return row.get(self.key) not in (None, -1)
 
     def _gold_words(self, row: Mapping[str, Any]) -> list[str]:
@@ -89,7 +89,7 @@ class Classes:
             raise UserError(f"{error}; Classes(…, named=True) reads words") from None
 
     def _groups(self, row: Mapping[str, Any]) -> dict[str, str]:
-        """Return the known groups: fields of the row, or else of its `attributes`."""
+        """Return the known groups, from fields of the row or else of its `attributes`."""
         attributes = row.get("attributes")
         fields = {**attributes, **row} if isinstance(attributes, dict) else row
         values = {self.aliases.get(name, name): value for name, value in fields.items()}
@@ -100,7 +100,7 @@ class Classes:
         return known_groups(groups)
 
     def _words(self, row: Row) -> list[str]:
-        """Return the classes of a row of cases or of a submission, in the order of `words`."""
+        """Return the classes in a row of cases or of a submission, in the order of `words`."""
         value = row[self.key]
         items = value if self.several else [value]
         if isinstance(items, list):
@@ -116,7 +116,7 @@ class Classes:
         return [self.words[place] for place in sorted(places)]
 
     def _named(self, item: Any) -> Any:
-        """Return the class that a number means; anything else as it is."""
+        """Return the class that a number means; return any other value unchanged."""
         is_number = type(item) is int and 0 <= item < len(self.numbers)
         return self.numbers[item] if is_number else item
 
@@ -148,13 +148,13 @@ class Classes:
         return Decoded(answer, ("not the JSON that was asked for",))
 
     def _words_in(self, reply: str) -> set[str] | None:
-        """Return the classes of a reply; None if it has none, or several where one is asked for."""
+        """Return the classes in a reply; None if it has none, or several if one is asked for."""
         by_spelling = {normal(word): word for word in self.words}
         for synonym, word in self.synonyms.items():
             by_spelling[normal(synonym)] = word
         found, is_whole = last_object(reply, [self.key])
         given = found.get(self.key)
-        if self.several and is_whole and given == []:  # a list that was cut could have had more
+        if self.several and is_whole and given == []:  # a list that was cut may have had more
             return set()
         spelled = [snap(text, by_spelling) for text in strings_in(given)]
         words = set(filter(None, spelled))
@@ -188,25 +188,26 @@ class Classes:
         return float(predicted is not None and self._words(predicted) == self._words(gold))
 
     def _counts(self, gold: Row, predicted: Row | None) -> Sequence[float]:
-        """Return what is correct, gold and predicted of each class, 3 * [classes + 1]."""
+        """Return counts of correct, gold and predicted for each class, 3 * [classes + 1]."""
         in_gold = self._indicators(gold)
         in_reply = self._indicators(predicted)
         counts: list[float] = np.concatenate([in_gold * in_reply, in_gold, in_reply]).tolist()
         return counts
 
     def _indicators(self, row: Row | None) -> Numbers:
-        """Return 1 for every class of a row, else 0, [classes + 1]; the last is the empty set."""
+        """Return 1 for every class in a row, else 0, [classes + 1]; the last is the empty set."""
         classes = self.classes(row) if row is not None else []
         return np.array([float(word in classes) for word in (*self.words, NONE)])
 
     def _macro_f1(self, sums: Numbers) -> Numbers:
         """Return macro F1 as FairLex computes it.
 
-        With one class per example it is over the classes that occur in gold, of the group where a
-        group is scored. With `several` it is over all classes, also those that occur nowhere, and
-        an empty set is a class of its own. Without a row no class is predicted.
+        With one class for each example, it is the mean over the classes that occur in gold; to
+        score a group, in the gold of that group. With `several`, it is the mean over all classes,
+        even if they never occur, and the empty set is a class of its own. Without a row, no class
+        is predicted.
         """
-        correct, gold, predicted = np.split(sums, 3, axis=-1)  # each [..., classes + 1]
+        correct, gold, predicted = np.split(sums, 3, axis=-1)  # each of shape [..., classes + 1]
         f1 = 2 * correct / np.maximum(gold + predicted, 1)
         counts = (gold > 0) | self.several
         scores: Numbers = (f1 * counts).sum(-1) / np.maximum(counts.sum(-1), 1)
@@ -247,9 +248,9 @@ class Classes:
 
 
 def _group(name: str, names: Sequence[str], value: Any) -> Any:
-    """Return the group that a value means: a number is looked up in `names`, if there are any.
+    """Return the group of a value; a number is looked up in `names`, if there are any.
 
-    None for -1, which is a missing ClassLabel. Other values stay, for `known_groups` to check.
+    Return None for -1, a missing ClassLabel. Other values stay; `known_groups` checks them.
     """
     if isinstance(value, bool):
         raise UserError(f"{name!r} must be a name or a number, found {value}")
@@ -265,4 +266,4 @@ def _group(name: str, names: Sequence[str], value: Any) -> Any:
 
 
 def _is_one_of(known: Sequence[int | str], item: Any) -> bool:
-    return type(item) in (int, str) and item in known  # True and 1.0 are no class 1
+    return type(item) in (int, str) and item in known  # True and 1.0 are not class 1

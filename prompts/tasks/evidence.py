@@ -1,4 +1,4 @@
-"""What the facts of a Chinese criminal case say for or against a person, as numbers."""
+"""Turn what the facts of a Chinese criminal case say for or against a person into numbers."""
 
 import math
 import re
@@ -12,8 +12,8 @@ AMOUNT = re.compile(
     rf"(\d(?<!\d\d)(?<!\d[,，]\d)(?:\d{{0,2}}(?:{SPACE}\d{{3}}){{1,4}}+(?!\d)|[\d,，]*+)(?:[.．]\d++)?+)"
     rf"\s*+余?\s*+([万千百亿])?\s*+余?\s*+多?\s*+{UNIT}"
 )
-"""A number is read from its start alone, and no white space twice: 120 spaces took 11 seconds. The
-pattern begins with what it looks for: a third of the time."""
+"""Pattern of an amount. It reads a number only from its start, and white space only once; otherwise
+120 spaces took 11 seconds. It begins with what it looks for, which takes a third of the time."""
 
 GROUPS = re.compile(f"[,，]|{SPACE}")
 
@@ -23,7 +23,8 @@ WRITTEN_AMOUNT = re.compile(
     rf"([一二两三四五六七八九十壹贰叁肆伍陆柒捌玖拾](?<![数几.．\d{NUMERALS}].)"
     rf"(?:[{NUMERALS}]++|(?=余?克|千克|公斤)))(?:[余多]([万亿]))?余?多?{UNIT}"
 )
-"""An amount in Chinese numerals: 三千元, 二十余万元, 叁拾克; not 数十万元, nor the place 三元里."""
+"""Pattern of an amount in Chinese numerals: 三千元, 二十余万元, 叁拾克; not 数十万元, not
+三元里."""
 
 DIGITS = {sign: value for value, sign in enumerate("零一二三四五六七八九")}
 DIGITS |= {sign: value for value, sign in enumerate("〇壹贰叁肆伍陆柒捌玖")} | {"两": 2}
@@ -33,8 +34,8 @@ UNITS = {"十": 10, "百": 100, "千": 1000, "拾": 10, "佰": 100, "仟": 1000}
 TIMES = {"": 1, "百": 1e2, "千": 1e3, "万": 1e4, "亿": 1e8}
 GRAMS = {"克": 1, "g": 1, "kg": 1e3, "千克": 1e3, "公斤": 1e3}
 MAX_AMOUNT = 1e15
-ACTS = "起次"  # the counters of acts, as in 盗窃三起
-YEAR_AND_MONTH = re.compile(r"年(?<=\d年)\d+月")  # a date, mostly that of an act
+ACTS = "起次"  # counters of acts, as in 盗窃三起
+YEAR_AND_MONTH = re.compile(r"年(?<=\d年)\d+月")  # a date, mostly of an act
 
 WORDS = """
     主犯 从犯 胁从 次要作用 主要作用
@@ -48,16 +49,17 @@ WORDS = """
     酒后 逃离 在逃 另案处理 取保候审 缓刑
     公司 经理 老板 股东 员工 受雇 帮忙 司机 工资 提成 分得 获利 介绍 提供
 """.split()  # noqa: SIM905  # one word a line would be too long
-"""Roles, conduct before and after, means, injuries, drugs and posts, as judgments write them."""
+"""Words of judgments for roles, conduct before and after, means, injuries, drugs and posts."""
 
 BY_FIRST_CHARACTER: dict[str, list[int]] = defaultdict(list)
-"""First character -> numbers of words. Most texts lack most of them, and are not searched."""
+"""First character -> numbers of words. Most texts lack most of these characters, so they need not
+be searched."""
 for _number, _word in enumerate(WORDS):
     BY_FIRST_CHARACTER[_word[0]].append(_number)
 
 
 def evidence(text: str) -> list[float]:
-    """Return the sizes of amounts of money and of grams, the numbers of acts, dates and words."""
+    """Return the sizes of amounts of money and grams, and the numbers of acts, dates and words."""
     money = []
     grams = []
     amounts = []
@@ -82,12 +84,12 @@ def evidence(text: str) -> list[float]:
 
 
 def written_number(numeral: str) -> float:
-    """Return the value of Chinese numerals: 十二万五千, 一点五, 二〇〇; of 三四千 that of 四千."""
+    """Return the value of Chinese numerals: 十二万五千, 一点五, 二〇〇; 三四千 counts as 四千."""
     is_by_place = len(numeral) > 2 and set(numeral).isdisjoint("万萬亿" + "".join(UNITS))
-    total = 0.0  # of what 万 or 亿 ends
+    total = 0.0  # the part that 万 or 亿 ends
     section = 0.0
     digit = 0.0
-    place = 0.0  # of the next digit after 点
+    place = 0.0  # place value of the next digit after 点
     for sign in numeral:
         if sign in DIGITS and place:
             digit += DIGITS[sign] * place
@@ -107,6 +109,6 @@ def written_number(numeral: str) -> float:
 
 
 def _sizes(amounts: list[float]) -> list[float]:
-    """Return three features of the sums in a text: log10 of the largest, of all, and how many."""
+    """Return three features of the amounts in a text: log10 of the largest, of all, how many."""
     largest = max(amounts, default=0)
     return [math.log10(largest + 1), math.log10(sum(amounts) + 1), len(amounts)]

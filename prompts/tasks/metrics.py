@@ -1,8 +1,8 @@
 """The definition of a metric, and metrics that several tasks share.
 
-A metric is a pure function from (gold row, predicted row) of one example to a number. The score is
-its mean over the examples, weighted by the task. Or it is a `CorpusMetric`. The predicted row is
-None if the submission has no row for the example.
+A metric is a `CorpusMetric`, or a pure function from (gold row, predicted row) of one example to a
+number. The score is the mean of this number over the examples, weighted by the task. The predicted
+row is None if the submission has no row for the example.
 """
 
 import unicodedata
@@ -24,14 +24,14 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class CorpusMetric:
-    """A metric of all examples together, computed from summed counts, e.g. macro F1."""
+    """A metric of all examples together, computed from sums of counts, e.g. macro F1."""
 
     name: str
     width: int
-    """Number of counts per example."""
+    """Number of counts for each example."""
     counts: Callable[[Row, Row | None], Sequence[float]]
     value: Callable[[Numbers], Numbers]
-    """Sums of the counts, [..., width] -> the metric, [...]."""
+    """From sums of counts, [..., width], to the metric, [...]."""
 
 
 Metric = Callable[[Row, Row | None], float] | CorpusMetric
@@ -42,7 +42,7 @@ def name_of(metric: Metric) -> str:
 
 
 def overlap_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
-    """F1 of two multisets; if one is empty, 1 if both are, else 0."""
+    """F1 of two multisets; 1 if both are empty, 0 if only one is."""
     if not gold or not predicted:
         return float(gold == predicted)
     overlap = (Counter(gold) & Counter(predicted)).total()
@@ -50,10 +50,10 @@ def overlap_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
 
 
 def numbered(names: Iterable[Any]) -> list[tuple[str, int]]:
-    """Return each name, with the number of equal ones before it.
+    """Return each name with the number of equal names before it.
 
-    Persons of one name are told apart by their place alone. Names are equal whatever their
-    invisible characters and their Unicode normalization.
+    Persons of the same name are told apart only by their position. Names may be equal despite
+    invisible characters and other Unicode normalization.
     """
     counts: dict[str, int] = {}
     keys = []
@@ -66,7 +66,7 @@ def numbered(names: Iterable[Any]) -> list[tuple[str, int]]:
 
 
 def by_name(items: Sequence[Row]) -> dict[tuple[str, int], Row]:
-    """Return the items in their order, each under its `numbered` name."""
+    """Return `numbered` name -> item, in order."""
     return dict(zip(numbered(item.get("name") for item in items), items, strict=True))
 
 
@@ -81,18 +81,18 @@ class Field:
 
 
 Item = tuple[str, list[Field]]
-"""Name of an item of the answer, empty for the whole example; and its fields."""
+"""Name of an item of the answer (empty for the whole example), and its fields."""
 
 
 def same(name: str, gold: Iterable[str], predicted: Iterable[str]) -> Field:
-    """Return a field that is right if both have the same set of values."""
+    """Return a field that is right if both sides have the same set of values."""
     golds = list(gold)
     predictions = list(predicted)
     return Field(name, golds, predictions, set(golds) == set(predictions))
 
 
 def texts(value: Any) -> list[str]:
-    """Return a value as a list of texts; None and "" give an empty list."""
+    """Return a value as a list of texts, which is empty for None and ""."""
     if value in (None, ""):
         return []
     items = value if isinstance(value, list | tuple) else [value]

@@ -1,6 +1,6 @@
-"""The submission of the contest: a table of `id` and `ret`, a JSON list.
+"""The submission of the contest: a table with `id` and `ret`, a JSON list.
 
-It is read as the contest's script reads it, with pandas, and written plainly.
+It is read in the way of the contest's script, which uses pandas, and written plainly.
 """
 
 import csv
@@ -34,7 +34,7 @@ def _read_table(path: Path) -> Iterator[FileRow]:
                 found = ",".join(header)[:60]
                 problem = f"the header has no {' and '.join(COLUMNS)} but {found!r}; {NO_SCORE}"
                 raise UserError(f"{path}:1: {problem}")
-            for cells in filter(None, rows):  # empty lines are none to pandas
+            for cells in filter(None, rows):  # pandas ignores empty lines
                 yield rows.line_num, partial(_parse_cells, header, cells)
         except UnicodeDecodeError:
             place = f"{path}:{rows.line_num + 1}"
@@ -48,7 +48,7 @@ def _parse_cells(header: list[str], cells: list[str]) -> dict[str, Any]:
         raise UserError(f"{len(cells)} columns instead of {len(header)}; {NO_SCORE}")
     values = dict(zip(header, cells, strict=True))
     for column, value in values.items():
-        if not value:  # in whatever column: its row is dropped, and then one is missing
+        if not value:  # in any column: its row is dropped, and then a row is missing
             raise UserError(f"nothing in column {column!r}; {NO_SCORE}")
     text = values["ret"]
     try:
@@ -61,7 +61,7 @@ def _parse_cells(header: list[str], cells: list[str]) -> dict[str, Any]:
 
 
 def same_id(value: object) -> str:
-    """Return an id as pandas reads it: whole numbers lose the zeros before them."""
+    """Return an id as pandas reads it: whole numbers lose leading zeros."""
     number = WHOLE_NUMBER.fullmatch(str(value))
     return number[1] if number else str(value)
 

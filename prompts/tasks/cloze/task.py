@@ -1,6 +1,6 @@
-"""Fill in [MASK]: a probe of a model's knowledge (CCKS2021, 预训练模型知识量度量).
+"""Fill in [MASK], to measure a model's knowledge (CCKS2021, 预训练模型知识量度量).
 
-Ranked answers are scored as the contest does, after SQuAD.
+Ranked answers are scored as in the contest, after SQuAD.
 """
 
 import re
@@ -22,13 +22,13 @@ from panjue.prompts.tasks.metrics import Field, Item, Row, overlap_f1, texts
 MASK = "[MASK]"
 
 MAX_ANSWERS = 5
-"""Number of answers; K of the contest, though its script counts all that are there."""
+"""Number of answers, the contest's K; its script counts even more answers."""
 
 MAX_ANSWER_LENGTH = 100
 """In characters."""
 
 GROUPS = ("domain", "NeedReasoning")
-"""Optional fields of a row that scores are reported by."""
+"""Optional fields of a row by which scores are reported."""
 
 MONTH_NAMES = (  # noqa: SIM905  # one word per line would be too long
     "january february march april may june july august september october november december"
@@ -71,7 +71,7 @@ def read(row: Mapping[str, Any]) -> Example:
     return Example(
         id=key,
         text=query,
-        names=(MASK,) if masks else (),  # `shorten` keeps its sentence
+        names=(MASK,) if masks else (),  # `shorten` keeps the sentence with it
         answer={"answers": answers} if gold else None,
         references=(tuple(gold),) if gold else (),
         groups=known_groups({name: row[name] for name in GROUPS if name in row}),
@@ -80,7 +80,7 @@ def read(row: Mapping[str, Any]) -> Example:
 
 
 def _is_texts(value: Any) -> bool:
-    """Say whether a value is a list of one text or more that are not empty."""
+    """Say whether a value is a list of one or more texts that are not empty."""
     if not isinstance(value, list) or not value:
         return False
     return all(isinstance(text, str) and text.strip() for text in value)
@@ -95,7 +95,7 @@ def schema(_example: Example, _labels: Labels) -> Schema:
 
 def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
     found = last_object(reply, ["answers"])
-    # More than are scored: repeated and empty ones go.
+    # more than are scored, since repeated and empty ones are dropped
     written = strings_in(found.value.get("answers"))[: 4 * MAX_ANSWERS]
     repairs = []
     answers: list[str] = []
@@ -118,7 +118,7 @@ def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
 
 
 def _is_valid(reply: str, answers: list[str]) -> bool:
-    """Say whether a reply is the JSON of these answers, as the schema has it."""
+    """Say whether a reply is the JSON of these answers by the schema."""
     if load_json(reply) != {"answers": answers} or not 0 < len(answers) <= MAX_ANSWERS:
         return False
     return all(0 < len(text) <= MAX_ANSWER_LENGTH for text in answers)
@@ -127,10 +127,10 @@ def _is_valid(reply: str, answers: list[str]) -> bool:
 def contest_form(answer: str) -> str:
     """Convert an answer to the contest's format; an answer in this format does not change.
 
-    Lower case; a date as year, English month and day. A number stays as it is written: the contest
-    wants digits, and has a few in words all the same (`write`).
+    The result is in lower case; a date has year, English month and day. A number stays as it is
+    written: the contest wants digits, but has a few numbers in words (see `write`).
     """
-    # An escape such as \\ud800 in JSON is half a character, which a submission cannot contain.
+    # An escape such as \\ud800 in JSON is half a pair, which a submission cannot contain.
     encodable = visible(answer).encode("utf-8", "ignore").decode("utf-8")
     text = " ".join(encodable.lower().split())
     date = ISO_DATE.fullmatch(text)
@@ -143,7 +143,7 @@ def contest_form(answer: str) -> str:
 
 
 def _date_in_words(text: str) -> str | None:
-    """Return `1785 october 17` for `october 17th, 1785` and `17 oct. 1785`; None for no date."""
+    """Return `1785 october 17` for `october 17th, 1785` or `17 oct. 1785`; None: no date."""
     words = re.split(r"[\s,]+", text)
     if len(words) != 3:
         return None
@@ -167,15 +167,15 @@ def count_answers(examples: Iterable[Example]) -> Labels:
     """Count the training answers; the commonest replace missing answers."""
     answers = []
     for example in examples:
-        for references in example.references:  # one set, or in a test file none
+        for references in example.references:  # one set; none in a test file
             answers.append({"answers": map(contest_form, references)})
     return collect(answers)
 
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
-    """Return the submission row: numbers below a hundred in digits, and if there is room in words.
+    """Return the submission row: numbers below a hundred in digits and, if there is room, in words.
 
-    Only a number that is the whole answer is one: a name may contain it (`three gorges dam`).
+    A number must be the whole answer, since a name may contain one (`three gorges dam`).
     """
     in_digits = []
     in_words = []
@@ -198,14 +198,14 @@ def check(_example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
 
 
 def has_answer(row: Row) -> bool:
-    """Say whether a row of a submission has any answer; the contest refuses rows without one."""
+    """Say whether a submission row has any answer; the contest refuses rows without one."""
     return bool(row["ret"])
 
 
 def f1(gold: Row, predicted: Row | None) -> float:
     """Best token F1 of any answer against any gold answer; 0 without a row or an answer.
 
-    TypeError: the answers are no list.
+    TypeError: the answers are not a list.
     """
     answers = [] if predicted is None else predicted["ret"]
     if not isinstance(answers, list):
@@ -216,7 +216,7 @@ def f1(gold: Row, predicted: Row | None) -> float:
 
 
 def shown(gold: Row, row: Row | None) -> Iterator[Item]:
-    """Yield the ranked answers and the gold ones, right if one of the answers is."""
+    """Yield the ranked answers and the gold ones; they are right if one answer is."""
     [references] = gold["references"]
     golds = list(dict.fromkeys(references))
     predicted = texts(row["ret"]) if row else []
@@ -224,12 +224,12 @@ def shown(gold: Row, row: Row | None) -> Iterator[Item]:
 
 
 def token_f1(reference: str, answer: str) -> float:
-    """F1 of the tokens as a multiset; if one text has no tokens, 1 if both have none, else 0."""
+    """F1 of the tokens as a multiset; 1 if both texts have no tokens, 0 if only one has none."""
     return overlap_f1(tokens(reference), tokens(answer))
 
 
 def tokens(text: str) -> list[str]:
-    """Return the words of a text: lower case, without ASCII punctuation and articles."""
+    """Return the words of a text in lower case, without ASCII punctuation and articles."""
     return ARTICLE.sub(" ", text.lower().translate(NO_PUNCTUATION)).split()
 
 

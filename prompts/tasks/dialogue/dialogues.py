@@ -1,7 +1,7 @@
 """Folders of dialogues (EmoCaustics).
 
-Cases are `chat/chat_<id>.json` and `emo/emo_<id>.json`. A submission has the names that the
-organisers' scripts read; `panjue` 0.4 gave it those of cases.
+Cases are `chat/chat_<id>.json` and `emo/emo_<id>.json`. Files of a submission have the names that
+the organisers' scripts read; in panjue 0.4 they had the names of cases.
 """
 
 import json
@@ -27,14 +27,15 @@ from panjue.prompts.plumbing.submissions import SubmissionFormat, WriteRow
 
 CHAT_NAME = re.compile(r"(?s)(?:output_)?chat_(.+)\.json")
 EMO_NAME = re.compile(r"(?s)(?:output_emotions|emo)_(?!\d+_steps\.)(.+?)(?:(?<=\d)_events)?\.json")
-"""A baseline of the organisers writes `_events`, and beside it `_steps`, which no script reads."""
+"""Pattern of names. A baseline of the organisers writes `_events`, and `_steps`, which nothing
+reads."""
 
 
 def dialogues(folder: Path) -> Iterator[FileRow]:
     """Yield the dialogues of a folder by number, each as `id`, `chat`, `emo` and `emo_problem`.
 
-    An unreadable chat is a bad row. Unreadable emotions are reported in `emo_problem`: the chat is
-    still valid.
+    An unreadable chat is a bad row. Unreadable emotions are reported in `emo_problem`, and the chat
+    stays valid.
     """
     keys = [path.stem.removeprefix("chat_") for path in (folder / "chat").glob("chat_*.json")]
     if not keys:
@@ -44,7 +45,7 @@ def dialogues(folder: Path) -> Iterator[FileRow]:
 
 
 def _number_first(key: str) -> tuple[int, str]:
-    """Return what to sort an id by, so that 2 comes before 10; an id that is no number is first."""
+    """Return the sort key of an id: 2 comes before 10, and ids that are no numbers come first."""
     return (int(key) if key.isdecimal() else 0), key
 
 
@@ -63,7 +64,7 @@ def _dialogue(folder: Path, key: str) -> dict[str, Any]:
 
 
 def _document(path: Path, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
-    """Return the JSON object or list of a file; the caller names the file in errors."""
+    """Return the JSON object or list in a file; the caller names the file in errors."""
     try:
         raw = path.read_bytes().removeprefix(BOM)
     except OSError as error:
@@ -79,7 +80,7 @@ def _document(path: Path, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
 def _read_submission(folder: Path) -> Iterator[FileRow]:
     """Yield the answers by number, each as `id`, `chat`, `emo`, and the `names` of its files.
 
-    Of `chat` and `emo` one may have no file, and is None.
+    `chat` or `emo` is None if it has no file.
     """
     chats = _files_by_id(folder / "chat", CHAT_NAME)
     emos = _files_by_id(folder / "emo", EMO_NAME)
@@ -91,13 +92,13 @@ def _read_submission(folder: Path) -> Iterator[FileRow]:
 
 
 def is_folder_of_answers(folder: Path) -> bool:
-    """Say whether a folder may be one of answers; those of 0.4 have the names of cases."""
+    """Say whether a folder may have answers; answers of 0.4 have the names of cases."""
     chats = _files_by_id(folder / "chat", CHAT_NAME)
     return bool(chats or _files_by_id(folder / "emo", EMO_NAME))
 
 
 def _files_by_id(folder: Path, name: re.Pattern[str]) -> dict[str, list[Path]]:
-    """Return id of a dialogue -> its files in a folder; in a submission it has one."""
+    """Return id of a dialogue -> its files in a folder; one file in a submission."""
     files: dict[str, list[Path]] = defaultdict(list)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if found := name.fullmatch(path.name):
@@ -127,7 +128,7 @@ def _writing(path: Path) -> Iterator[WriteRow]:
             f"emo/output_emotions_{row['id']}.json": row["emo"],
         }
         for name, value in files.items():
-            if value is not None:  # gold may have no emotions that can be read
+            if value is not None:  # gold may have no readable emotions
                 text = json.dumps(value, ensure_ascii=False, indent=2)
                 (folder / name).write_text(text + "\n", "utf-8")
 

@@ -1,4 +1,4 @@
-"""The answers of a perfect model to each call of a dialogue: the training examples."""
+"""The training examples of a dialogue: the answers of a perfect model to each call."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,14 +13,14 @@ def gold_oracle(dialogue: Example) -> Callable[[Example], Example]:
     """Return a function that answers every question about a dialogue from its gold.
 
     Gold lists events by holder, without their sentences. So each emotion is assigned to the
-    holder's sentence that is most similar to its reason. An answer that the schema does not allow
-    (a sentiment outside the five, unreadable emotions) is not changed, so that training refuses the
-    question. Holders who say nothing are not in a reply.
+    holder's sentence that is most similar to its reason. An answer that the schema forbids (a
+    sentiment outside the five, unreadable emotions) is not changed, so that training refuses the
+    question. A reply does not contain holders who say nothing.
     """
     gold = dialogue.answer
     assert gold is not None, "a test dialogue has no gold"
     sentences = {sentence["id"]: sentence for sentence in gold["sentences"]}
-    # Number of a sentence -> the chains that are assigned to it.
+    # Number of a sentence -> the chains assigned to it.
     chains: dict[int, list[Chain]] = {number: [] for number in sentences}
     for holder in gold["holders"] or ():
         name = holder["holder"]
@@ -43,7 +43,7 @@ def gold_oracle(dialogue: Example) -> Callable[[Example], Example]:
 
 
 def _nearest(sentences: Sequence[Row], reason: str) -> Row:
-    """Return the sentence whose sextuple is most similar to the reason, the first of equals."""
+    """Return the sentence whose sextuple is most similar to the reason; the first of equal ones."""
 
     def likeness(sentence: Row) -> float:
         opinion = "".join(sentence[field] for field in SEXTUPLE if field != "sentiment")

@@ -1,4 +1,4 @@
-"""Metrics of dialogues: sextuples by sentence, and emotion chains by event."""
+"""Metrics of dialogues: sextuples of sentences, and emotion chains of events."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
@@ -28,9 +28,10 @@ MIN_EVENT_COSINE = 0.7
 def sextuple(gold: Row, row: Row | None) -> float:
     """Return the points of a dialogue's sentences, divided by four times their number.
 
-    A sentence gives one point each for an equal sentiment and for an opinion, a rationale and an
-    aspect that mean the same. Where gold has none for a sentence, only an empty answer gives
-    points, all four. Sentences are matched by position; of several sextuples the best counts.
+    A sentence gives one point for an equal sentiment, and one each for an opinion, a rationale and
+    an aspect that mean the same. If gold has none for a sentence, an empty answer gives all four
+    points, and any other answer gives none. Sentences are matched by position. Of several
+    sextuples, the best one counts.
     """
     golds = sentences_of(gold["chat"])
     points = 0
@@ -40,7 +41,7 @@ def sextuple(gold: Row, row: Row | None) -> float:
             points += max(best, default=0)
         elif not given.sextuples:
             points += 4
-    return points / max(1, 4 * len(golds))  # an answer as its own gold may have no sentence
+    return points / max(1, 4 * len(golds))  # an answer that is its own gold may have no sentence
 
 
 def _sentences(row: Row | None) -> list[Sentence]:
@@ -77,7 +78,7 @@ def _events(row: Row | None) -> dict[str, list[dict[str, Any]]]:
 
 
 def _shown_fields(right: Sequence[Row], given: Sequence[Row]) -> list[Field]:
-    """Return the fields of a sentence: gold and the best of the given sextuples."""
+    """Return the fields of a sentence: gold, and the best of the given sextuples."""
     gold: Row = right[0] if right else {}
     best: Row = given[0] if given else {}
     if right and given:
@@ -121,13 +122,13 @@ def holder_points(gold: Sequence[Row], predicted: Sequence[Row]) -> float:
 
 
 def _event_points(right: Row, given: Row) -> float:
-    """Return the points of one event, 0-1, from the emotions whose reasons mean the same."""
+    """Return the points of one event, 0-1, from emotions whose reasons mean the same."""
     emotions = given["emotions"]
     return _matched_points(right["emotions"], emotions, "reason", MIN_TEXT_COSINE, _emotion_points)
 
 
 def _emotion_points(right: Row, given: Row) -> float:
-    """Return the points of an emotion whose reason is right: a half each for state and source."""
+    """Return the points of an emotion with a right reason: one half each for state and source."""
     points = int(right["state"] == given["state"])
     points += int(right["source_id"] == given["source_id"])
     return points / 2
@@ -140,10 +141,10 @@ def _matched_points(
     min_cosine: float,
     points_of: Callable[[Row, Row], float],
 ) -> float:
-    """Return the mean points of the gold items, matched one to one with the maximum of points.
+    """Return the mean points of the gold items, matched one to one for the most points.
 
-    Two items may be matched if this field has a higher cosine. Of no items the points are 1 if
-    both have none, else 0.
+    Two items may be matched if the cosine of this field is above `min_cosine`. If both sides have
+    no items, the points are 1; if only one has none, 0.
     """
     if not gold or not predicted:
         return float(not gold and not predicted)
@@ -165,5 +166,5 @@ def _mean(sums: Numbers) -> Numbers:
 
 
 DIALOGUE_METRICS = (CorpusMetric("event", 2, _event_counts, _mean), sextuple)
-"""`event` is the mean over gold's holders, then over the dialogues with readable gold emotions;
-holders that are not in gold do not count."""
+"""`event` is the mean over the holders in gold, then over the dialogues with readable gold
+emotions. Holders that are not in gold do not count."""

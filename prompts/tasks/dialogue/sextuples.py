@@ -1,4 +1,4 @@
-"""Sextuples and emotion events of a dialogue, as schema and reply."""
+"""Sextuples and emotion events of a dialogue: the schema, and reading a reply."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,8 +23,8 @@ SEXTUPLE = {
     "sentiment": {"enum": [*SENTIMENTS, ""]},
     "rationale": _at_most(120),
 }
-"""Fields of a sextuple -> their schemas; the sixth, its holder, is given. No sextuple: all empty.
-999 of 1,000 real values are shorter."""
+"""Fields of a sextuple -> their schemas. The sixth field, its holder, is given. Without a sextuple,
+all fields are empty. 999 of 1,000 real values are shorter than these limits."""
 
 EMOTION = {
     "state": {"enum": list(SENTIMENTS)},
@@ -33,8 +33,8 @@ EMOTION = {
 }
 
 MAX_EVENT_LENGTH = 40
-MAX_EVENTS = 6  # per speaker
-MAX_EMOTIONS = 8  # per event
+MAX_EVENTS = 6  # for each speaker
+MAX_EMOTIONS = 8  # for each event
 
 EVENT = {
     "event": _at_most(MAX_EVENT_LENGTH),
@@ -44,7 +44,7 @@ EVENTS = {"type": "array", "items": closed_object(EVENT), "maxItems": MAX_EVENTS
 
 
 class Chain(NamedTuple):
-    """What a speaker feels in an event, in order."""
+    """The emotions of a speaker in an event, in order."""
 
     holder: str
     event: str
@@ -52,7 +52,7 @@ class Chain(NamedTuple):
 
 
 def schema(example: Example, _labels: Labels) -> Schema:
-    """Return the JSON Schema of the reply: each sentence and speaker of the question once."""
+    """Return the JSON Schema of the reply, with each sentence and speaker of the question once."""
     sentences = []
     for turn in example.turns:
         sentences.append(closed_object({"id": {"const": turn.number}, **SEXTUPLE}))
@@ -78,7 +78,7 @@ def speakers(turns: Sequence[Turn]) -> list[str]:
 
 
 def holders_of(turns: Sequence[Turn], chains: Iterable[Chain]) -> list[dict[str, Any]]:
-    """Return the holders of an answer: every speaker, the chains of an event joined in order."""
+    """Return the holders of an answer: every speaker, with each event's chains joined in order."""
     events: dict[str, dict[str, list[Row]]] = {holder: {} for holder in speakers(turns)}
     for chain in chains:
         joined = events[chain.holder].setdefault(chain.event, [])
@@ -91,11 +91,11 @@ def holders_of(turns: Sequence[Turn], chains: Iterable[Chain]) -> list[dict[str,
 
 
 def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
-    """Read what a reply has of each sentence and speaker; what is missing is empty."""
+    """Read each sentence and speaker of a reply; missing parts are empty."""
     fields = last_object(reply, ["sentences", "holders"]).value
     given_sentences = _objects_in(fields.get("sentences"))
     given_holders = _objects_in(fields.get("holders"))
-    # Numbers of a reply are read as texts. Of several objects with an id the first counts.
+    # Numbers of a reply are read as texts. If several objects have an id, the first counts.
     by_id = {_text_of(value, "id"): value for value in reversed(given_sentences)}
     sentences = []
     for turn in example.turns:
@@ -114,7 +114,7 @@ def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
 
 
 def _read_events(objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the events of all objects that name a speaker, those of a later object once."""
+    """Return the events of all objects that name a speaker, each event once."""
     given: list[Mapping[str, Any]] = []
     for value in objects:
         if len(given) < MAX_EVENTS:
@@ -136,7 +136,7 @@ def _objects_in(values: Any) -> list[dict[str, Any]]:
 
 
 def _read_fields(value: Mapping[str, Any], schemas: Mapping[str, Schema]) -> dict[str, str]:
-    """Return the texts of an object, as short as their schemas allow; an unknown label is empty."""
+    """Return the texts of an object, cut as their schemas say; an unknown label becomes empty."""
     texts = {}
     for field, form in schemas.items():
         text = _text_of(value, field)
@@ -152,10 +152,10 @@ def _text_of(value: Mapping[str, Any], field: str) -> str:
     text = value.get(field)
     if not isinstance(text, str):
         return ""
-    # A JSON escape can be half a character, which a submission cannot contain.
+    # A JSON escape can be half a pair, which a submission cannot contain.
     return text.encode("utf-8", "ignore").decode("utf-8")
 
 
 def reserve(example: Example) -> int:
-    """Return the tokens to reserve beyond 1.5 times an empty reply, by usual reply lengths."""
+    """Return the tokens to reserve beyond 1.5 times an empty reply, for usual replies."""
     return 64 + 40 * len(example.turns) + 192 * len(speakers(example.turns))

@@ -1,4 +1,4 @@
-"""Whether two texts mean the same: the cosine of their n-grams."""
+"""Compare the meaning of two texts by the cosine of their n-grams."""
 
 from collections import Counter
 from functools import lru_cache
@@ -8,7 +8,7 @@ from math import sqrt
 
 @lru_cache(maxsize=4096)
 def cosine(text: str, other: str) -> float:
-    """Return the cosine of the counts of characters and their pairs; of two empty texts it is 1."""
+    """Return the cosine of the counts of characters and pairs of them; 1 for two empty texts."""
     if text == other:
         return 1.0
     if not text or not other:
@@ -21,10 +21,10 @@ def cosine(text: str, other: str) -> float:
 
 @lru_cache(maxsize=4096)
 def _gram_counts(text: str) -> dict[str, int]:
-    """Return how often each character and each pair of neighbours occurs."""
+    """Return how often each character and each pair of neighbors occurs."""
     grams = Counter(text)
     grams.update(map("".join, pairwise(text)))
-    return dict(grams)  # a Counter is slow to say that it lacks a key
+    return dict(grams)  # a Counter is slow for missing keys
 
 
 def _dot_product(first: dict[str, int], second: dict[str, int]) -> int:

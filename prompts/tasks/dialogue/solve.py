@@ -1,4 +1,4 @@
-"""The calls that answer a dialogue: each answers some of its sentences, in order."""
+"""The calls that answer a dialogue. Each answers some of its sentences, in order."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -11,18 +11,18 @@ from panjue.prompts.plumbing.config import Config
 from panjue.prompts.tasks.dialogue.sextuples import Chain, holders_of
 
 CONTEXT = 10
-"""Sentences before those of a call that it shows."""
+"""Number of earlier sentences that a call shows."""
 
 
 class SolveConfig(Config):
-    """How a dialogue is solved."""
+    """Settings for solving a dialogue."""
 
     window: int = Field(12, ge=1)
-    """Sentences per call."""
+    """Number of sentences that one call answers."""
 
 
 def solve(dialogue: Example, config: SolveConfig) -> Solving:
-    """Ask about one window of sentences after the other; each call is shown the events so far."""
+    """Ask about one window of sentences after the other; each call shows the events so far."""
     sentences: list[dict[str, Any]] = []
     chains: list[Chain] = []
     for start in range(0, len(dialogue.turns), config.window):
@@ -48,7 +48,7 @@ def question(dialogue: Example, start: int, window: int, events: Iterable[str]) 
         dialogue,
         id=f"{dialogue.id}/{asked[0].number}",
         text=transcript(shown),
-        names=tuple(map(head, asked)),  # with the heads of their lines, which `shorten` keeps
+        names=tuple(map(head, asked)),  # with the beginnings of their lines, which `shorten` keeps
         inputs=inputs(asked, events),
         turns=asked,
         answer=None,
@@ -57,18 +57,18 @@ def question(dialogue: Example, start: int, window: int, events: Iterable[str]) 
 
 
 def inputs(asked: Sequence[Turn], events: Iterable[str]) -> dict[str, str]:
-    """Return the fields of the prompt beside the text."""
+    """Return the fields of the prompt other than the text."""
     numbers = "、".join(str(turn.number) for turn in asked)
     return {"numbers": numbers, "events": "；".join(events) or "（无）"}
 
 
 def head(turn: Turn) -> str:
-    """Return the start of a sentence's line, which is unique."""
+    """Return the beginning of the line of a sentence, which is unique."""
     return f"[{turn.number}] {turn.holder}："
 
 
 def transcript(turns: Sequence[Turn]) -> str:
-    """Return the sentences with their numbers and speakers, one per line."""
+    """Return the sentences with their numbers and speakers, one on each line."""
     lines = []
     for turn in turns:
         sentence = " ".join(turn.sentence.split())

@@ -1,7 +1,8 @@
-"""What a submission has of a dialogue, and its faults.
+"""Read the dialogues of a submission, and find faults.
 
-All is read as the organisers' scripts read it: their baselines leave out fields, give an object for
-a list of one, and numbers for texts. What the scripts cannot read counts as not given.
+Everything is read as by the organisers' scripts. Their baselines leave out fields, write an object
+in place of a list with one object, and numbers in place of texts. What the scripts cannot read
+counts as missing.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -21,17 +22,17 @@ SEXTUPLE_KEYS = {
     "sentiment": ("sentiment", "Sentiment"),
     "rationale": ("rationale", "Rationale"),
 }
-"""Field of a sextuple -> the keys that the scripts know for it; the first that is there counts."""
+"""Field of a sextuple -> keys that the scripts know for it. The first one that exists counts."""
 
 MAX_DIGITS = 20
-"""Of a source id that is a number; Python refuses to make a number of thousands of digits."""
+"""Most digits of a number as source id; Python refuses to convert thousands of digits."""
 
 OLD_NAMES = ("chat_", "emo_")
-"""How the names of a submission of panjue 0.4 begin."""
+"""Beginnings of the file names in a submission of panjue 0.4."""
 
 
 def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
-    """Yield the faults of a submission row: of its files, its form, its texts and its labels."""
+    """Yield the faults of a submission row in its files, form, texts and labels."""
     for name in row.get("names", ()):
         if name.startswith(OLD_NAMES):
             yield f"the organisers' scripts do not read {name}; `panjue decode` gives other names"
@@ -88,20 +89,20 @@ def _emo_faults(example: Example, emo: Any) -> Iterator[str]:
             sources += [emotion["source_id"] for emotion in objects(event["emotions"])]
     texts = [one for one in sources if isinstance(one, str) and source_number(one) is not None]
     if texts:
-        # They look for the value among the numbers of gold.
+        # The scripts look for the value among the numbers in gold.
         yield f"{len(texts)} source ids are texts such as {texts[0]!r}; the scripts count numbers"
     yield from unknown_states(events_by_holder(emo), SENTIMENTS)
 
 
 def unknown_sentiments(sextuples: Iterable[Row]) -> Iterator[str]:
-    """Yield the sentiments outside the five; an empty one is none."""
+    """Yield the sentiments that are not among the five; an empty one does not count."""
     for row in sextuples:
         if row["sentiment"] not in (*SENTIMENTS, ""):
             yield f"sentence {row['id']}: the sentiment {row['sentiment']!r} is none of the five"
 
 
 def unknown_states(events: Mapping[str, Sequence[Row]], states: Sequence[str]) -> Iterator[str]:
-    """Yield the states that are not in `states`: the five, and in gold an empty one."""
+    """Yield the states that are not in `states`: the five, and for gold also an empty one."""
     for holder, own in events.items():
         for event in own:
             for emotion in event["emotions"]:
@@ -119,16 +120,16 @@ def silent_holders(events: Mapping[str, Sequence[Row]], speaking: Container[str]
 
 
 class Sentence(NamedTuple):
-    """What a submission has of a sentence."""
+    """A sentence of a submission."""
 
     holder: str
     text: str
     sextuples: list[dict[str, str]]
-    """Each has all fields, and not all of them are empty."""
+    """The sextuples. Each has all fields, and not all of them are empty."""
 
 
 def sentences_of(chat: Any) -> list[Sentence]:
-    """Return what the list of a `chat` file has of each sentence."""
+    """Return the sentences in the list of a `chat` file."""
     sentences = []
     for value in chat or ():
         given = value if isinstance(value, dict) else {}
@@ -171,7 +172,7 @@ def _events(holder: Any) -> list[dict[str, Any]]:
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
-    """Return the objects of a list that are not empty; an object is a list of it."""
+    """Return the objects of a list that are not empty; one object counts as a list."""
     items = _as_list(value)
     if not isinstance(items, list):
         return []
@@ -187,29 +188,29 @@ def _text(value: Any) -> str:
 
 
 def source_text(value: Any) -> str:
-    """Return a source id as a text: of 3, `"3"` and `"03"` the same."""
+    """Return a source id as text, equal for 3, `"3"` and `"03"`."""
     number = source_number(value)
     return _text(value) if number is None else str(number)
 
 
 def source_number(value: Any) -> int | None:
-    """Return the number that a source id is, if it is one."""
+    """Return the number in a source id; None if it is no number."""
     if isinstance(value, str) and value.strip().isdecimal() and len(value) <= MAX_DIGITS:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _number_as_text(value: Any) -> Any:
-    """Return the number of a sentence as the text that the contest reads; others as they are."""
+    """Return the number of a sentence as the contest's text; return other values unchanged."""
     return value if source_number(value) is None else source_text(value)
 
 
 class Form(BaseModel, strict=True):
-    """A part of the files of a submission or of gold: the keys that are read."""
+    """A part of the files of a submission or of gold, with the keys that are read."""
 
 
 class EmotionForm(Form):
-    """What a holder feels in an event."""
+    """An emotion of a holder in an event."""
 
     state: str
     reason: str
@@ -224,7 +225,7 @@ class EventForm(Form):
 
 
 class HolderForm(Form):
-    """What `emo` has of a holder."""
+    """A holder in `emo`."""
 
     events: list[EventForm]
 
@@ -250,13 +251,13 @@ class SentenceForm(Form):
 
 CHAT_FILE = TypeAdapter(list[SentenceForm])
 EMO_FILE = TypeAdapter(dict[str, HolderForm])
-"""The forms of a submission's files; gold has such emotions too: holder -> events."""
+"""The form of a submission's emotions; gold has the same form: holder -> events."""
 
 
 def form_faults(form: TypeAdapter[Any], value: Any) -> Iterator[str]:
-    """Yield what is wrong in the form of a value, with its place.
+    """Yield the faults in the form of a value, with their places.
 
-    With jsonschema this took half of the time that scoring 700 dialogues takes.
+    With jsonschema, this took half of the time of scoring 700 dialogues.
     """
     try:
         form.validate_python(value)

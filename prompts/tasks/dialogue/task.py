@@ -1,6 +1,6 @@
 """Long dialogues: who feels what about what, and why (EmoCaustics' sextuples and emotion events).
 
-An example takes several calls.
+An example takes several calls of the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ def read(row: Mapping[str, Any]) -> Example:
     if is_labelled:
         events = None if problem else events_by_holder(row["emo"])
         answer = {"sentences": sextuples, "holders": _holders(events)}
-        # Gold with unknown labels is scored, but training refuses it. Its states may be empty.
+        # Scoring takes gold with unknown labels, but training refuses it. States may be empty.
         notes += unknown_sentiments(sextuples)
         notes += unknown_states(events or {}, (*SENTIMENTS, ""))
         notes += silent_holders(events or {}, speakers(turns))
@@ -81,7 +81,7 @@ def _turn(number: int, sentence: Mapping[str, Any]) -> Turn:
 def _is_labelled(chat: Sequence[Mapping[str, Any]]) -> bool:
     """Say whether the sentences have gold sextuples: all fields of all sentences, or none.
 
-    Of a field that is null the text is empty; if all of a dialogue are, it has no gold.
+    A field that is null means an empty text. If all fields of a dialogue are null, it has no gold.
     """
     keys = [field.title() for field in SEXTUPLE]
     pairs = list(product(chat, keys))
@@ -112,7 +112,7 @@ def _emotion_problem(row: Mapping[str, Any], is_labelled: bool) -> str:
 
 
 def _holders(events: Mapping[str, Sequence[Row]] | None) -> list[dict[str, Any]] | None:
-    """Return the holders of an answer; None if there are no emotions that can be used."""
+    """Return the holders of an answer; None without usable emotions."""
     if events is None:
         return None
     return [{"holder": name, "events": own} for name, own in events.items()]
@@ -135,7 +135,7 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
             {
                 "input_sentence": turn.sentence,
                 "holder": turn.holder,
-                "event": "",  # it is not asked for, nor scored
+                "event": "",  # neither asked for nor scored
                 "final_model_response": [sextuple] if any(sextuple.values()) else [],
             }
         )
@@ -148,7 +148,7 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
 
 
 def _written_event(event: Row) -> dict[str, Any]:
-    """Return an event whose sources are numbers where they can: the scripts count no other."""
+    """Return an event whose sources are numbers if possible, since the scripts count no others."""
     emotions = []
     for emotion in event["emotions"]:
         number = source_number(emotion["source_id"])

@@ -5,7 +5,7 @@ from panjue.prompts.tasks.classes import Classes
 TASK = Classes(
     "fscs",
     ("dismissal", "approval"),
-    synonyms={"dismissed": "dismissal", "approved": "approval"},  # the words of its prompt
+    synonyms={"dismissed": "dismissal", "approved": "approval"},  # the words of the prompt
     groups={
         "decision_language": ("de", "fr", "it"),
         "legal_area": (

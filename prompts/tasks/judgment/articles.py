@@ -1,4 +1,4 @@
-"""Read an article of the Criminal Law in any usual spelling as its id in the label set."""
+"""Read an article of the Criminal Law in any usual spelling, and return its id in the labels."""
 
 import re
 from collections.abc import Container, Mapping
@@ -13,11 +13,11 @@ WRITTEN_NUMBER = (
     rf"(?:[0-9]{{1,4}}|{DIGIT}百(?:[零〇]{DIGIT}|{DIGIT}?十{DIGIT}?)?|{DIGIT}?十{DIGIT}?"
     r"|[〇零一二三四五六七八九]{1,4})"
 )
-"""133, 一百三十三 or 一三三. Not 一百四, which means 140 in spoken Chinese."""
+"""Pattern of 133, 一百三十三 or 一三三, but not of 一百四, which means 140 in spoken Chinese."""
 
 PARTS = "0-9〇零一二三四五六七八九十百两第条之款项"
 IN_BRACKETS = re.compile(rf"\(((?:之|第)[{PARTS}]+|[{PARTS}]+(?=\)[款项]))\)")
-"""A part of the number in brackets: 第133条(之一), 第(二)项."""
+"""Pattern of a part of the number in brackets: 第133条(之一), 第(二)项."""
 
 WRITTEN = re.compile(
     r"(?:根据|依照|依据)?(?:《?(?:中华人民共和国)?刑法典?》?)?"
@@ -26,9 +26,10 @@ WRITTEN = re.compile(
     rf"(?:(?:第|(?<=[条款])){WRITTEN_NUMBER}项)?"
     rf"(?:[之的]?规定|\([^(){PARTS}]*\))?"
 )
-"""`第二百八十七条之二第一款`, `287之2第1款` or the id itself, `287.2-1`; no article of another law.
+"""Pattern of `第二百八十七条之二第一款`, `287之2第1款` or the id `287.2-1`; no article of another
+law.
 
-A paragraph number must follow a 第, a 条 or a 之N: 第264款 is not 26条4款."""
+The number of a paragraph must follow a 第, a 条 or a 之N: 第264款 is not 26条4款."""
 
 
 def number(text: str) -> int:
@@ -80,9 +81,10 @@ def article_name(article: str) -> str:
 def article_of(written: str, known: Mapping[str, str], with_charge: Container[str]) -> str | None:
     """Return the known article that `written` means, or None.
 
-    条之二 is part of the number (`287.2`), never dropped: article 287 is another crime. So may be
-    another paragraph (款): one is dropped only if no paragraph of its article is a label, and added
-    only if one alone is, and training has it `with_charge`, with a charge of the same reply.
+    条之二 is part of the number (`287.2`) and never dropped, because article 287 is another crime.
+    Another paragraph (款) may be another crime, too. A paragraph is dropped only if no paragraph of
+    its article is a label. It is added only if exactly one is a label, and if it is in
+    `with_charge`: training has it with a charge of the same reply.
 
     `known` has `normal(label)` -> label.
     """

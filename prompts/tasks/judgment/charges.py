@@ -13,14 +13,15 @@ LINE = re.compile(r"(?:(?P<article>[0-9]+\.[0-9]+) )?(?P<name>\S+罪)")
 CHOICE = re.compile(r"\[([^\]]+)\]")
 
 BETWEEN = re.compile(f"(?<={CRIME})(?:[、,;/|]|以及|和|与|及)+|[;/|]+")
-"""What separates whole names. A word such as 及 may be part of a name, except after 罪."""
+"""Pattern of separators of whole names. A word such as 及 may be part of a name, except after
+罪."""
 
 
 def charge_of(written: str) -> str | None:
-    """Return the crime that a text names, as the law or its selection writes it; None if unknown.
+    """Return the crime that a text names, in the spelling of the law or of a selection; else None.
 
     `[走私、贩卖、运输、制造]毒品`, as CAIL2018 writes it, is the whole name. A selection such as
-    贩卖毒品罪 stays one: it is the crime that the judgment names.
+    贩卖毒品罪 stays as it is, because the judgment names this crime.
     """
     text = (
         re.sub(r"[\s\[\]]+", "", flatten_forms(written))
@@ -39,9 +40,9 @@ def charge_of(written: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def charges_in(written: str) -> tuple[str, ...] | None:
-    """Return the crimes that a text lists, in their order; None if it is not certain which.
+    """Return the crimes that a text lists, in order; None if it is uncertain which they are.
 
-    掩饰、隐瞒犯罪所得罪 is one crime and 盗窃、诈骗罪 are two: the names of the law decide.
+    掩饰、隐瞒犯罪所得罪 is one crime and 盗窃、诈骗罪 are two, by the names in the law.
     """
     text = flatten_forms(written).strip().strip("。.;,、 ")
     charges: dict[str, None] = {}
@@ -57,7 +58,7 @@ def charges_in(written: str) -> tuple[str, ...] | None:
 
 
 def _only_split(text: str) -> tuple[str, ...] | None:
-    """Return the only way to read a text as several crimes between 、; None if there are 0 or 2."""
+    """Return the only way to read a text as crimes between 、; None if there is none or several."""
     pieces = re.split("[、,]", text)
     if len(pieces) > MAX_PIECES:
         return None
@@ -76,7 +77,7 @@ MAX_PIECES = 40
 
 
 WITHOUT_CRIME = ("17.1", "37.1")
-"""Inserted articles of the general part."""
+"""Inserted articles of the general part, which define no crime."""
 
 LAST_ARTICLE = 452
 ARTICLE = re.compile(r"([0-9]{1,3})(\.[0-9]{1,2})?(?:-[0-9]{1,2})?")
@@ -97,7 +98,7 @@ def _inserted() -> set[str]:
 
 @lru_cache(maxsize=1024)
 def inserted_article(charge: str) -> str | None:
-    """Return the article of a crime if it was inserted, such as 287.2; None for all others."""
+    """Return the article of a crime if it is an inserted one, such as 287.2; else None."""
     for name, article in _lines():
         if article and re.fullmatch(_pattern(name), flatten_forms(charge)):
             return article
@@ -106,7 +107,7 @@ def inserted_article(charge: str) -> str | None:
 
 @cache
 def _lines() -> tuple[tuple[str, str | None], ...]:
-    """Return (name with its choices in brackets, article or None)."""
+    """Return (name with choices in brackets, article or None) for each crime."""
     lines = Path(__file__).with_name("charges.txt").read_text("utf-8").splitlines()
     found = [LINE.fullmatch(line) for line in lines if not line.startswith("#")]
     return tuple((match["name"], match["article"]) for match in found if match)
@@ -114,19 +115,19 @@ def _lines() -> tuple[tuple[str, str | None], ...]:
 
 @cache
 def _names() -> dict[str, str]:
-    """Return the whole names, by their flattened form."""
+    """Return flattened form -> whole name."""
     names = [re.sub(r"[\[\]]", "", name) for name, _ in _lines()]
     return {flatten_forms(name): name for name in names}
 
 
 @cache
 def _selection() -> re.Pattern[str]:
-    """Return a pattern of all names in which a part of each choice is left out."""
+    """Return a pattern of all names that leave out a part of each choice."""
     return re.compile("|".join(_pattern(name) for name, _ in _lines() if "[" in name))
 
 
 def _pattern(name: str) -> str:
-    pieces = CHOICE.split(name)  # every second one is a choice
+    pieces = CHOICE.split(name)  # every second part is a choice
     pattern = ""
     for number, piece in enumerate(pieces):
         if number % 2:

@@ -1,4 +1,4 @@
-"""Find the articles that a text cites, and cut the citations out of it."""
+"""Find the articles that a text cites, and cut the citations out of the text."""
 
 import re
 import unicodedata
@@ -15,7 +15,7 @@ def cited_articles(text: str) -> list[str]:
     """Return the articles of the Criminal Law that a text cites, each once: 264, 303-2, 287.2.
 
     Raises:
-        NotSaid: it cites a range, or an article that the law does not have.
+        NotSaid: the text cites a range, or an article that is not in the law.
     """
     _, cited = without_citations(Plain.of(text).without(SPACES))
     return list(dict.fromkeys(article for _, article in cited))
@@ -23,7 +23,7 @@ def cited_articles(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Plain:
-    """A text with plain characters, and for each the place in the text as it was given."""
+    """A text with plain characters, and for each of them its place in the original text."""
 
     text: str
     places: tuple[int, ...]
@@ -42,7 +42,7 @@ class Plain:
         return cls("".join(characters), tuple(places), given)
 
     def without(self, pattern: re.Pattern[str]) -> "Plain":
-        """Return the text without what the pattern finds."""
+        """Return the text without the matches of a pattern."""
         return self.without_spans([match.span() for match in pattern.finditer(self.text)])
 
     def without_spans(self, spans: Sequence[tuple[int, int]]) -> "Plain":
@@ -83,7 +83,7 @@ CITATION = re.compile(
 JOINING = re.compile(r"[、,\s]*(?:和|与|及|以及|并)?[、,\s]*")
 CRIMINAL_LAW = re.compile(r"(?:中华人民共和国)?刑法(?:典)?(?:\([^()]*\))?")
 FIRST_OF_CRIMES = 102
-"""The articles before are the general part: they define no crime."""
+"""Earlier articles are the general part and define no crime."""
 
 Cited = list[tuple[int, str]]
 """Place in the text without citations, article."""
@@ -93,9 +93,9 @@ def without_citations(plain: Plain) -> tuple[Plain, Cited]:
     """Cut the laws and articles out of a text; return the articles of the Criminal Law."""
     cited: Cited = []
     spans = []
-    is_criminal = True  # an article of which no law is named is of the Criminal Law
+    is_criminal = True  # an article without the name of a law is of the Criminal Law
     base = ""
-    end = 0  # of the last token
+    end = 0  # end of the last token
     removed = 0
     for token in CITATION.finditer(plain.text):
         is_next = JOINING.fullmatch(plain.text, end, token.start()) is not None
@@ -129,15 +129,15 @@ def without_citations(plain: Plain) -> tuple[Plain, Cited]:
 def articles_by_person(
     starts: Sequence[int], cited: Cited, *, is_one_crime: bool
 ) -> tuple[list[list[str]], tuple[str, ...]]:
-    """Return the articles of each person, and those that are nobody's for certain.
+    """Return the articles of each person, and articles that belong to nobody for certain.
 
-    An article that stands for several persons together is each one's only if all are convicted of
-    the same and no other article of a crime is cited.
+    An article that is cited for several persons together belongs to each of them only if all are
+    convicted of the same crime, and no other article of a crime is cited.
 
     Args:
-        starts: Where each person is named first, in order.
+        starts: First place of each person, in order.
         cited: The articles with their places.
-        is_one_crime: All are convicted of the same.
+        is_one_crime: Whether all are convicted of the same crime.
     """
     every = list(dict.fromkeys(article for _, article in cited))
     of_crimes = [

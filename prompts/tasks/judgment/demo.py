@@ -1,8 +1,8 @@
 """Invented cases, so that a new user can run the whole pipeline without data or a model.
 
-demo.yaml has the grammar: charges, articles and ranges of terms are real, persons and deeds are
-not. Within the range, the term follows our own rule from the text. A score on these cases shows
-that the pipeline works, nothing more.
+demo.yaml has the grammar. Charges, articles and ranges of terms are real; persons and deeds are
+invented. Within its range, the term follows a rule of our own from the text. A score on these cases
+shows only that the pipeline works.
 """
 
 import random
@@ -18,16 +18,16 @@ from panjue.prompts.plumbing.files import atomic_write, dump
 from panjue.prompts.tasks.judgment.penalties import MONTHS, sentence
 
 Crime = Mapping[str, Any]
-"""A charge, its article, texts for its deeds, the name of its scale, and of the range by level."""
+"""A charge, its article, texts for its deeds, the name of its scale, and a range for each level."""
 
 
 class Deed(NamedTuple):
-    """A crime, who commits it, and its level of gravity 0-2: the place in its scale."""
+    """A crime, who commits it, and its level of gravity, 0-2: a position in its scale."""
 
     crime: Crime
     names: Sequence[str]
     level: int
-    alone: str = "单独作案"  # the role of somebody who commits it alone
+    alone: str = "单独作案"  # the role of somebody who acts alone
 
     @property
     def is_joint(self) -> bool:
@@ -35,7 +35,7 @@ class Deed(NamedTuple):
         return len(self.names) > 1
 
     def role(self, *, leads: bool) -> str:
-        """Return what one of several was, or that there was only one."""
+        """Return the role of one person: of several, or alone."""
         if not self.is_joint:
             return self.alone
         return "系主犯" if leads else "系从犯"
@@ -47,16 +47,16 @@ RECORDS = {True: "系累犯", False: "系初犯"}
 LEAST, MOST = 6, 180  # months of imprisonment, article 45 of the Criminal Law
 LIMITS = [LEAST - 1, *sorted(MONTHS.values())[1:], MOST]
 MONTHS_BY_SEVERITY = [(over + 1, most) for over, most in pairwise(LIMITS)]
-"""Months of imprisonment by severity 1-9, a penalty class each."""
+"""Months of imprisonment for severity 1-9; each is a penalty class."""
 LIFE = 10
-"""The severity after these; 0 is detention of 1-6 months."""
+"""Severity of life imprisonment, after these; severity 0 is detention of 1-6 months."""
 
 
 def _case(draw: random.Random) -> dict[str, Any]:
     """Draw a case in the official format, without `id`.
 
-    Two or three defendants commit a crime; in a fifth of the cases one of them commits another
-    crime too, or instead. The last sentences are each one's role and record.
+    Two or three defendants commit a crime. In a fifth of the cases, one of them also commits
+    another crime, or commits it instead. The last sentences tell the role and record of each.
     """
     names = []
     for surname in draw.sample(GRAMMAR["surnames"], draw.randint(2, 3)):
@@ -70,7 +70,7 @@ def _case(draw: random.Random) -> dict[str, Any]:
     if loner:
         deeds.append(Deed(other, [loner], level=draw.randrange(3), alone="另行单独作案"))
         fact += "另查明：" + _describe(draw, deeds[1])
-    leader = draw.choice(joint)  # of several, one is a principal
+    leader = draw.choice(joint)  # if there are several, one is a principal
     outcomes = []
     for name in names:
         own = [deed for deed in deeds if name in deed.names]
@@ -84,7 +84,7 @@ def _case(draw: random.Random) -> dict[str, Any]:
 
 
 def _describe(draw: random.Random, deed: Deed) -> str:
-    """Return a sentence: when, who, what, where, and the number that shows the gravity."""
+    """Return a sentence with time, persons, deed, place, and a number that shows the gravity."""
     crime = deed.crime
     measure, low, high = GRAMMAR["scales"][crime["scale"]][deed.level]
     who = "、".join(deed.names)
@@ -100,7 +100,7 @@ def _describe(draw: random.Random, deed: Deed) -> str:
 
 
 def _severity(deed: Deed, *, leads: bool, repeats: bool) -> int:
-    """Return the severity of the sentence for one crime, as demo.yaml has it."""
+    """Return the severity of the sentence for one crime, by demo.yaml."""
     mild, middle, severe = GRAMMAR["sentences"][deed.crime["ranges"][deed.level]]
     is_accessory = deed.is_joint and not leads
     if is_accessory == repeats:  # neither, or one outweighs the other
@@ -109,7 +109,7 @@ def _severity(deed: Deed, *, leads: bool, repeats: bool) -> int:
 
 
 def _outcome(draw: random.Random, name: str, deeds: list[Deed], severity: int) -> dict[str, Any]:
-    """Sentence by the severity of the gravest crime: of several terms, article 69 allows this."""
+    """Sentence by the severity of the gravest crime, which article 69 allows for several terms."""
     if severity == 0:
         penalty = sentence(detention=draw.randint(1, 6))
     elif severity == LIFE:
@@ -126,11 +126,11 @@ def _outcome(draw: random.Random, name: str, deeds: list[Deed], severity: int) -
 
 
 DEMO_SIZES = {"train": 1000, "test": 200, "base": 9500}
-"""Name of a file -> its cases; `base` is for `make base`."""
+"""Name of a file -> number of its cases; `base` is for `make base`."""
 
 
 def write_demo(folder: Path, sizes: Mapping[str, int]) -> None:
-    """Write `<name>.jsonl` with `sizes[name]` cases, no fact twice; always the same bytes."""
+    """Write `<name>.jsonl` with `sizes[name]` different cases; the bytes are always the same."""
     texts: dict[Path, str] = {}
     seen: set[str] = set()
     for name, size in sizes.items():

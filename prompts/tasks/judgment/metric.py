@@ -25,7 +25,7 @@ def label_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
 
 
 def _label_metric(name: str, field: str, score: Callable[..., float]) -> Callable[..., float]:
-    """Return the metric `name`: the mean over the case's defendants of a score of label sets."""
+    """Return the metric `name`: the mean of a score of label sets over the case's defendants."""
 
     def of_person(gold: Row, predicted: Row) -> float:
         return score(gold[field], predicted[field])
@@ -57,7 +57,7 @@ def _same_class(gold: Row, predicted: Row) -> float:
 
 
 def final(gold: Row, predicted: Row | None) -> float:
-    """0.3 charge F1 + 0.3 article F1 + 0.4 penalty accuracy: the contest's ranking score."""
+    """Score by which the contest ranks: 0.3 charge F1 + 0.3 article F1 + 0.4 penalty accuracy."""
     return (
         0.3 * charge_f1(gold, predicted)
         + 0.3 * article_f1(gold, predicted)
@@ -95,17 +95,17 @@ TITLES = {
     "gold": ("gold", "原判"),
     "commonest labels": ("always the commonest labels", "始终预测最常见的标签"),
 }
-"""What these metrics, and the fields of an answer, are called on a report page."""
+"""Names of these metrics, and of the fields of an answer, on the report page."""
 
 
 NO_JUDGMENT: dict[str, Any] = {"charges": (), "articles": (), "penalty": None}
 
 
 def _over_defendants(gold: Row, predicted: Row | None, score: Callable[[Row, Row], float]) -> float:
-    """Mean over the gold defendants, matched by name; those of one name by their order.
+    """Mean over the gold defendants, who are matched by name, and by order if names are equal.
 
-    The official code matches by position and fails if names or their number differ. Here: a
-    defendant without a judgment scores 0, of several judgments the first counts, and judgments of
+    The official code matches by position, and fails if names or their number differ. Here, a
+    defendant without a judgment scores 0. If there are several, the first one counts. Judgments of
     other persons are ignored.
     """
     scores = []
@@ -116,7 +116,7 @@ def _over_defendants(gold: Row, predicted: Row | None, score: Callable[[Row, Row
 
 
 def _matched(golds: Sequence[Row], given: Sequence[Row]) -> Iterable[tuple[Row, Row]]:
-    """Return each gold judgment with the one of the same person, or with `NO_JUDGMENT`."""
+    """Return each gold judgment with the predicted one of the same person, or `NO_JUDGMENT`."""
     if [judgment["name"] for judgment in golds] == [judgment.get("name") for judgment in given]:
         return zip(golds, given, strict=True)  # the usual case, in a tenth of the time
     answers = by_name(given)

@@ -1,4 +1,4 @@
-"""The penalty classes 0-14: words, the class of a sentence, order (official lines of CMDL)."""
+"""The penalty classes 0-14: their words, their order, the class of an official sentence (CMDL)."""
 
 import math
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ PENALTIES = (
     "有期徒刑六个月以下",
     "单处罚金或免予刑事处罚",
 )
-"""The penalty classes 0-14 as words; a term belongs to the class of which it is the upper limit.
+"""The penalty classes 0-14 in words. The upper limit of a class belongs to it.
 
-Words, not numbers: a base model knows their meaning, but would have to learn that of a bare 10.
+They are words, because a base model knows their meaning; it would have to learn that of a bare 10.
 """
 
 DEATH = 0
@@ -37,35 +37,35 @@ SHORT_SURVEILLANCE = 4
 FINE_OR_EXEMPT = 14
 
 MONTHS = {5: 120, 6: 84, 7: 60, 8: 36, 9: 24, 10: 12, 11: 9, 12: 6, 13: 0}
-"""Class of imprisonment -> the months that it exceeds."""
+"""Class of imprisonment -> number of months that its terms exceed."""
 
 OVER_36_MONTHS = (DEATH, LIFE, *(number for number, over in MONTHS.items() if over >= 36))
 
 GUESSED = 10
-"""The class of whoever is given none, if the training has none either: one to two years."""
+"""Class if neither the reply nor the training gives one: one to two years."""
 
 PENALTY_WORDS = {word: word for word in PENALTIES}
 PENALTY_WORDS["单处罚金"] = PENALTIES[FINE_OR_EXEMPT]
 PENALTY_WORDS["免予刑事处罚"] = PENALTIES[FINE_OR_EXEMPT]
-"""A penalty class as a reply may write it -> the class."""
+"""Another wording of a penalty class in replies -> the class."""
 
 GRAVEST_FIRST = (DEATH, LIFE, *MONTHS, DETENTION, LONG_SURVEILLANCE, SHORT_SURVEILLANCE)
 BY_SEVERITY = tuple(PENALTIES[number] for number in (*GRAVEST_FIRST, FINE_OR_EXEMPT))
-"""Gravest first, by the principal punishments of article 33 of the Criminal Law. The official
-numbers have detention (拘役) and surveillance (管制) before imprisonment."""
+"""The classes from the gravest on, by the principal punishments of article 33 of the Criminal Law.
+The official numbers put detention (拘役) and surveillance (管制) before imprisonment."""
 
 FLAGS = ("death_penalty", "life_imprisonment")
 TERMS = ("surveillance", "detention", "imprisonment")
 
 
 def sentence(**given: Any) -> dict[str, Any]:
-    """Return an official `penalty`; what is not given is 0 or false."""
+    """Return an official `penalty`; values that are not given are 0 or false."""
     nothing = {**dict.fromkeys(TERMS, 0), **dict.fromkeys(FLAGS, False)}
     return {**nothing, "fine": 0, "fine_without_amount": False, **given}
 
 
 def penalty_class(penalty: Mapping[str, Any]) -> int:
-    """Return the class 0-14 of a sentence, the first match wins; KeyError: a field is missing."""
+    """Return the class 0-14 of a sentence, the first that matches; KeyError: a field is missing."""
     for flag in FLAGS:
         if not isinstance(penalty[flag], int | float) or penalty[flag] not in (0, 1):
             # "false", as a text, would mean death.

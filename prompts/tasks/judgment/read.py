@@ -52,7 +52,7 @@ def by_hand(fact: str, names: Sequence[str]) -> Example:
 
 
 def _names(given: Any) -> list[str]:
-    """Return the defendants' names without invisible characters; refuse what is no name."""
+    """Return the defendants' names without invisible characters; refuse a value that is no name."""
     listed = given if isinstance(given, list) else []
     names = [visible(name) for name in listed if isinstance(name, str)]
     names = [name for name in names if name.strip()]
@@ -62,7 +62,7 @@ def _names(given: Any) -> list[str]:
 
 
 def _judgments(outcomes: Any) -> list[dict[str, Any]]:
-    """Return the judgments in their order, the penalty as its class in words."""
+    """Return the judgments in order, each penalty as its class in words."""
     if not isinstance(outcomes, list):
         raise UserError(f"'outcomes' must be a list, found {quoted(outcomes)}")
     judgments = []
@@ -76,7 +76,7 @@ def _judgments(outcomes: Any) -> list[dict[str, Any]]:
 
 
 def _in_order(names: list[str], judgments: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the judgment of each name; equal names take theirs in the order of the outcomes."""
+    """Return the judgment of each name; equal names get theirs in the order of the outcomes."""
     if names == [judgment["name"] for judgment in judgments]:
         return judgments
     waiting = by_name(judgments)  # (name, how often it came before) -> its judgment
@@ -99,7 +99,7 @@ def _judgment(outcome: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fractions(outcomes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a note for each term that is no whole number of months: it may be one of years."""
+    """Yield a note for each term that is no whole number of months, as it may be in years."""
     for outcome in outcomes:
         for term in TERMS:
             months = outcome["penalty"][term]
@@ -108,7 +108,7 @@ def _fractions(outcomes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _labels_of(field: str, value: Any) -> list[str]:
-    """Return a list of labels, each once; an article may be a number."""
+    """Return a list of labels without repeated ones; an article may be a number."""
     if not isinstance(value, list):  # a string would be read as a list of its characters
         raise UserError(f"{field!r} must be a list, found {quoted(value)}")
     labels: dict[str, None] = {}

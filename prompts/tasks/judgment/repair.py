@@ -1,4 +1,4 @@
-"""Read the judgments of a reply, whatever it has around them and however it spells the labels."""
+"""Read the judgments in a reply, whatever is around them and however labels are spelled."""
 
 import unicodedata
 from collections import Counter
@@ -25,15 +25,15 @@ TWICE = "answered twice, the last complete answer counts"
 
 
 def name_in_reply(name: str) -> str:
-    """Return a name as replies have it: many tokenizers compose accents and change U+F9E1."""
+    """Return a name in the form of replies: many tokenizers compose accents or change U+F9E1."""
     return unicodedata.normalize("NFC", neutralize(name))
 
 
 def decode(reply: str, example: Example, labels: Labels) -> Decoded:
     """Find each defendant's judgment in a reply.
 
-    Total and linear in the reply's length: every defendant gets known labels for any reply, and
-    every repair and every value from the fallback is listed.
+    Every defendant gets known labels for any reply. Every repair and every value from the fallback
+    is listed. The time is linear in the length of the reply.
     """
     found, repairs = _judgments_by_place(json_objects(reply), example.names)
     judgments = []
@@ -50,30 +50,30 @@ def decode(reply: str, example: Example, labels: Labels) -> Decoded:
 
 
 def in_reply(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an answer as a reply has it."""
+    """Return an answer in the form of a reply."""
     judgments = [{**one, "name": name_in_reply(one["name"])} for one in answer["judgments"]]
     return {"judgments": judgments}
 
 
 Owners = tuple[int, ...]
-"""Places of the defendants whom a name may mean: several only if they have one name."""
+"""Positions of the defendants whom a name may mean; several only if they have the same name."""
 
 OwnersOf = Callable[[Mapping[str, Any]], Owners | None]
-"""Object of a reply -> its owners, or None if it is no judgment."""
+"""Function from an object of a reply to its owners, or None if it is no judgment."""
 
 
 def _judgments_by_place(
     objects: Sequence[Found], names: Sequence[str]
 ) -> tuple[dict[int, Mapping[str, Any]], list[str]]:
-    """Give each defendant, by place, their object: of several the last of the most complete ones.
+    """Return position of a defendant -> object; of several, the last of the most complete ones.
 
-    A name in another width, case or spacing counts if it can be one defendant's alone. Those of one
-    name are told apart by their places in one list.
+    A name in another width, case or spacing counts if only one defendant can be meant. Defendants
+    of one name are told apart by their positions in one list.
     """
     owners_of = _owners_of(names)
     judgments: dict[int, Mapping[str, Any]] = {}
     best: dict[int, tuple[bool, int]] = {}
-    namesakes: Counter[Owners] = Counter()  # with the number of their objects
+    namesakes: Counter[Owners] = Counter()  # owners of one name -> number of their objects
     repairs = []
     for value, is_whole in objects:
         owners = owners_of(value)
@@ -95,7 +95,7 @@ def _judgments_by_place(
     for owners, n_objects in namesakes.items():
         name = names[owners[0]]
         own = _in_one_list(objects, owners, owners_of)
-        judgments.update(zip(owners, own, strict=False))  # a reply that is cut has fewer
+        judgments.update(zip(owners, own, strict=False))  # a cut reply has fewer
         if not own:
             repairs.append(f"{name}: {len(owners)} of this name cannot be told apart, dropped")
         elif n_objects > len(own):
@@ -104,10 +104,10 @@ def _judgments_by_place(
 
 
 def _owners_of(names: Sequence[str]) -> OwnersOf:
-    """Return what finds the owners of an object: the places of its name in the case.
+    """Return a function that finds the owners of an object: the positions of its name in the case.
 
-    No places: nobody has this name, or it fits two names. None: it is no judgment, as it says
-    nothing.
+    It returns no positions if nobody has the name, or if it fits two names. It returns None if the
+    object is no judgment, because it says nothing.
     """
     exact = _by_form(name_in_reply, names)
     similar = _by_form(_loose, names)
@@ -127,16 +127,16 @@ def _owners_of(names: Sequence[str]) -> OwnersOf:
 def _in_one_list(
     objects: Sequence[Found], owners: Owners, owners_of: OwnersOf
 ) -> list[Mapping[str, Any]]:
-    """Return the objects of `owners` from a list with one for each: the last of the most complete.
+    """Return the objects of `owners` from a list with one for each: the last most complete list.
 
-    A list has fewer only if the reply ends in it: then the others would have followed.
+    A list may have fewer only if the reply ends within it, because the others would have followed.
     """
     is_whole = {id(found.value): found.is_whole for found in objects}
     lists = []
     for found in objects:
         if isinstance(found.value.get("judgments"), list):
             lists.append((found.value["judgments"], found.is_whole))
-    if not lists:  # without a grammar a model may write a bare list
+    if not lists:  # without a grammar, a model may write a bare list
         lists = [([found.value for found in objects], all(is_whole.values()))]
     best = (0, False, 0)
     most_complete: list[Mapping[str, Any]] = []
@@ -156,7 +156,7 @@ def _in_one_list(
 
 
 def _by_form(form: Callable[[str], str], names: Sequence[str]) -> dict[str, list[int]]:
-    """Return form -> the places of the names that have it; `form` gives the form of a name."""
+    """Return form -> positions of the names that have it; `form` returns the form of a name."""
     forms: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         forms.setdefault(form(name), []).append(place)
@@ -169,10 +169,10 @@ def _loose(name: str) -> str:
 
 
 class Person:
-    """One defendant's judgment, with what was repaired in it and the fields of the fallback."""
+    """One defendant's judgment, with its repairs and its fields from the fallback."""
 
     def __init__(self, found: Mapping[str, Any], labels: Labels) -> None:
-        """Set the person's object in the reply, which may be empty."""
+        """Set the person's object in the reply; it may be empty."""
         self._found = found
         self._labels = labels
         self.repairs: list[str] = []
@@ -201,7 +201,7 @@ class Person:
         most = self._labels.most.get(field, 0)
         exact = self._labels.counts.get(field, {})
         read: list[str] = []
-        # Limits a runaway list: no answer needs many more labels than those in training.
+        # Limit an endless list: no answer needs many more labels than those in training.
         for written in strings_in(self._found.get(field))[: 4 * most]:
             label = written if written in exact else label_of(written)
             if label is None:
@@ -241,7 +241,7 @@ class Person:
         return [label] if label else []
 
     def _articles_of(self, charges: Sequence[str]) -> list[str]:
-        """Return the commonest article of each charge in training, else the commonest of all."""
+        """Return the commonest article of each charge in training, or else the commonest of all."""
         articles = []
         for charge in charges:
             article = next(iter(self._labels.pairs.get(charge, ())), None)

@@ -22,15 +22,15 @@ from panjue.prompts.tasks.judgment.read import FIELDS, by_hand, read
 from panjue.prompts.tasks.judgment.repair import KEYS, decode, in_reply, name_in_reply
 
 MANY_PERSONS = 50
-"""So many are never all sentenced to three years at the most, in a file chosen by chance."""
+"""In a random file with this many persons, some are sentenced to more than three years."""
 
 
 def schema(example: Example, labels: Labels) -> Schema:
     """Return the JSON Schema of this case's reply.
 
-    The label enums are once in `$defs`: inline, 63 defendants exceed llguidance's grammar limit.
-    `maxItems` keeps greedy decoding from repeating a label up to the token limit. No
-    `uniqueItems`: no grammar backend supports it; `decode` removes duplicates.
+    The label enums are in `$defs` once; inline, 63 defendants exceed llguidance's grammar limit.
+    `maxItems` keeps greedy decoding from repeating a label up to the token limit. There is no
+    `uniqueItems`, since no grammar backend supports it; `decode` removes duplicates.
     """
     definitions: dict[str, Schema] = {}
     for field in FIELDS:
@@ -76,7 +76,7 @@ def _label_sets(examples: Iterable[Example]) -> Iterator[dict[str, list[str]]]:
 
 
 def doubts(labels: Labels) -> Iterator[str]:
-    """Yield a line if terms seem to be years: then no sentence is above 36 months."""
+    """Yield a line if terms seem to be years, because no sentence is above 36 months."""
     counts = labels.counts.get("penalty", {})
     persons = sum(counts.values())
     long = sum(counts.get(PENALTIES[number], 0) for number in OVER_36_MONTHS)
@@ -104,8 +104,8 @@ def _submission_schema() -> Any:
 def has_form(row: Mapping[str, Any]) -> bool:
     """Say whether a row has the form of the submission's schema, without naming a fault.
 
-    It takes nothing that the schema refuses, in a fiftieth of the time. What it refuses the schema
-    may still take: numbers such as 11.0.
+    It takes a fiftieth of the schema's time. It accepts nothing that the schema refuses. The schema
+    may accept what it refuses: numbers such as 11.0.
     """
     if row.keys() != {"id", "judgments"} or type(row["id"]) not in (int, str):
         return False
@@ -127,12 +127,12 @@ def _has_form(judgment: Any) -> bool:
 
 
 JOINED = re.compile(r"罪\s*[、，,；;/和及与\s]\s*\S")
-"""Two charges in one text; 掩饰、隐瞒犯罪所得、犯罪所得收益罪 is one."""
+"""Pattern of two charges in one text; 掩饰、隐瞒犯罪所得、犯罪所得收益罪 is one charge."""
 
 
 @lru_cache(maxsize=10_000)
 def form_fault(field: str, label: str) -> str:
-    """Return why a text can be no label of the contest; empty if it can."""
+    """Return why a text cannot be a label of the contest; empty if it can."""
     if label != label.strip():
         return "with a blank at an end"
     if field == "articles":
@@ -152,9 +152,9 @@ def _has_own_labels(example: Example) -> bool:
 
 
 def check(example: Example, row: Mapping[str, Any], labels: Labels | None) -> Iterator[str]:
-    """Yield all faults of a submission row: its form, defendants, labels.
+    """Yield all faults of a submission row in its form, defendants and labels.
 
-    Where the `labels` are not known, each has the form of the contest's, or gold has another one.
+    If `labels` is None, labels must have the form of the contest's, unless gold has another one.
     """
     if not has_form(row):
         faults = [
@@ -168,7 +168,7 @@ def check(example: Example, row: Mapping[str, Any], labels: Labels | None) -> It
         yield f"the id is {row['id']!r}, the case has {example.id!r}"
     has_form_of_contest = labels is None and not _has_own_labels(example)
     for number, judgment in enumerate(row["judgments"]):
-        if type(judgment["penalty"]) is not int:  # to JSON Schema 11.0 is an integer
+        if type(judgment["penalty"]) is not int:  # in JSON Schema, 11.0 is an integer
             yield f"$.judgments[{number}].penalty: {judgment['penalty']} is no whole number"
         for field in FIELDS:
             for label in judgment[field]:
@@ -183,7 +183,7 @@ def check(example: Example, row: Mapping[str, Any], labels: Labels | None) -> It
 
 
 def _name_faults(expected: Sequence[str], row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield who is not answered, answered too often, or no defendant; of one name may be two."""
+    """Yield who is missing, answered too often, or no defendant; two may have the same name."""
     names = [judgment["name"] for judgment in row["judgments"]]
     if names == list(expected):
         return
@@ -205,7 +205,7 @@ def _name_faults(expected: Sequence[str], row: Mapping[str, Any]) -> Iterator[st
 def _label_faults(row: Mapping[str, Any], labels: Labels) -> Iterator[str]:
     for judgment in row["judgments"]:
         for field in FIELDS:
-            known = labels.counts.get(field)  # absent where a list of the other field was given
+            known = labels.counts.get(field)  # absent if only a list of the other field was given
             for label in judgment[field]:
                 if known is not None and label not in known:
                     hint = labels.did_you_mean(field, label) if known else ""
@@ -213,7 +213,7 @@ def _label_faults(row: Mapping[str, Any], labels: Labels) -> Iterator[str]:
 
 
 def weight(example: Example) -> float:
-    """Return log2 of the number of defendants, as in the official metric: 0 for one defendant."""
+    """Return log2 of the number of defendants, as in the official metric; 0 for one defendant."""
     return math.log2(len(example.names))
 
 

@@ -1,4 +1,4 @@
-"""Read a penalty and an amount of money in words: 有期徒刑三年六个月, 拘役3个月, 1.5万元."""
+"""Read a penalty or an amount of money in words: 有期徒刑三年六个月, 拘役3个月, 1.5万元."""
 
 import re
 from typing import Any
@@ -8,11 +8,11 @@ from panjue.prompts.tasks.judgment.articles import number
 from panjue.prompts.tasks.judgment.penalties import sentence
 
 FORMAL = str.maketrans("壹贰叁肆伍陆柒捌玖拾佰仟貳參陸萬○", "一二三四五六七八九十百千二三六万零")
-"""Numerals as banks write them -> the usual ones."""
+"""Formal numerals -> the usual ones."""
 
 DIGIT = "[一二三四五六七八九两]"
 COUNT = rf"(?:[0-9]{{1,3}}|{DIGIT}百(?:零?{DIGIT}|{DIGIT}?十{DIGIT}?)?|{DIGIT}?十{DIGIT}?|{DIGIT})"
-"""A number of years or months. Not 一二, which may be twelve, or one or two."""
+"""Pattern of a number of years or months, but not of 一二, which may be twelve, or one or two."""
 
 LENGTH = (
     rf"(?:(?:(?P<years>{COUNT})年(?P<half>半)?|(?P<half_year>半年))整?"
@@ -25,7 +25,7 @@ TERMS = (
 )
 FIELD_OF_KIND = {"有期徒刑": "imprisonment", "拘役": "detention", "管制": "surveillance"}
 LONGEST = {"imprisonment": 300, "detention": 12, "surveillance": 36}
-"""The most months that the law allows for several crimes together (article 69)."""
+"""Longest term in months that the law allows for several crimes together (article 69)."""
 
 DEATH_WORDS = re.compile("死刑(?:立即执行|缓期[二两2]年执行|缓期执行)?|死缓")
 LIFE_WORDS = re.compile("无期徒刑")
@@ -33,7 +33,7 @@ EXEMPT = re.compile("(?:免予|免于|免除)(?:刑事)?(?:处罚|处分)|(?:免
 
 
 def penalty_of(written: str) -> dict[str, Any] | None:
-    """Return the principal penalty that a text is, in months; None if it is not just one."""
+    """Return the principal penalty in a text, in months; None if it is not exactly one."""
     text = re.sub(r"\s", "", flatten_forms(written)).translate(FORMAL).strip(",.。;:")
     if DEATH_WORDS.fullmatch(text.replace(",", "")):
         return sentence(death_penalty=True)
@@ -51,7 +51,7 @@ def _term(match: re.Match[str]) -> dict[str, Any] | None:
     years = number(match["years"]) if match["years"] else 0
     more = number(match["more"]) if match["more"] else 0
     half = 6 if match["half"] or match["half_year"] else 0
-    if more and (half or more > 11):  # 一年半三个月, 一年十八个月: a slip of the pen
+    if more and (half or more > 11):  # 一年半三个月, 一年十八个月: a writing error
         return None
     months = 12 * years + half + more + (number(match["months"]) if match["months"] else 0)
     kind = FIELD_OF_KIND[match["kind"]]
@@ -63,7 +63,7 @@ SCALES = {"十": 10, "百": 100, "千": 1000, "万": 10**4, "亿": 10**8}
 
 
 def money_of(text: str) -> float | None:
-    """Return the first amount of a text, in yuan: 五千元, 1.5万元; None if there is none."""
+    """Return the first amount in a text, in yuan: 五千元, 1.5万元; None if there is none."""
     found = AMOUNT.search(text.translate(FORMAL))
     if not found:
         return None

@@ -1,7 +1,7 @@
-"""Read a judgment in words: 被告人张某犯盗窃罪，判处有期徒刑三年. What is not certain is an error.
+"""Read a judgment in words: 被告人张某犯盗窃罪，判处有期徒刑三年. Anything uncertain is an error.
 
-Everything that a text says must be understood, or the text is refused: a clause that was passed
-over might be a second crime, or the term that counts.
+If a clause of a text is not understood, the text is refused: the clause might be a second crime, or
+the term that counts.
 """
 
 import re
@@ -26,23 +26,23 @@ Outcome = dict[str, Any]
 
 
 class Verdict(NamedTuple):
-    """What a judgment says of each person whom it sentences, in its order."""
+    """What a judgment says about each person whom it sentences, in order."""
 
     outcomes: list[Outcome]
     of_nobody: tuple[str, ...]
-    """Articles of the general part that it cites for several persons without saying for whom."""
+    """Articles of the general part that are cited for several persons without saying for whom."""
 
 
 def verdict_of(text: str, citing: str = "") -> Verdict:
-    """Read a judgment; `citing` is a text before it that cites the articles.
+    """Read a judgment. `citing` is a text before it that cites the articles.
 
     Raises:
-        NotSaid: it does not say for certain who is convicted of what, or sentenced to what.
+        NotSaid: the text does not say for certain who is convicted of what, or sentenced to what.
     """
     plain, cited = _prepared(text)
     start = 0
     if follows := [*AS_FOLLOWS.finditer(plain.text)]:
-        # What is cited earlier may be what the parties said.
+        # Earlier citations may be from what the parties said.
         sentence_start = plain.text.rfind("。", 0, follows[-1].start()) + 1
         cited = [(place, article) for place, article in cited if place >= sentence_start]
         start = follows[-1].end()
@@ -72,7 +72,7 @@ def principal_of(text: str, name: str = "") -> dict[str, Any]:
     """Return the official penalty of one person from its words: 拘役四个月，并处罚金二千元.
 
     Raises:
-        NotSaid: they name no penalty, several, or somebody else than `name`.
+        NotSaid: the words name no penalty, several, or another person than `name`.
     """
     plain, _ = _prepared(text)
     if WITHOUT_VERB.match(plain.text.translate(FORMAL)):
@@ -101,14 +101,14 @@ THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 BROKEN_LINE = re.compile(
     r"(?<=[^。;,:、!?\n])\n(?!被告|上诉人|[一二三四五六七八九十0-9]+[、.]|[^\n:]{1,9}:)"
 )
-"""A line that ends within a sentence; lines of a list begin with a title, a number or a key."""
+"""Pattern of the end of a line within a sentence; list lines begin with title, number or key."""
 
 WITHOUT_VERB = re.compile(
     rf"(?:{COUNT}(?:年|个月)|半年|有期徒刑|拘役|管制|无期徒刑|死刑|死缓|罚金|单处罚金|免)"
 )
 
 BRACKETS = re.compile(r"\((?!边\)|境\))[^()]*\)|〔[^〔〕]*〕|【[^【】]*】")
-"""Aliases, dates of release, 未遂. Not 国（边）境."""
+"""Pattern of brackets with aliases, dates of release or 未遂, but not of 国（边）境."""
 
 AS_FOLLOWS = re.compile("(?:判决|裁判)如下")
 CLAUSE = re.compile("[^,。;:!?\n]+")
@@ -133,7 +133,7 @@ OF_NAMED = re.compile(
 )
 OF_THE_NAMED = re.compile(rf"对{TITLE}?(?P<name>.+?)(?:判处|处以|处)(?P<penalty>.+)")
 OF_A_ROLE = re.compile("[^系为是]{1,6}(?:系|为|是)(?:主犯|从犯|胁从犯|累犯|初犯|偶犯|自首)")
-"""李某系从犯: a clause on somebody, with or without a title."""
+"""Pattern of a clause on a person's role, with or without a title: 李某系从犯."""
 
 SUBJECT = re.compile(rf"{TITLE}(?P<names>.+?)其?的?行为(?:已经?|均|分别|也|亦)*")
 
@@ -150,14 +150,14 @@ ACCESSORY = re.compile(
     r"|(?:即)?自.*起(?:至.*止)?|至.*止|(?:先行)?(?:判决执行以前|判决以前|先行)羁押.*|羁押.*折抵.*"
     r"|.*(?:犯罪所得|违法所得|赃款|赃物|作案工具|毒品|手机|财物).*(?:没收|追缴|退赔|返还|上缴|发还|销毁).*"
 )
-"""What stands beside a principal penalty and changes nothing about it."""
+"""Pattern of clauses beside a principal penalty that do not change it."""
 
 AND_ACCESSORY = re.compile(
     "(.+?)((?:并处|并科|附加|宣告缓刑|适用缓刑|缓刑|剥夺政治权利|没收|驱逐).+)"
 )
 
 OF_TIME = re.compile("总和刑期|合并刑期|总刑期|刑期|缓刑|自|至|上述|先行|羁押|判决")
-"""Begins an accessory clause that may name a principal penalty: 刑期, 折抵."""
+"""Pattern of the beginning of an accessory clause that may name a principal penalty: 刑期, 折抵."""
 
 UNDECIDED = re.compile(
     "无罪|不构成|未构成|不成立|不负刑事|驳回|维持|发回|改判|不予|不起诉|终止审理|撤回|建议"
@@ -166,7 +166,7 @@ UNDECIDED = re.compile(
 EARLIER = re.compile(
     "撤销.*(?:缓刑|假释).*|(?:与|连同|和).*(?:前罪|原判|余刑|尚未执行|没有执行|未执行|漏罪).*"
 )
-"""An earlier sentence: then only what is decided together counts."""
+"""Pattern of an earlier sentence. Then only the penalty for all crimes together counts."""
 
 NEUTRAL = re.compile(
     "共同犯罪|犯罪(?:事实|情节|嫌疑人?|行为|工具|时间|分子|后果|金额|数额|性质|对象|地点|未遂|中止|预备|既遂|活动)?"
@@ -177,7 +177,7 @@ NEUTRAL = re.compile(
 DANGER = re.compile(
     f"刑|罪|犯|判|死|拘役|管制|罚金|{COUNT}(?:年|个月)|第[0-9零一二三四五六七八九十百]+(?:[、和条款])"
 )
-"""What a clause that is not understood must not have."""
+"""Pattern of words that a clause must not have if it is not understood."""
 
 BEGINNING = re.compile(
     r"(?:[一二三四五六七八九十]+、|[0-9]+[、.]|、|和|以及|及|其中|首先|其次|综上|因此|据此|故|现|特|本院认为|本院"
@@ -199,7 +199,7 @@ class _Convict:
     start: int
     crimes: list[_Crime] = field(default_factory=list)
     decided: list[dict[str, Any]] = field(default_factory=list)
-    fines: list[float | None] = field(default_factory=list)  # None: no amount is said
+    fines: list[float | None] = field(default_factory=list)  # None if no amount is said
     fines_before_decision: int = 0
     has_earlier: bool = False
 
@@ -211,7 +211,7 @@ class _Convict:
         return {charge: None for crime in self.crimes for charge in crime.charges}
 
     def penalty(self) -> dict[str, Any]:
-        """Return what is to be served: what was decided for all crimes, or the only penalty."""
+        """Return the penalty to serve: the one decided for all crimes, or the only one."""
         if len(self.decided) > 1:
             raise NotSaid("several decisions on what to serve", self.name)
         penalties = [crime.penalty for crime in self.crimes]
@@ -232,20 +232,20 @@ class _Convict:
 
 
 class _Reading:
-    """The persons of a judgment, clause by clause."""
+    """Reads the persons of a judgment clause by clause."""
 
     def __init__(self, plain: Plain, unnamed: _Convict | None = None) -> None:
-        """Start with nobody, or with a convict whose name the text need not have."""
+        """Start with nobody, or with a convict whom the text need not name."""
         self._plain = plain
         self._current = [unnamed] if unnamed else []
         self._persons = {person.name: person for person in self._current}
-        self._earlier_first = False  # an earlier sentence was revoked before anybody was named
+        self._earlier_first = False  # an earlier sentence was revoked before anyone was named
 
     def read(self, start: int, end: int) -> None:
         """Read one clause.
 
         Raises:
-            NotSaid: it may matter, and it is not understood.
+            NotSaid: the clause may matter, and is not understood.
         """
         text = self._plain.text[start:end]
         if beginning := BEGINNING.match(text):
@@ -417,7 +417,7 @@ class _Reading:
         return True
 
     def _read_subject(self, text: str, start: int) -> bool:
-        """Read 被告人张某的行为, whose article was cut out: what follows is on this person."""
+        """Read 被告人张某的行为, whose article was cut out; what follows is on this person."""
         found = SUBJECT.fullmatch(text)
         if found:
             self._current = self._named(start, start + found.end("names"))
@@ -426,7 +426,7 @@ class _Reading:
     def _add_fine(self, amount: str, text: str) -> None:
         money = money_of(amount)
         if money is None and NUMERAL.search(amount) and "元" not in amount:
-            if re.search("日|内|月", amount):  # when it is to be paid
+            if re.search("日|内|月", amount):  # when the fine is to be paid
                 return
             raise NotSaid("a fine that cannot be read", text)
         if money is None and amount:
@@ -435,7 +435,7 @@ class _Reading:
             person.fines.append(money)
 
     def _add_charges(self, person: _Convict, charges: Sequence[str]) -> None:
-        """Add crimes: to those that have no penalty yet, or to new ones."""
+        """Add crimes to those that have no penalty yet, or as new ones."""
         if not person.crimes or person.crimes[-1].penalty is not None:
             person.crimes.append(_Crime())
         person.crimes[-1].charges.update(dict.fromkeys(charges))
@@ -457,7 +457,7 @@ class _Reading:
         return persons
 
     def _leave_person(self, text: str) -> None:
-        """Forget who is meant if a clause without a sentence is on somebody else."""
+        """Forget the person meant if a clause without a sentence is on somebody else."""
         titled = re.match(TITLE, text)
         rest = text[titled.end() :] if titled else text
         if any(rest.startswith(person.name) for person in self._current):

@@ -18,7 +18,7 @@ def em(gold: Row, predicted: Row | None) -> float:
 
 
 def shown(gold: Row, row: Row | None) -> Iterator[Item]:
-    """Yield the answer and the references; it is right if it matches one reference of each set."""
+    """Yield the answer with the references; it is right if it matches one reference of each set."""
     references = dict.fromkeys(chain.from_iterable(gold["references"]))
     golds = list(filter(None, references))
     predicted = texts(row["answer"]) if row else []
@@ -37,7 +37,7 @@ def _over_sets(gold: Row, predicted: Row | None, score: Callable[[str, str], flo
 
 @lru_cache(maxsize=4096)  # several sets have the same references
 def character_f1(reference: str, answer: str) -> float:
-    """F1 of the characters as a multiset; if one text has none, 1 if both have none, else 0."""
+    """F1 of the characters as a multiset; 1 if both texts have none, 0 if only one has none."""
     return overlap_f1(characters(reference), characters(answer))
 
 
@@ -47,5 +47,5 @@ def _is_same(reference: str, answer: str) -> float:
 
 @lru_cache(maxsize=4096)
 def characters(text: str) -> tuple[str, ...]:
-    """Return the letters and digits of a text, lower-cased; Chinese characters are letters."""
+    """Return the letters and digits of a text in lower case; Chinese characters are letters."""
     return tuple(sign for sign in text.lower() if sign.isdigit() or sign.isalpha())

@@ -41,14 +41,14 @@ DOMAINS = ("civil", "criminal")
 """The test sets of the contest, which ranks by the mean of their scores."""
 
 SUBMISSION = replace(JSON_LIST, same=dump, last_counts=True)
-"""To the contest's script 1 is not "1", and a doubled id counts with its last answer."""
+"""For the contest's script, 1 is not "1", and the last answer of a repeated id counts."""
 
 MAX_SPAN_LENGTH = 400
-"""In characters; the longest of 18,000 real references has 397."""
+"""In characters. The longest of 18,000 real references has 397."""
 
 
 def rows(path: Path) -> Iterator[FileRow]:
-    """Yield the questions of a file: documents have paragraphs, and these have questions."""
+    """Yield the questions of a file, in which documents have paragraphs with questions."""
     for i, document in enumerate(list_items(path, "data")):
         for outer_place, paragraph in _items(document, "paragraphs", f"data[{i}]"):
             for place, question in _items(paragraph, "qas", outer_place):
@@ -56,7 +56,7 @@ def rows(path: Path) -> Iterator[FileRow]:
 
 
 def _items(parent: Any, key: str, place: str) -> list[tuple[str, Any]]:
-    """Return (place, item) of a list; without a list one None, which `_row` refuses."""
+    """Return (place, item) for a list; without a list, one None, which `_row` refuses."""
     items = parent.get(key) if isinstance(parent, dict) else None
     if not isinstance(items, list) or not items:
         return [(place, None)]
@@ -73,7 +73,7 @@ def _row(document: Any, paragraph: Any, question: Any) -> dict[str, Any]:
     row = {**document, **paragraph, **question}
     del row["paragraphs"], row["qas"]
     if "id" not in {**paragraph, **question}:
-        row.pop("id", None)  # a document's own is none of its questions'
+        row.pop("id", None)  # the id of a document is not that of a question
     check_item(row)
     return row
 
@@ -111,10 +111,10 @@ def read(row: Mapping[str, Any]) -> Example:
 
 
 def _references_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the texts of all references; none without gold answers.
+    """Return the texts of all references; empty without gold answers.
 
-    A hidden file has blanks in place of references and of `is_impossible`: blanks alone are an
-    answer only if that is "true", or if the file does not have it.
+    A test file without gold has blanks in place of references and of `is_impossible`. So blanks
+    alone are an answer only if `is_impossible` is "true" or absent.
     """
     texts = _texts([] if row.get("answers") is None else row["answers"])
     if any(map(str.strip, texts)) or "is_impossible" not in row:
@@ -125,7 +125,7 @@ def _references_of(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _texts(answers: Any) -> tuple[str, ...]:
-    """Return the texts of answers; no answer is an empty text, as in the official code."""
+    """Return the texts of answers; an empty text for no answer, as in the official code."""
     texts = []
     for answer in answers if isinstance(answers, list) else [None]:
         text = answer.get("text") if isinstance(answer, dict) else answer
@@ -136,7 +136,7 @@ def _texts(answers: Any) -> tuple[str, ...]:
 
 
 def _gold_answer(texts: Sequence[str]) -> dict[str, str]:
-    """Return the answer to learn of several references: of the commonest type the commonest."""
+    """Return which of several references to learn: the commonest of the commonest type."""
     kinds = Counter(map(kind_of, texts))
     counts = Counter(texts)
     commonest = max(texts, key=lambda text: (kinds[kind_of(text)], counts[text]))
@@ -144,7 +144,7 @@ def _gold_answer(texts: Sequence[str]) -> dict[str, str]:
 
 
 def leave_one_out(texts: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Return the official sets of references: each leaves one out; a single one is the only set."""
+    """Return the official sets of references: each leaves out one, unless there is only one."""
     if len(texts) < 2:
         return (texts,) if texts else ()
     sets = combinations(texts, len(texts) - 1)
@@ -152,7 +152,7 @@ def leave_one_out(texts: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 
 
 def kind_of(reference: str) -> str:
-    """Return the type of an answer in the format of the files, whatever white space it has."""
+    """Return the type of an answer in the form of the files, apart from white space."""
     return KIND_OF_TEXT.get("".join(reference.split()), "span")
 
 
@@ -173,7 +173,7 @@ def target(example: Example) -> str:
     assert example.answer is not None, "a test question has no target"
     span = example.answer["answer"]
     start = example.text.find(span)
-    # Neutralize the whole text, as in the prompt: the span may contain only a part of a tag.
+    # Neutralize the whole text, as in the prompt, since a span may contain a part of a tag.
     answer = neutralize(example.text)[start : start + len(span)] if start >= 0 else span
     return dump({**example.answer, "answer": answer})
 
@@ -200,7 +200,7 @@ def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
 
 
 def longest_part(span: str, text: str) -> str:
-    """Return the longest part of `span` that is in `text`; nothing if it is under a half."""
+    """Return the longest part of `span` that is in `text`; empty if it is less than half of it."""
     part = SequenceMatcher(None, text, span, autojunk=False).find_longest_match()
     if 2 * part.size < len(span):
         return ""
@@ -213,7 +213,7 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
 
 
 def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
-    """Yield the faults of a submission row: its fields, an answer that is not in the text."""
+    """Yield the faults of a submission row: in its fields, or an answer that is not in the text."""
     if row.keys() != {"id", "answer"}:
         yield "the fields must be id and answer"
     if row["id"] != example.id:
@@ -226,7 +226,7 @@ def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
 
 
 def baselines(example: Example) -> Iterator[tuple[str, Row, Row]]:
-    """Yield `human`, each reference against the others if there are any, and `first sentence`."""
+    """Yield `human`, each reference against the others if any, and `first sentence`."""
     sets = example.references
     if len(sets) > 1:
         # The text that the first set leaves out is the first text of the second set.

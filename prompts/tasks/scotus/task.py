@@ -20,7 +20,7 @@ AREAS = (
 )
 """The issue areas of the Supreme Court Database, in its order."""
 
-# Of the areas FairLex publishes eleven, with numbers of its own.
+# FairLex publishes eleven of the areas, with its own numbers.
 TASK = Classes(
     "scotus",
     AREAS,

@@ -1,4 +1,4 @@
-"""How long a prison term is: one of six classes (FairLex-CAIL; Chalkidis et al., ACL 2022)."""
+"""The length of a prison term, in six classes (FairLex-CAIL; Chalkidis et al., ACL 2022)."""
 
 from panjue.prompts.tasks.classes import Classes
 from panjue.prompts.tasks.evidence import evidence
