@@ -115,7 +115,7 @@ def check(
                 raise UserError("no 'id'")
             key = same(row["id"])
             if key in seen:
-                raise UserError(f"id {row['id']} stands already at {seen[key]}")
+                raise UserError(f"id {row['id']} is already at {seen[key]}")
             if key not in case_ids:
                 hint = _other_type(row["id"], case_ids, same)
                 raise UserError(f"id {row['id']} is no case of {cases}{hint}")

@@ -142,4 +142,4 @@ def choice_lines(choice: Choice) -> Iterator[str]:
             f"{choice.score(name, 'classifier'):.4f} ({difference}): {best.candidate}"
         )
     if choice.counted < FEW:
-        yield f"  under {FEW} cases count: who is better there may be luck"
+        yield f"  under {FEW} cases count, so who is better may be luck"

@@ -108,7 +108,7 @@ def card_lines(trained: Trained, step: int | None) -> Iterator[str]:
     yield from test_lines(trained)
     yield "## Use"
     yield ""
-    yield "The prompts are panjue's, and so is the reading of replies. In a checkout of panjue:"
+    yield "panjue writes the prompts and reads the replies. In a checkout of panjue:"
     yield "`panjue generate FOLDER TEST` answers a file, `panjue serve FOLDER` answers over HTTP."
     yield ""
 

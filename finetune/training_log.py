@@ -187,7 +187,7 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
     has = f"; the GPU has {in_gib(memory)}" if memory else ""
     yield "memory", f"{in_gib(needed)} a device for {what}, without activations{has}"
     if trainer.is_world_process_zero() and (timed := estimate(trainer)):
-        yield "time", f"about {duration(timed.seconds)}, by a step that was timed now"
+        yield "time", f"about {duration(timed.seconds)}, from a step timed just now"
         if timed.busy:
             yield "processor", timed.busy
     if lacks_kernels(trainer.model):

@@ -185,7 +185,7 @@ def show_candidates(chosen: Choice, console: Console) -> None:
         f"(95% interval {interval}, on the cases that have chosen)"
     )
     if chosen.counted < FEW:
-        console.print(f"  under {FEW} cases count: who is better there may be luck")
+        console.print(f"  under {FEW} cases count, so who is better may be luck")
 
 
 def shown(candidate: Candidate, metric: str) -> str:

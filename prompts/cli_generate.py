@@ -230,7 +230,7 @@ def decide(asking: Session, trained: Trained, test: Cases, reader: Reader, file:
             if is_made_of(choice, record):
                 break
         else:
-            asking.console.print(f"{cases.count} held-out cases say who answers each field")
+            asking.console.print(f"{cases.count} held-out cases decide who answers each field")
             answered = asking.ask(cases)
             decode(answered, "model")
             choice = best_by_field(answered)
@@ -262,12 +262,12 @@ def held_out_file(job: Job, trained: Trained, half: Half) -> tuple[Reader, Path]
     most = job.config.held_out_cases
     lowest = nsmallest(most + 1, map(reader.hash_of, reader.read(file)))
     if not lowest:
-        return "training held out none"
+        return "the training held out no cases"
     if len(lowest) > most:
         reader = replace(reader, highest_hash=lowest[most - 1])
     reader = replace(reader, half=half)
     if next(reader.read(file), None) is None:
-        return f"of {len(lowest)} none is of the half that is asked"
+        return f"none of the {len(lowest)} is in the half that is asked"
     return reader, file
 
 

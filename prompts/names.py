@@ -262,4 +262,4 @@ class NameCount:
         if self.missing:
             count = f"{self.missing} of {self.names} names"
             do = "does" if self.missing == 1 else "do"
-            yield f"{count} {do} not stand in their facts, first: {self.first}"
+            yield f"{count} {do} not occur in their facts, first: {self.first}"

@@ -274,7 +274,7 @@ def check_length(engine: Engine, budget: Budget) -> None:
     """Refuse an engine whose memory is too small for requests as long as in training."""
     if engine.longest < budget.usual:
         raise UserError(
-            f"engine: its memory is enough for {engine.longest} tokens, the training has "
+            f"engine: its memory is enough for {engine.longest} tokens, but the training had "
             f"{budget.usual}; raise engine.gpu_memory_utilization or VLLM_CPU_KVCACHE_SPACE"
         )
 

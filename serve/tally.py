@@ -121,12 +121,12 @@ class Tally:
             yield without_reply(self.refusals)
         yield from (f"  {count:5d} × {kind}" for kind, count in self.repairs.most_common(8))
         if self.unpaired:
-            yield f"{self.unpaired} persons have a charge that never stood with their articles"
+            yield f"{self.unpaired} persons have a charge never seen with their articles"
         if self.asked_otherwise:
             way = self.asked_otherwise
-            yield f"who answers was decided by answers that were made otherwise: {way}"
+            yield f"who answers was decided on answers that were made in another way: {way}"
         if self.lacks_choice:
-            yield "no choice lies with the weights: confidences in the model are not calibrated"
+            yield "no choice lies beside the weights: confidences in the model are not calibrated"
         if self.replaced:
             yield f"{self.submission}: replaced: {self.replaced}"
         yield self.answered_by
@@ -147,7 +147,7 @@ class Tally:
         if self.left_out or self.missing_fields:
             yield f"left out by replies: {self.left_out} persons, {self.missing_fields} fields"
         if self.unreadable or self.refused or self.left_out or self.missing_fields:
-            yield f"what no reply has is answered by: {self.fallback}"
+            yield f"what replies lack is answered by: {self.fallback}"
 
     def to_json(self) -> dict[str, Any]:
         numbers = {**vars(self), "submission": self.submission.name}

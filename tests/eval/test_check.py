@@ -62,7 +62,7 @@ def text_of(rows: Rows) -> bytes:
 
 def test_a_missing_and_a_doubled_case(faults: Faults, rows: Rows) -> None:
     assert faults(rows[:2]) == [" id 3 is not answered", " id x is not answered"]
-    assert faults([rows[0], *rows]) == ["2: id 1 stands already at 1"]
+    assert faults([rows[0], *rows]) == ["2: id 1 is already at 1"]
 
 
 def test_cases_out_of_order(faults: Faults, rows: Rows) -> None:
@@ -278,7 +278,7 @@ def test_names_that_the_facts_do_not_have_are_counted(case: Row, row: Row, write
     path = write("submission.jsonl", [row(1, FIRST, ALSO), row(2, ("王五", *FIRST[1:]), ALSO)])
     notes = Notes()
     assert list(check(Reader(TASK), path, cases, notes)) == []
-    told = "1 of 4 names does not stand in their facts, first: id 2, 王五"
+    told = "1 of 4 names does not occur in their facts, first: id 2, 王五"
     assert list(notes.lines(TASK)) == [told]
 
 

@@ -104,7 +104,7 @@ def test_the_choice_lies_beside_the_weights_with_intervals_worked_by_hand(held_o
         "  articles: article_f1 model 0.5000, text classifier 1.0000 (difference -0.5000, 95% "
     )
     assert said.endswith(f"interval {low:+.4f} to {high:+.4f}): classifier")
-    assert warning == "  under 30 cases count: who is better there may be luck"
+    assert warning == "  under 30 cases count, so who is better may be luck"
 
 
 def test_a_reply_that_cannot_be_read_counts_as_empty(held_out: Path, write: Write) -> None:
@@ -216,7 +216,7 @@ def test_the_choice_of_answers_made_in_the_same_way_counts_first(
     write_json(answered / "manifest.json", {**record, "sampling": {"temperature": 0.5}})
     opened = open_answers(answered)
     assert opened.choice == seeded
-    told = "who answers was decided by answers that were made otherwise: seed: 1 -> 0; "
+    told = "who answers was decided on answers that were made in another way: seed: 1 -> 0; "
     assert any(line.startswith(told) for line in decode(opened, "auto").lines())
     assert (
         asked_otherwise(seeded, opened.record) == "seed: 1 -> 0; sampling.temperature: null -> 0.5"
@@ -238,7 +238,7 @@ def test_where_nobody_has_decided_an_earlier_decoding_says_who_answers(
     (held_out.parents[1] / "adapter/choice.json").unlink()
     lines = [*decoded(answered).lines()]
     assert lines[-1] == "charges: model; articles: classifier; penalty: model, as decoded before"
-    assert "no choice lies with the weights: confidences in the model are not calibrated" in lines
+    assert "no choice lies beside the weights: confidences in the model are not calibrated" in lines
     assert (answered / "submission.jsonl").read_bytes() == submission
     decoded(answered, "classifier")
     with pytest.raises(UserError, match=r"nobody has decided who answers"):
@@ -332,4 +332,4 @@ def test_persons_whose_charge_never_stood_with_their_articles_are_counted(held_o
     chosen(held_out)
     tally = decoded(held_out)
     assert tally.unpaired == 10, "every other case has two persons with the article of fraud"
-    assert "10 persons have a charge that never stood with their articles" in tally.lines()
+    assert "10 persons have a charge never seen with their articles" in tally.lines()

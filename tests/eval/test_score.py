@@ -295,4 +295,4 @@ def test_names_that_their_facts_do_not_have_are_one_line(case: Row, row: Row, wr
 
     assert not any("not stand" in line for line in lines())
     write("gold.jsonl", [*cases[:2], {**cases[2], "fact": "甲行窃。"}])
-    assert "1 of 6 names does not stand in their facts, first: id 2, 乙" in lines()
+    assert "1 of 6 names does not occur in their facts, first: id 2, 乙" in lines()

@@ -182,7 +182,7 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
     said = capsys.readouterr().out
     for word in ("examples", "refused", "shortened", "tokens", "weights", "steps", "[loss]"):
         assert word in said
-    assert re.search(r"^time +about \d+ s, by a step that was timed now$", said, re.MULTILINE)
+    assert re.search(r"^time +about \d+ s, from a step timed just now$", said, re.MULTILINE)
     assert "the text classifier is not fitted; prompts show the commonest labels" in said
     assert re.search(r"罪 75%(?: \| \S+罪 20%)?; ", said), "opinions as long as real ones"
     assert "3/4" not in said

@@ -160,7 +160,7 @@ def test_names_that_texts_do_not_have_are_counted_in_one_line() -> None:
     assert not [*count.lines()]
     examples = [Example(2, "张某甲行窃。", ("张某", "张某甲")), Example(3, "无。", ("A", "甲"))]
     assert list(count.of(examples)) == examples
-    said = "3 of 6 names do not stand in their facts, first: id 2, 张某"
+    said = "3 of 6 names do not occur in their facts, first: id 2, 张某"
     assert [*count.lines()] == [said]
 
 

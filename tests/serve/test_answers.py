@@ -186,7 +186,7 @@ def test_what_was_met_is_counted(run: Path) -> None:
         "6 examples: 1 first replies valid as they came, 3 repaired, 1 unreadable",
         "1 cut by length, 1 could not be asked, 1 shortened to fit",
         "left out by replies: 1 persons, 1 fields",
-        "what no reply has is answered by: commonest labels",
+        "what replies lack is answered by: commonest labels",
     ]
     assert lines[4].startswith("without a reply: 1, ")
     assert lines[5] == "      3 × no answer"
@@ -262,7 +262,7 @@ BELIEVED = {"charges": ["诈骗罪"], "articles": ["266"], "penalty": 10}
 
 def test_the_classifier_answers_what_no_reply_has(run: Path, adapter: Path, gold: Path) -> None:
     tally = decoded(run, "model")
-    assert "what no reply has is answered by: text classifier" in tally.lines()
+    assert "what replies lack is answered by: text classifier" in tally.lines()
     assert submission_of(run) == judged(BELIEVED)
     told = [row for _, row in read_lines(run / "confidence.jsonl")]
     assert [row["id"] for row in told] == list(KEYS)
