@@ -1,4 +1,4 @@
-// The page: sends a case and shows its judgments. Text of a case becomes text nodes, never markup.
+// The page sends a case and shows its judgments. Text of a case becomes text nodes, never markup.
 import { defendantsIn } from "./defendants.js";
 
 // An article's id as people read it: 第二百八十七条之二, 第三百五十八条第一款.
@@ -18,10 +18,10 @@ function numeral(text) {
 const TEXTS = {
   zh: {
     notice: "模型根据案件事实预测每名被告人的罪名、法条和刑罚。这是统计预测，不是判决，也不是法律意见。",
-    demo: "正在回答的是演示用的小模型：它的基座由 panjue base 从零训练，回答没有任何法律意义。",
+    demo: "现在回答的是演示用的小模型，它的基座是用 panjue base 命令从零训练的。它的答案没有任何法律意义。",
     example: "示例案件",
     fact: "案件事实", factHint: "把案件事实粘贴到这里。",
-    defendants: "被告人", defendantsHint: "每名被告人一项，姓名与事实中的写法一致。",
+    defendants: "被告人", defendantsHint: "每名被告人填一项，姓名与事实中的写法一致。",
     proposed: "姓名取自事实中“被告人”之后的文字。请核对：补上遗漏的，移除不属于本案的。",
     add: "添加被告人", remove: "移除", name: "姓名",
     key: "密钥", go: "预测", stop: "停止", result: "预测结果", highlight: "提到各被告人的句子", raw: "模型原始输出",
@@ -30,34 +30,34 @@ const TEXTS = {
     done: (n, s, t) => `${n} 名被告人，${s} 秒，${t} 个输出 token。`,
     field: "字段", answer: "答案", notTaken: "未采用的答案", model: "模型", classifier: "文本分类器", differs: "≠ 不一致", unsaid: "模型未答",
     chance: (p) => `置信度 ${p}`, chances: "各刑罚档次的概率",
-    confidence: "置信度是该项回答完全正确的概率，由文本分类器估计；模型回答过验证集的，按其中的对错校准。",
+    confidence: "置信度：该项答案完全正确的概率，由文本分类器估计；模型若已回答过验证集，则据此校准。",
     odd: "请核对：训练数据中，该法条从未与所列罪名同时适用。",
-    repaired: (r) => `输出经过 ${r} 处修复。`, dropped: (d) => `案情过长，略去 ${d} 句。`,
+    repaired: (r) => `模型输出经过 ${r} 处修复。`, dropped: (d) => `案件事实过长，略去了 ${d} 句。`,
     unnamed: (names) => `请核对：事实中没有提到${names}。`,
     empty: "请先填写案件事实。", noNames: "请添加被告人的姓名。", checkNames: "被告人是根据事实填入的，请核对后再点“预测”。", noKey: "需要密钥。", badKey: "密钥只能含英文字母、数字和半角符号。",
-    offline: "连不上服务，请确认它仍在运行。",
+    offline: "连不上服务器，请确认它仍在运行。",
     other: "English",
   },
   en: {
-    notice: "From the facts of a criminal case, a model guesses each defendant's charges, articles and penalty. This is a statistical guess, not a judgment and not legal advice.",
-    demo: "A tiny demo model answers. panjue base trained its base from nothing: its answers have no legal meaning.",
+    notice: "A model reads the facts of a criminal case and guesses each defendant's charges, articles and penalty. This is a statistical guess. It is not a judgment and not legal advice.",
+    demo: "A tiny demo model answers. The demo's base model was trained from nothing by the command panjue base. Its answers have no legal meaning.",
     example: "Example case",
     fact: "Facts of the case", factHint: "Paste the facts here.",
-    defendants: "Defendants", defendantsHint: "One name each, written as in the facts.",
-    proposed: "These names come after 被告人 in the facts. Check them: add who is missing, remove who is not tried here.",
-    add: "Add one", remove: "Remove", name: "Name",
-    key: "Key", go: "Guess", stop: "Stop", result: "Result", highlight: "Sentences that name each defendant", raw: "Reply of the model",
+    defendants: "Defendants", defendantsHint: "Enter one name for each defendant, written as in the facts.",
+    proposed: "These names follow 被告人 in the facts. Check them: add missing defendants, and remove persons who are not tried here.",
+    add: "Add a defendant", remove: "Remove", name: "Name",
+    key: "Key", go: "Guess", stop: "Stop", result: "Result", highlight: "Sentences that name each defendant", raw: "The model's reply",
     charges: "Charges", articles: "Articles", penalty: "Penalty",
     asking: "Writing …", stopped: "Stopped.",
     done: (n, s, t) => `${n} defendants, ${s} s, ${t} output tokens.`,
     field: "Field", answer: "Answer", notTaken: "Not taken", model: "Model", classifier: "Text classifier", differs: "≠ differs", unsaid: "not in the reply",
     chance: (p) => `confidence ${p}`, chances: "Penalties: probabilities",
-    confidence: "Confidence is the probability that exactly this answer is right: the text classifier's, calibrated by how often the model was right on held-out cases, if it answered any.",
+    confidence: "Confidence: the probability that exactly this answer is right. The text classifier estimates it. If the model has answered held-out cases, the estimate is calibrated on them.",
     odd: "Check this: no training case has this article with these charges.",
-    repaired: (r) => `${r} repairs were made to the reply.`, dropped: (d) => `The case is too long: ${d} sentences were left out.`,
+    repaired: (r) => `${r} repairs were made to the reply.`, dropped: (d) => `The case is too long, so ${d} sentences were left out.`,
     unnamed: (names) => `Check this: the facts do not name ${names}.`,
-    empty: "Please enter the facts first.", noNames: "Please add the names of the defendants.", checkNames: "The defendants were filled in from the facts. Please check them, then press Guess.", noKey: "A key is needed.", badKey: "A key has Latin letters, digits and ASCII signs only.",
-    offline: "The server does not answer; is it still running?",
+    empty: "Please enter the facts first.", noNames: "Please add the names of the defendants.", checkNames: "The defendants were filled in from the facts. Please check them, then press Guess.", noKey: "A key is needed.", badKey: "A key may have only Latin letters, digits and ASCII signs.",
+    offline: "The server does not answer. Check that it is still running.",
     other: "中文",
   },
 };
@@ -230,12 +230,12 @@ async function ask(event) {
     running = null;
     $("go").disabled = false;
     $("stop").hidden = true;
-    // A disabled button loses the focus: it goes to the answer, or back to the button.
+    // A disabled button loses the focus, which goes to the answer, or back to the button.
     if (document.activeElement === document.body) $(lastResult ? "result-title" : "go").focus();
   }
 }
 
-// An old answer never stands under a new case.
+// An old answer must never be shown under a new case.
 function forgetResult() {
   running?.abort();
   lastResult = null;
@@ -271,7 +271,7 @@ function card(judgment, i, result) {
 const OTHER = { model: "classifier", classifier: "model" };
 const isMixed = ({ answered_by }) => new Set(Object.values(answered_by)).size > 1;
 
-// The answers of the one who answered, and beside them what the other one said.
+// Shows the answers, and beside them the answers that were not taken.
 function heads(result) {
   if (!result.classifier) return [];
   const [by] = Object.values(result.answered_by);
@@ -285,7 +285,7 @@ function field(name, i, result) {
   const answer = element("td", {}, ...values(name, judgment));
   if (!result.classifier) return element("tr", {}, head, answer);
   const by = result.answered_by[name];
-  const who = (one) => (isMixed(result) ? [texts[one]] : []); // where it is not the same for all fields
+  const who = (one) => (isMixed(result) ? [texts[one]] : []); // if it is not the same for all fields
   answer.append(element("small", {}, [texts.chance(percent(result.confidence[i][name])), ...who(by)].join(" · ")));
   const other = result[OTHER[by]][i];
   const opinion = element("td", {}, ...(other[name] === null ? [element("p", {}, texts.unsaid)] : values(name, other)));
@@ -302,13 +302,13 @@ function values(name, judgment) {
   return [judgment[name]].flat().map((value) => element("p", {}, value));
 }
 
-// An article that no training case has with any of these charges is one to check.
+// Says whether to check an article: no training case has it with any of these charges.
 function article(id, charges) {
   const isOdd = charges?.length && charges.every((charge) => labels?.pairs[charge] && !(id in labels.pairs[charge]));
   return element("p", {}, articleName(id), ...(isOdd ? [element("small", {}, texts.odd)] : []));
 }
 
-// A guess is never certain, and what is listed is never impossible.
+// A guess is never certain, and a listed one is never impossible.
 const percent = (share) => (share > 0.99 ? "> 99%" : share < 0.01 ? "< 1%" : `${Math.round(share * 100)}%`);
 
 function bars(shares) {
@@ -327,7 +327,7 @@ function mark(result) {
   $("marked").replaceChildren(...result.sentences.map(({ text: sentence, defendants: indices }) => {
     if (!indices.length) return document.createTextNode(sentence);
     const node = element("mark", { "data-defendants": indices.join(" ") }, sentence);
-    // In turn along the whole sentence: no part of it is about one of them more than the others.
+    // The colors alternate along the whole sentence, since no part of it is about one person alone.
     const stripes = indices.map((i, k) => `${hue(i)} ${k}em ${k + 1}em`);
     node.style.setProperty("--stripes", stripes.join(", "));
     return node;
