@@ -1,4 +1,4 @@
-"""HTTP/1.1 as uvicorn has it, with a time limit for the headers of a request."""
+"""uvicorn's HTTP/1.1, with a time limit for the headers of a request."""
 
 import asyncio
 
@@ -9,10 +9,10 @@ HEADERS_TIMEOUT_S = 30.0
 
 
 class TimedHttp(H11Protocol):
-    """Closes a connection on which no request begins in time.
+    """Closes a connection if the headers of a request do not arrive in time.
 
-    Else everyone who sends a byte now and then holds one for ever, and a process has only so many.
-    Bodies have a limit of their own (serve.checks); an answer may take as long as it takes.
+    Otherwise anyone who sends a byte now and then would keep a connection forever, and a process
+    has only a limited number. Bodies have their own limit (serve.checks). An answer has no limit.
     """
 
     _limit: asyncio.TimerHandle | None = None
@@ -30,7 +30,7 @@ class TimedHttp(H11Protocol):
         self._forget()
 
     def _watch(self) -> None:
-        """Start the clock where headers are awaited, and stop it where they have come."""
+        """Start the clock while headers are awaited, and stop it when they have arrived."""
         if self.conn.their_state is not h11.IDLE:
             self._forget()
         elif self._limit is None:

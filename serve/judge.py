@@ -1,4 +1,4 @@
-"""A training that judges: one case in, its answer out; over HTTP, or from Python with `load`."""
+"""Judge one case with a training, over HTTP or from Python with `load`."""
 
 import asyncio
 from collections import deque
@@ -30,24 +30,24 @@ from panjue.serve.engine import Engine, check_engine, running_engine
 from panjue.serve.merge import served_model
 from panjue.serve.settings import NAME, ServeConfig, serve_settings
 
-NUMBERS = count()  # a number for each case: vLLM wants every request under a name of its own
+NUMBERS = count()  # a number for each case, since every request to vLLM needs its own name
 
 MAX_DEFENDANTS = 200  # more than any case has
 
 LONG = 8000
-"""Facts with more characters are looked at one at a time: almost all cases are shorter, and to
-tokenize 80,000 takes a second, in which others would wait for Python's lock."""
+"""Facts with more characters are looked at one at a time. Almost all cases are shorter. To tokenize
+80,000 characters takes a second, in which others would wait for Python's lock."""
 
 
 class CaseFields(BaseModel):
-    """A case, with the fields that a line of a file of cases has."""
+    """A case with the fields of a line of a file of cases."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     fact: str
     defendants: list[str] = Field(max_length=MAX_DEFENDANTS)  # their names, in order
-    id: int | str | None = None  # comes back with the answer
-    outcomes: Any = None  # gold, which nobody looks at; a note says so
+    id: int | str | None = None  # returned with the answer
+    outcomes: Any = None  # gold, which is ignored; a note says so
 
 
 class CaseRequest(CaseFields):
@@ -61,7 +61,7 @@ SomeFields = TypeVar("SomeFields", bound=CaseFields)
 
 
 class BadCase(UserError):
-    """A case that cannot be asked; the message says why."""
+    """A case cannot be asked. The message says why."""
 
 
 def checked_case(form: type[SomeFields], fields: Mapping[str, Any]) -> SomeFields:
@@ -70,7 +70,7 @@ def checked_case(form: type[SomeFields], fields: Mapping[str, Any]) -> SomeField
         return form.model_validate(dict(fields))
     except ValidationError as error:
         problems = []
-        # A misspelt field is missing, and unknown: its own name says more.
+        # A misspelled field is both missing and unknown; its own name says more.
         if unknown := [name for name in fields if name not in form.model_fields]:
             known = ", ".join(form.model_fields)
             named = ", ".join(f"{name:.40}" for name in unknown[:3])
@@ -84,7 +84,7 @@ def checked_case(form: type[SomeFields], fields: Mapping[str, Any]) -> SomeField
 
 
 class ServedRun:
-    """A training that judges; the engine is not part of it."""
+    """A training that judges, without the engine."""
 
     def __init__(self, trained: Trained, config: ServeConfig) -> None:
         record = trained.record
@@ -96,9 +96,9 @@ class ServedRun:
         self._by_hand = by_hand
         self.folders = served_model(trained, config.adapter, config.base)
         max_tokens = config.max_tokens or record.max_tokens
-        budget = Budget(max_tokens, max_tokens)  # `generate` gives long cases more
+        budget = Budget(max_tokens, max_tokens)  # `generate` gives long cases more tokens
         self.question_maker = QuestionMaker(self.task, trained, self.folders.model, budget)
-        # The choice was made with the adapter; it says nothing of the base alone.
+        # The choice was made with the adapter and says nothing about the base alone.
         self.choice = None
         is_open = self.question_maker.advisor is not None and config.adapter != "none"
         if is_open and config.answer == "auto":
@@ -117,7 +117,7 @@ class ServedRun:
     async def question(self, case: CaseFields) -> tuple[Example, Question]:
         """Return a case and its question; raise BadCase if it cannot be asked.
 
-        What takes long is done in threads: the text classifier looks at all cases that wait for it.
+        Slow work runs in threads; the text classifier looks at all waiting cases together.
         """
         maker = self.question_maker
         try:
@@ -155,12 +155,12 @@ class ServedRun:
         return await asyncio.to_thread(self._body, case, example, row)
 
     def _body(self, case: CaseFields, example: Example, row: CompletionRow) -> dict[str, Any]:
-        """Return what `answer` does, from the row of the reply."""
+        """Return the body for `answer` from the row of the reply."""
         read = read_answer(
             self.task, self.question_maker.labels, self.question_maker.advisor, example, row
         )
         submission = self.task.data.write(example, read.answer)
-        del submission["id"]  # the task's own, of a case that may have none
+        del submission["id"]  # the task's own id; the case may have none
         body: dict[str, Any] = {} if case.id is None else {"id": case.id}
         body |= {"defendants": list(example.names), **submission, "answer": read.answer}
         if self.question_maker.advisor:
@@ -183,7 +183,7 @@ class ServedRun:
         body["finish"] = row["finish"][0]
         body["dropped_sentences"] = row["dropped_sentences"]
         sentences = split_sentences(example.text, None, example.names)
-        body["sentences"] = [  # and the positions of the defendants that each names
+        body["sentences"] = [  # with the positions of the defendants whom each names
             {"text": sentence, "defendants": sorted(numbers)}
             for sentence, numbers in zip(sentences, named_by(sentences, example.names), strict=True)
         ]
@@ -197,7 +197,7 @@ class ServedRun:
 
 
 def said_by_model(task: Task, decoded: Decoded) -> Iterator[dict[str, Any]]:
-    """Yield the fields of each item as the reply has them; None: it does not have this field."""
+    """Yield the fields of each item in the reply; None for a field that it lacks."""
     for number, item in enumerate(task.answer.items_of(decoded.answer)):
         yield {
             name: None if decoded.is_fallback(number, name) else item[name]
@@ -206,10 +206,10 @@ def said_by_model(task: Task, decoded: Decoded) -> Iterator[dict[str, Any]]:
 
 
 def agreeing(chances: Mapping[str, float], answered: str, confidence: float) -> dict[str, float]:
-    """Return the probabilities of classes with the confidence as that of the answered one.
+    """Return the probabilities of classes, in which the answered class has the confidence.
 
-    The confidence is calibrated, and the classifier's probabilities of the other classes share what
-    it leaves, each in its proportion.
+    The confidence is calibrated. The other classes share the rest in proportion to the classifier's
+    probabilities.
     """
     others = {label: chance for label, chance in chances.items() if label != answered}
     left = (1 - confidence) / (sum(others.values()) or 1)
@@ -218,7 +218,7 @@ def agreeing(chances: Mapping[str, float], answered: str, confidence: float) -> 
 
 
 def served_choice(trained: Trained) -> Choice:
-    """Return who answers each field: the newest choice made of replies under a schema."""
+    """Return who answers each field: the newest choice made from replies under a schema."""
     for choice in reversed(trained.choices):
         if choice.asked["constrained"]:
             return choice
@@ -230,7 +230,7 @@ def served_choice(trained: Trained) -> Choice:
 
 @dataclass
 class Judge:
-    """Judges cases with an engine in the portal's event loop; `load` makes it."""
+    """Judges cases with an engine in the event loop of a portal; `load` makes it."""
 
     run: ServedRun
     engine: Engine | None
@@ -238,13 +238,13 @@ class Judge:
     portal: BlockingPortal
 
     def __call__(self, fact: str, defendants: Sequence[str]) -> dict[str, Any]:
-        """Return the judgments of one case, as `POST /v1/judgments` does."""
+        """Return the judgments of one case, like `POST /v1/judgments`."""
         return self._submit({"fact": fact, "defendants": list(defendants)}).result()
 
     def many(self, cases: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the judgments of cases in their order, with many in the engine at once.
+        """Yield the judgments of cases in order; the engine answers many at once.
 
-        A case has the fields of `CaseFields`. After an error no case is answered.
+        A case has the fields of `CaseFields`. After an error, no further case is answered.
         """
         waiting: deque[Future[dict[str, Any]]] = deque()
         try:
@@ -274,7 +274,7 @@ class Judge:
 def load(run: Path | str, settings: Mapping[str, Any] | None = None) -> Iterator[Judge]:
     """Start the engine of a run, and stop it at the end of the block.
 
-    `settings` are settings of `ServeConfig`, in place of those in `run`/config.yaml.
+    `settings` are settings of `ServeConfig`, which replace those in `run`/config.yaml.
     """
     words = [f"{key}={dump(value)}" for key, value in (settings or {}).items()]
     config, runs = serve_settings(Path(run), words)
@@ -284,12 +284,12 @@ def load(run: Path | str, settings: Mapping[str, Any] | None = None) -> Iterator
     running = running_engine(
         served.folders, config.engine, served.question_maker.budget, config.seed
     )
-    # In a thread of its own: in a notebook, this one runs an event loop already.
+    # In its own thread, because this one already runs an event loop in a notebook.
     with start_blocking_portal() as portal:
         with portal.wrap_async_context_manager(running) as engine:
             judge = Judge(served, engine, config.slots, portal)
             try:
                 yield judge
             finally:
-                judge.engine = None  # vLLM's complains if it lives until Python exits
-        portal.call(portal.stop, True)  # else it would wait for requests that nobody awaits
+                judge.engine = None  # vLLM's engine complains if it lives until Python exits
+        portal.call(portal.stop, True)  # otherwise it would wait for requests that nobody awaits

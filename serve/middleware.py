@@ -1,4 +1,4 @@
-"""The ASGI app around vLLM's: it checks every request, and answers panjue's own routes."""
+"""The ASGI app around vLLM's app. It checks every request and answers panjue's own routes."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 PAGE = Path(__file__).parent / "page"
 PAGE_PATHS = ("/", *(f"/{file.name}" for file in PAGE.iterdir()))
-"""Files of the web page; they need no key, the page asks for it."""
+"""Paths of the web page. They need no key, because the page asks for the key."""
 
 GENERATE = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """Routes that vLLM answers itself."""
@@ -37,7 +37,7 @@ READ = ("GET", "HEAD")
 HEALTH = ("/health", "/readyz")  # routes for monitoring; they need no key
 
 MODELS = "/v1/models"
-MODEL = f"{MODELS}/NAME"  # stands for each name
+MODEL = f"{MODELS}/NAME"  # stands for any name
 
 METHODS = {
     **dict.fromkeys((*GENERATE, JUDGMENTS), ("POST",)),
@@ -50,7 +50,7 @@ SECURITY = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-"""Headers of every response: the page loads nothing from other sites and fits in no frame."""
+"""Headers of every response: the page loads nothing from other sites, and no frame shows it."""
 
 FAILED = "the engine failed on this case, or it is stopping; try again"
 EVENT_STREAM = Headers(
@@ -63,11 +63,11 @@ AnswerCase = Callable[[OnText], Coroutine[Any, Any, dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Setup:
-    """What the middleware needs to know."""
+    """What the middleware needs to know: settings, trainings and key."""
 
     config: ServeConfig
     runs: Mapping[str, ServedRun]
-    """Name for clients -> training; `NAME` answers requests without a model."""
+    """Name for clients -> training. `NAME` answers requests that name no model."""
     key: str | None
     """The key that clients must send; None if none is needed."""
 
@@ -79,13 +79,13 @@ class Setup:
 
 
 def setup_of(scope: Scope) -> Setup:
-    """Return our setup, which is among the arguments of vLLM's server."""
+    """Return the setup, which is among the arguments of vLLM's server."""
     setup: Setup = scope["app"].state.args.panjue
     return setup
 
 
 class Panjue:
-    """The middleware: vLLM makes it, around its own app."""
+    """The middleware. vLLM makes it around its own app."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -93,17 +93,17 @@ class Panjue:
         self._page = StaticFiles(directory=PAGE, html=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; a websocket gets no answer, so that uvicorn refuses it."""
+        """Answer one request. Leave a websocket without an answer, so that uvicorn refuses it."""
         if scope["type"] == "lifespan":
             await self._start_and_stop(scope, receive, send)
         elif scope["type"] == "http":
             app: ASGIApp = self._respond
-            if origins := setup_of(scope).config.origins:  # it answers their OPTIONS itself
+            if origins := setup_of(scope).config.origins:  # this answers their OPTIONS itself
                 app = CORSMiddleware(app, origins, ("GET", "POST"), allow_headers=("*",))
             await app(scope, receive, with_headers(send))
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, if only by saying what is wrong with it."""
+        """Answer one request, at least by saying what is wrong with it."""
         try:
             await self._answer(scope, receive, send)
         except Problem as problem:
@@ -113,7 +113,7 @@ class Panjue:
             pass
 
     async def _start_and_stop(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check the adapters, then let vLLM's app start, and stop when the server does."""
+        """Check the adapters. Then let vLLM's app start, and stop with the server."""
         state = scope["app"].state
         try:
             for lora in state.openai_serving_models.lora_requests.values():
@@ -135,7 +135,7 @@ class Panjue:
         if method not in METHODS[route]:
             allowed = ", ".join(METHODS[route])
             raise Problem(405, f"{method} {path}: only {allowed}", Allow=allowed)
-        if method == "HEAD":  # vLLM has no route for it; uvicorn sends no body
+        if method == "HEAD":  # vLLM has no HEAD routes; uvicorn then sends no body
             scope = {**scope, "method": "GET"}
         if path in PAGE_PATHS:
             await self._page(scope, receive, send)
@@ -167,11 +167,11 @@ class Panjue:
             self._running -= count
 
     async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check the body of a request of OpenAI's API, and let vLLM answer it."""
+        """Check the body of a request to OpenAI's API, and let vLLM answer it."""
         body = await read_body(Request(scope, receive))
         setup = setup_of(scope)
         run = setup.run()
-        if run.folders.adapter:  # vLLM has the base as a model too, and uses it if none is named
+        if run.folders.adapter:  # vLLM also has the base as a model, for requests without one
             if body.get("model") == BASE:
                 setup.run(BASE)  # status 404
             body["model"] = body.get("model") or NAME
@@ -183,7 +183,7 @@ class Panjue:
             await self.app(scope, with_body(checked, receive), send)
 
     async def _judge(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer `POST /v1/judgments`, whole or as events."""
+        """Answer `POST /v1/judgments`, in one response or as events."""
         request = Request(scope, receive)
         body = await read_body(request)
         await ready(scope)
@@ -209,7 +209,7 @@ class Panjue:
 
 
 async def ready(scope: Scope) -> dict[str, Any]:
-    """Report that the engine runs; if it has died, the server is about to end."""
+    """Report that the engine runs. If it has died, the server is about to end."""
     if scope["app"].state.engine_client.errored:
         raise Problem(503, "the engine has ended; try again when the server has restarted")
     return {"status": "ready"}
@@ -236,7 +236,7 @@ async def model(scope: Scope) -> dict[str, Any]:
 
 
 async def labels(scope: Scope) -> dict[str, Any]:
-    """Return the labels of training with their counts, also in pairs, and what answers."""
+    """Return the labels of training with their counts, alone and in pairs, and who answers."""
     run = setup_of(scope).run(Request(scope).query_params.get("model", NAME))
     known = run.question_maker.labels
     counts = {"labels": known.counts, "most": known.most, "pairs": known.pairs}
@@ -248,10 +248,10 @@ OWN_ROUTES = {MODELS: models, MODEL: model, "/v1/labels": labels, "/readyz": rea
 
 
 async def send_events(defendants: Sequence[str], answer: AnswerCase, send: Send) -> None:
-    """Send the answer to a case as server-sent events; the last one may say that it failed."""
+    """Send the answer to a case as server-sent events; the last one may report a failure."""
     await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM.raw})
     await send(event("start", {"defendants": list(defendants)}))
-    pieces: asyncio.Queue[str | None] = asyncio.Queue()  # None: the end
+    pieces: asyncio.Queue[str | None] = asyncio.Queue()  # None marks the end
     answering = asyncio.create_task(answer(pieces.put_nowait))
     answering.add_done_callback(lambda _: pieces.put_nowait(None))
     try:
@@ -261,7 +261,7 @@ async def send_events(defendants: Sequence[str], answer: AnswerCase, send: Send)
     except (UserError, VLLMError):
         last = event("error", Problem(503, FAILED).body)
     finally:
-        answering.cancel()  # it still runs if the client has gone
+        answering.cancel()  # it still runs if the client has disconnected
         await asyncio.gather(answering, return_exceptions=True)
     await send({**last, "more_body": False})
 
@@ -272,7 +272,7 @@ def event(name: str, data: Mapping[str, Any]) -> Message:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`; cancel it, and so its requests in the engine, when the client disconnects."""
+    """Await `work`. If the client disconnects, cancel it, and so its requests in the engine."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(disconnect(request))
     try:
@@ -293,7 +293,7 @@ async def disconnect(request: Request) -> None:
 
 
 def with_body(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` for a request that was read: first it returns `body`, then what comes."""
+    """Return a `receive` for a request that was read: it returns `body`, then new messages."""
     unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_next() -> Message:
@@ -317,7 +317,7 @@ def with_headers(send: Send) -> Send:
 
 
 async def say_ready(server: Any, setup: Setup) -> None:
-    """Print the address as soon as uvicorn listens, which is after the start of the app."""
+    """Print the address as soon as uvicorn listens, after the start of the app."""
     while not server.started:
         await asyncio.sleep(0.05)
     host = setup.config.host
