@@ -521,7 +521,7 @@ def test_without_a_training_no_label_is_called_the_commonest(
     sample = task_folders()[task] / "sample.jsonl"
     done = panjue(*asked(server, task, sample, tmp_path))
     assert done.returncode == 0, done.stderr
-    assert "what no reply has is answered by: first label of the task's list\n" in done.stdout
+    assert "what replies lack is answered by: first label of the task's list\n" in done.stdout
     [key] = load_task(task).answer.fields
     for _, row in read_lines(tmp_path / "answers/sample/submission.jsonl"):
         assert row[key] == first

@@ -346,7 +346,7 @@ def test_without_the_file_of_the_training_an_earlier_choice_counts_or_who_answer
     assert lines_of(elsewhere)[-5] == lines[-5]
     other = lines_of(elsewhere, "answers=seeded", "seed=1")
     assert other[-5] == lines[-5]
-    assert "who answers was decided by answers that were made otherwise: seed: 0 -> 1" in other
+    assert "who answers was decided on answers that were made in another way: seed: 0 -> 1" in other
 
 
 def test_a_classifier_that_was_not_fitted_cannot_answer(fresh: Path, cases: Path) -> None:
@@ -469,7 +469,7 @@ def test_a_case_that_training_has_no_room_for_is_asked(
     assert rows[1]["prompt_tokens"] + rows[1]["completion_tokens"] > limit
     assert rows[2]["refused"].endswith("delete this row of completions.jsonl")
     assert f"bad rows skipped: 1; the first: {test}:3: " in printed
-    assert "what no reply has is answered by: text classifier" in printed
+    assert "what replies lack is answered by: text classifier" in printed
     assert f"id 2: {rows[2]['refused']}" in printed
     assert sha256(run / "answers/test") == before, "each test file has a folder of answers"
 
@@ -502,5 +502,5 @@ def test_names_that_their_facts_do_not_have_are_one_line(
     first = f"id {rows[1]['id']}, {rows[1]['defendants'][0]}"
     missing = len(rows[1]["defendants"])
     do = "does" if missing == 1 else "do"
-    said = f"{missing} of {names} names {do} not stand in their facts, first: {first}\n"
+    said = f"{missing} of {names} names {do} not occur in their facts, first: {first}\n"
     assert said in capsys.readouterr().out
