@@ -45,7 +45,7 @@ class Notes:
     not_in_gold: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def of(self, examples: Iterable[Example]) -> Iterator[Example]:
-        """Yield the cases, and keep what is noted of them."""
+        """Yield the cases, and keep the notes on them."""
         for example in self.names.of(examples):
             self.n_cases += len(example.notes)
             noted = [f"id {example.id}: {note}" for note in example.notes]

@@ -39,7 +39,7 @@ class Difference:
     first: float
     second: float
     mean: float  # second minus first
-    low: float  # the ends of its 95% interval, by the paired bootstrap over examples; NaN: none
+    low: float  # ends of its 95% interval, by the paired bootstrap over examples; NaN if none
     high: float
 
 

@@ -44,12 +44,12 @@ class Group:
     counted: int  # those of them that count
     value: float
     """The metric over them. NaN if there is nothing to score; numbers over groups leave it out."""
-    low: float  # the ends of its 95% interval, by the bootstrap over examples; NaN: there is none
+    low: float  # ends of its 95% interval, by the bootstrap over examples; NaN if there is none
     high: float
     flagged: bool  # fewer than `MIN_EXAMPLES` count; numbers over groups leave it out
     unweighted: bool
-    """All its examples have weight 0, so `value` is an unweighted mean, which counts for nothing
-    beside groups that have a weight."""
+    """Whether all its examples have weight 0. Then `value` is an unweighted mean, and does not
+    count if other groups have a weight."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Attribute:
     worst_group: str | None
     gap: float | None  # the highest value minus the lowest
     unknown: int  # number of examples whose group is unknown; they are in no group
-    groups: dict[str, Group]  # name -> group, those first of which most examples count
+    groups: dict[str, Group]  # name -> group; groups with most examples that count come first
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ class Summary:
     examples: int
     mean: dict[str, float]
     interval: dict[str, tuple[float, float]]
-    """NaN where there is none: of one example that counts, or where no draw has a value."""
+    """NaN if there is no interval: only one example counts, or no draw has a value."""
     counted: int  # examples that count: those with a weight, or all if all weights are 0
     unweighted: bool = False  # all weights are 0, so the means are unweighted
 
@@ -196,7 +196,7 @@ def summarize(
 def summaries_by_group(
     values: MetricValues, attribute: str, *, resamples: int = RESAMPLES
 ) -> dict[str, Summary]:
-    """Return the metrics of every group of an attribute; that of the others is `UNKNOWN`.
+    """Return the metrics of every group of an attribute; the group of the rest is `UNKNOWN`.
 
     Of a group whose examples all have weight 0 none counts, unless that is so of all examples.
     """

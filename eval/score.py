@@ -217,9 +217,9 @@ def _counted(rows: Mapping[str, int]) -> str:
 
 
 def _labels(task: Task, run: Path, answered: Answered | None) -> Labels | None:
-    """Return the label sets of training; None if they are not known, or were changed.
+    """Return the label sets of training; None if they are unknown, or have changed.
 
-    Answers without a training have labels that nobody has counted: none of them is the commonest.
+    Without a training nobody has counted the labels, so there is no commonest one.
     """
     if task.ask.labels is no_labels:
         return Labels()

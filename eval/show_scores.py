@@ -78,9 +78,9 @@ def _group_table(attribute: str, groups: Mapping[str, Summary], scores: ScoreRes
 
 
 def remarks(scores: ScoreResult, titles: Titles = MappingProxyType({})) -> Iterator[Remark]:
-    """Yield what a reader of the numbers should know: for the console, and for the page.
+    """Yield remarks for readers of the numbers, for the console and for the page.
 
-    `titles` are names of metrics, baselines and gold in the two languages.
+    `titles` has the names of metrics, baselines and gold in both languages.
     """
     yield from _remarks_on_numbers(scores)
     if scores.faulty:
@@ -196,9 +196,9 @@ def _remarks_on_numbers(scores: ScoreResult) -> Iterator[Remark]:
 
 
 def _remarks_of_the_contest(scores: ScoreResult, gold: str) -> Iterator[Remark]:
-    """Yield what the contest makes of these numbers, where that is something else.
+    """Yield remarks on numbers that the contest computes in another way.
 
-    `gold` is what it is called in Chinese.
+    `gold` is the Chinese word for gold.
     """
     if scores.ranked_by:
         means = ", ".join(f"{metric} {mean:.4f}" for metric, mean in scores.ranked_by.items())

@@ -102,8 +102,8 @@ class LabelFields:
     occur together."""
     classes: tuple[str, ...] = ()  # fields of an item with one label
     order: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Field -> all its labels, in order: a closed list. A number in the submission is an index into
-    it. Where each field has one, an endpoint can be asked without a training."""
+    """Field -> all its labels in order: a closed list. Numbers in the submission are positions in
+    it. If each field has a closed list, an endpoint can be asked without a training."""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """Field -> its name in `Labels`, if that differs."""
     nothing: str = ""  # the name of an empty set in `Labels`, if empty sets are counted

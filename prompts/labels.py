@@ -61,7 +61,7 @@ class Labels:
         return f"; did you mean {same!r}?" if same else did_you_mean(label, self.counts[kind])
 
     def commonest(self, kind: str) -> str | None:
-        """Return the label with the highest count; ties go to the first by code point.
+        """Return the label with the highest count; among equal counts, the first by code point.
 
         Of labels that nobody has counted it is the first one.
         """
@@ -69,12 +69,12 @@ class Labels:
 
     @property
     def were_counted(self) -> bool:
-        """Say whether they are those of answers, not only those that a task's code lists."""
+        """Say whether the labels come from answers, and not only from the task's code."""
         return any(any(counts.values()) for counts in self.counts.values())
 
     @property
     def sha256(self) -> str:
-        """Return the hash of the file that `save` writes."""
+        """Return the hash of the file that `save` would write."""
         return hashlib.sha256(json_text(asdict(self)).encode()).hexdigest()
 
     def save(self, folder: Path) -> None:

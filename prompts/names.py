@@ -26,8 +26,9 @@ WORDS = """
     丁字 丁香 园丁 壮丁 自己 红颜知己 知己知彼 异己 [执抒]己见 (?<![认以])为己[有用]
     辛苦 艰辛 辛辣 辛勤
 """.split()  # noqa: SIM905  # one word a line would be too long
-"""Other words, as patterns. Of 434,000 places of real names, each with every stem in its place, 34
-are lost, and of 4,055 stems in words and other names 151 are left."""
+"""Other words with stems, as patterns. In a test on 434,000 places of real names, each replaced by
+every stem, 34 places were lost. Of 4,055 stems in words and other names, 151 were still taken for
+names."""
 
 AFTER_STEM = """
     类似 类推 类比 类同 方才 级别 型号 板凳 板砖 字迹 字据 字条 香烟 香港 香肠 香蕉 香皂
@@ -35,7 +36,8 @@ AFTER_STEM = """
     脑部 脑袋 脑震荡 脑出血 脑外伤 脑挫 脑损 脑内 脑后
     酸奶 酸菜 酸痛 酸楚 氧气 硫酸 硫磺 硝铵 硝酸 硝烟 氨水 氨气 氯胺酮 碘酒 碘伏
 """.split()  # noqa: SIM905  # one word a line would be too long
-"""Words that begin as the end of such a word or substance: 甲类似 and 丁酸奶 name somebody."""
+"""Words that begin like the end of such a word or substance: in 甲类似 and 丁酸奶, the stem is a
+name."""
 
 WITH_STEM = re.compile(
     f"(?![{STEMS}](?:{'|'.join(AFTER_STEM)}))"

@@ -74,7 +74,7 @@ def count_labels(fields: LabelFields, examples: Iterable[Example]) -> Labels:
 def _label_sets(
     fields: LabelFields, examples: Iterable[Example]
 ) -> Iterator[Mapping[str, Sequence[str]]]:
-    """Yield the labels of each gold item by kind."""
+    """Yield kind -> labels for each gold item."""
     for example in examples:
         for item in fields.items_of(example.answer) if example.answer else ():
             found: dict[str, Sequence[str]] = {}
@@ -133,7 +133,7 @@ class Ask:
     target: Callable[[Example], str] = answer_as_json
     """Returns the gold reply in compact JSON, always valid under the schema."""
     labels: Callable[[Iterable[Example]], Labels] = no_labels
-    """Of the training examples; by default those of `Task.answer`."""
+    """Collects the labels of the training examples; by default those of `Task.answer`."""
     doubts: Callable[[Labels], Iterator[str]] = no_doubts
     """Yields lines on what is odd about the labels of a whole training file."""
     reserve: int | Callable[[Example], int] = 64
@@ -179,7 +179,7 @@ class Score:
     shown: Callable[[Row, Row | None], Iterator[Item]] | None = None
     """Yields the fields that a report shows; None for the decided fields or the classes."""
     titles: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Metric, field, baseline or `gold` -> what a report page calls it, in English and Chinese."""
+    """Metric, field, baseline or `gold` -> its name on the report page, in English and Chinese."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """Decided field -> the metric of this field alone, if it is not the headline metric."""
     parts: Mapping[str, float] = field(default_factory=dict)
@@ -211,7 +211,7 @@ class Task:
     solve: Solve | None = None  # if the answer takes several calls
 
     def __post_init__(self) -> None:
-        """Have the labels of its fields counted, unless the task does so in a way of its own."""
+        """Let the labels of its fields be counted, unless the task has its own way of counting."""
         if self.answer.fields and self.ask.labels is no_labels:
             object.__setattr__(self.ask, "labels", partial(count_labels, self.answer))
 
@@ -227,12 +227,12 @@ class Task:
 
     @property
     def open_fields(self) -> list[str]:
-        """Return the fields whose labels its code does not list: only a training knows them."""
+        """Return the fields whose labels its code does not list, so that only a training knows."""
         return [name for name in self.answer.fields if name not in self.answer.order]
 
     @property
     def closed_labels(self) -> Labels | None:
-        """Return the labels that its code lists, each with the count 0.
+        """Return the labels that the code of the task lists, each with the count 0.
 
         They are empty if the task has none; None: training has to collect them.
         """
@@ -246,7 +246,7 @@ class Task:
             labels = list(self.answer.order[name])
             is_set = name in self.answer.sets
             most[self.answer.kind(name)] = len(labels) if is_set else 1
-            if is_set and self.answer.nothing:  # what is answered where nothing is known
+            if is_set and self.answer.nothing:  # the answer if nothing is known
                 labels.insert(0, self.answer.nothing)
             counts[self.answer.kind(name)] = dict.fromkeys(labels, 0)
         return Labels(counts, most)

@@ -60,7 +60,7 @@ class Answers:
 
     @property
     def is_of_demo(self) -> bool:
-        """Say whether a model answered whose base `panjue base` has made from nothing."""
+        """Say whether the model that answered has a base made from nothing by `panjue base`."""
         if self.record.endpoint:
             return False
         return any(is_demo(trained.folder) for trained in self.trainings if trained)

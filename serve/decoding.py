@@ -55,7 +55,7 @@ LookedAt = tuple[Example, Mapping[str, Any], Sequence[Opinion] | None]
 """An example, its row, and the text classifier's opinions; None without a classifier."""
 
 FIRST_LABEL = "first label of the task's list"
-"""What answers in place of the commonest label where no training has counted them."""
+"""Name of the fallback if no training has counted labels, so that none is the commonest."""
 
 UNFINISHED = "unfinished"
 """Key in `decode.json` from the moment before the submission is replaced until all is written."""
@@ -216,7 +216,7 @@ def who_answers(
 
 
 def fallback_name(task: Task, labels: Labels) -> str:
-    """Return what answers where no reply does: without a training nobody knows what is common."""
+    """Return who answers what replies lack. Without a training, no commonest label is known."""
     is_counted = task.ask.labels is no_labels or labels.were_counted
     return task.score.fallback if is_counted else FIRST_LABEL
 

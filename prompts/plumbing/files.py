@@ -280,7 +280,7 @@ def write_json(path: Path, value: Json, is_ours: IsOurs = lies_in_ours) -> None:
 
 
 def json_text(value: Json) -> str:
-    """Return the text of the file that `write_json` writes."""
+    """Return the text that `write_json` would write."""
     return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
 
 

@@ -1,9 +1,9 @@
-"""Intervals as people read them. Of one case there is none: every draw is that case."""
+"""Readable intervals. One case alone has no interval, because every draw is that case."""
 
 from math import isnan
 
 Ends = tuple[float | None, float | None]
-"""The ends of a 95% interval; None or NaN: there is none."""
+"""The ends of a 95% interval; None or NaN if there is none."""
 
 NO_INTERVAL = "-"
 

@@ -260,7 +260,7 @@ class StoredScores(BaseModel):
         return (self.model_extra or {}).get(metric)
 
     def ends(self, metric: str) -> Ends:
-        """Return a metric's interval; versions before 0.5 wrote one of a single case too."""
+        """Return a metric's interval. Versions before 0.5 wrote one even for a single case."""
         counted = (self.model_extra or {}).get("counted", self.examples)
         return self.interval.get(metric, (None, None)) if counted > 1 else (None, None)
 

@@ -78,7 +78,7 @@ class Classes:
         return row.get(self.key) not in (None, -1)
 
     def _gold_words(self, row: Mapping[str, Any]) -> list[str]:
-        """Return the classes of a case; a file with words in place of numbers gets a hint."""
+        """Return the classes of a case; hint at files with words in place of numbers."""
         try:
             return self._words(row)
         except UserError as error:

@@ -112,7 +112,7 @@ def unknown_states(events: Mapping[str, Sequence[Row]], states: Sequence[str]) -
 
 
 def silent_holders(events: Mapping[str, Sequence[Row]], speaking: Container[str]) -> Iterator[str]:
-    """Yield the holders of gold emotions who are not among the speakers: no reply has them."""
+    """Yield holders of gold emotions who never speak, so that no reply contains them."""
     for holder, own in events.items():
         count = sum(len(event["emotions"]) for event in own)
         if count and holder not in speaking:
