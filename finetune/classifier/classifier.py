@@ -3,15 +3,25 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
+from scipy.sparse import csc_array, csr_array
 
-from panjue.finetune.classifier.features import Array, View, facts, how_known, marked, views
+from panjue.finetune.classifier.features import (
+    Array,
+    MarkedCase,
+    View,
+    facts,
+    how_known,
+    marked,
+    views,
+)
+from panjue.finetune.classifier.grams import Hashes
 from panjue.finetune.classifier.label_sets import (
     LabelField,
     Probabilities,
@@ -39,6 +49,16 @@ CSR = ("data", "indices", "indptr")
 """Names of the arrays that store sparse weights."""
 
 
+class Seen(NamedTuple):
+    """What the classifier sees of cases."""
+
+    cases: Sequence[MarkedCase]
+    hashes: tuple[list[Hashes], list[Hashes]]  # of the n-grams of each case, of each item
+    rows: tuple[csr_array, csr_array]  # of these, [cases, columns], [items, columns]
+    items: Items
+    known: Array  # how far the text of each item is known, [items]
+
+
 @dataclass(frozen=True)
 class Classifier:
     """A classifier for the fields of a task that have labels."""
@@ -53,6 +73,11 @@ class Classifier:
     usual_share: float = 0.0
     """Share of a usual text's n-grams that have a weight; 0 in files of version 0.4."""
 
+    @cached_property
+    def weights_by_label(self) -> list[csc_array]:
+        """Return the weights so that those of one label are found at once."""
+        return [csc_array(of_view) for of_view in self.weights]
+
     def probabilities(self, example: Example) -> list[dict[str, Probabilities]]:
         """Return, for every item of the answer, field -> label -> probability."""
         [of_items] = self.predict([example])
@@ -62,27 +87,44 @@ class Classifier:
         """Return `probabilities` of each example; far faster, as it takes some hundred at once."""
         if not examples:
             return []
+        seen = self.look_at(examples)
+        of_items = self.before_frequencies(seen.items)
+        for name, of_field in self.fields.items():
+            of_items[name] = of_field.as_far_as_known(of_items[name], seen.known)
+        by_item = iter(self.by_item(of_items))
+        return [list(islice(by_item, size)) for size in seen.items.sizes.tolist()]
+
+    def look_at(self, examples: Sequence[Example]) -> "Seen":
+        """Return the n-grams of examples, at least one, and the first-stage scores they give."""
         sizes = [len(example.names) if self.label_fields.items else 1 for example in examples]
         cases = list(map(marked, examples, sizes))
         whole, own = views(cases)
         rows_of_cases, shares = self.views[0].rows_and_shares(whole)
-        scores = self._scores(rows_of_cases, self.views[1].rows(own), np.array(sizes))
-        of_items: dict[str, NDArray[Any]] = {}
-        for name, of_field in self.fields.items():
-            if name not in self.second:
-                of_items[name] = of_field.probabilities(scores[name].sum(0))
+        rows_of_own = self.views[1].rows(own)
+        about: list[list[float]] = []
         if self.second:
             assert self.label_fields.evidence, "there was evidence in training"
-            about: list[list[float]] = []
             for case in cases:
                 about += facts(case, self.label_fields.evidence)
-            items = Items(np.array(sizes), scores, np.array(about, float))
-            of_items |= corrected_probabilities(self.second, items)
-        known = np.repeat(how_known(shares, self.usual_share), sizes)
+        return Seen(
+            cases=cases,
+            hashes=(whole, own),
+            rows=(rows_of_cases, rows_of_own),
+            items=Items(
+                sizes=np.array(sizes),
+                scores=self._scores(rows_of_cases, rows_of_own, np.array(sizes)),
+                facts=np.array(about, float),
+            ),
+            known=np.repeat(how_known(shares, self.usual_share), sizes),
+        )
+
+    def before_frequencies(self, items: Items) -> dict[str, Array]:
+        """Return field -> probabilities, [items, labels], whatever share of the text is known."""
+        of_items: dict[str, Array] = {}
         for name, of_field in self.fields.items():
-            of_items[name] = of_field.as_far_as_known(of_items[name], known)
-        by_item = iter(self.by_item(of_items))
-        return [list(islice(by_item, size)) for size in sizes]
+            if name not in self.second:
+                of_items[name] = of_field.probabilities(items.scores[name].sum(0))
+        return of_items | corrected_probabilities(self.second, items)
 
     def by_item(self, of_items: Mapping[str, NDArray[Any]]) -> list[dict[str, Probabilities]]:
         """Convert field -> [items, labels] to, for each item, field -> label -> probability."""

@@ -13,8 +13,8 @@ from scipy.sparse import csr_array
 
 from panjue.finetune.classifier.grams import FIRST_NAME, Hashes, Text, grams
 from panjue.prompts.example import Example
-from panjue.prompts.names import name_key, places_in_plain
-from panjue.prompts.plain import plain_text
+from panjue.prompts.names import Place, name_key, places_in_plain
+from panjue.prompts.plain import Rewritten, plain_text
 
 Array = NDArray[Any]
 
@@ -31,16 +31,20 @@ class MarkedCase(NamedTuple):
     names: int
     persons: Sequence[int]  # number of each item's name; equal names have the first one's
     own: Sequence[str]  # the clauses that name each item
+    own_bounds: Sequence[Sequence[tuple[int, int]]]  # starts and ends of these clauses in the text
+    plain: Rewritten  # the text before the names were replaced
+    name_places: Sequence[Place]  # where it has them
 
 
 def marked(example: Example, items: int) -> MarkedCase:
-    plain = plain_text(example.text).text
+    plain = plain_text(example.text)
+    name_places = places_in_plain(plain.text, example.names)
     pieces = []
     end_of_last = 0
-    for start, end, number in places_in_plain(plain, example.names):
-        pieces += [plain[end_of_last:start], chr(FIRST_NAME + number)]
+    for start, end, number in name_places:
+        pieces += [plain.text[end_of_last:start], chr(FIRST_NAME + number)]
         end_of_last = end
-    text = "".join([*pieces, plain[end_of_last:]])
+    text = "".join([*pieces, plain.text[end_of_last:]])
     names = len(example.names)
     keys = list(map(name_key, example.names))
     persons = []
@@ -48,7 +52,7 @@ def marked(example: Example, items: int) -> MarkedCase:
         persons.append(keys.index(keys[number]) if number < names else number)
     ends = [found.end() for found in CLAUSE_END.finditer(text)]
     bounds = [0, *ends, len(text)]
-    clauses: dict[str, list[str]] = defaultdict(list)
+    clauses: dict[str, list[tuple[int, int]]] = defaultdict(list)
     clause_of: dict[str, int] = {}  # a mark -> the last clause that it was found in
     any_mark = re.compile(f"[{chr(FIRST_NAME)}-{chr(FIRST_NAME + max(1, names) - 1)}]")
     for found in any_mark.finditer(text):
@@ -56,9 +60,10 @@ def marked(example: Example, items: int) -> MarkedCase:
         mark = found[0]
         if clause_of.get(mark) != number:
             clause_of[mark] = number
-            clauses[mark].append(text[bounds[number] : bounds[number + 1]])
-    own = ["".join(clauses[chr(FIRST_NAME + person)]) for person in persons]
-    return MarkedCase(text, names, persons, own)
+            clauses[mark].append((bounds[number], bounds[number + 1]))
+    own_bounds = [clauses[chr(FIRST_NAME + person)] for person in persons]
+    own = ["".join(text[start:end] for start, end in of_item) for of_item in own_bounds]
+    return MarkedCase(text, names, persons, own, own_bounds, plain, name_places)
 
 
 def views(cases: Sequence[MarkedCase]) -> tuple[list[Hashes], list[Hashes]]:

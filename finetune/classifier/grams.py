@@ -27,6 +27,9 @@ FIRST_NUMBER = 0xF000  # the number 0; see `magnitude`
 
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?余?万?")
 
+TOKEN = re.compile(rf"{NUMBER.pattern}|[^\W\d_\u4e00-\u9fff]+|[\u4e00-\u9fff\ue000-\uf8ff]")
+"""A token in a text in lower case: a number, a word, or a character that is one."""
+
 END = "\ud800"
 """Separates texts; no token contains it."""
 
@@ -95,6 +98,15 @@ def grams(texts: Sequence[Text]) -> list[Hashes]:
         marks = np.array([crc32(mark.encode()) for mark in one.marks], np.uint32)
         result.append(np.concatenate([singles, neighbors, marks]))
     return result
+
+
+def token_places(text: str) -> list[tuple[int, int]]:
+    """Return where each token of a text starts and ends, in the order of its hashes in `grams`."""
+    spans = [found.span() for found in TOKEN.finditer(text.lower())]
+    place_of = [place for place, one in enumerate(text) for _ in one.lower()]
+    if len(place_of) == len(text):
+        return spans
+    return [(place_of[start], place_of[end - 1] + 1) for start, end in spans]  # İ is two in lower
 
 
 def _words(text: str, starts: NDArray[Any], is_letter: NDArray[np.bool_]) -> dict[int, bytes]:

@@ -1,0 +1,475 @@
+"""Why the text classifier gives a label its probability: words, sentences, what the trees see.
+
+The linear model gives the log-odds of a label against all others: `bias`, and for each n-gram of
+the case and of the item's own clauses its TF-IDF times a weight. The trees see these scores, those
+of the whole case and facts about the item: they correct the log-odds of a label of a set, or choose
+among classes. Last, `known`, how far training knows the text, draws the probability to the label's
+frequency. All this is of the classifier that answers new cases; opinions on its training cases come
+from parts of it that had not seen them.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from scipy.sparse import csc_array
+
+from panjue.finetune.classifier.classifier import Classifier, Seen
+from panjue.finetune.classifier.features import PLACES, Array, MarkedCase
+from panjue.finetune.classifier.grams import FIRST_NAME, Hashes, token_places
+from panjue.finetune.classifier.label_sets import by_probability
+from panjue.finetune.classifier.trees import FieldTrees, Items, candidates, class_rows
+from panjue.prompts.example import Example
+from panjue.prompts.plain import Edit, Rewritten
+from panjue.prompts.shorten import split_sentences
+from panjue.prompts.tasks.evidence import WORDS, evidence
+
+if TYPE_CHECKING:
+    import lightgbm
+
+OWN_NAME = "[this person]"
+"""A word's text has it in place of the name of the item's own person; no n-gram has brackets."""
+
+ANY_NAME = "[name]"
+"""In place of any other name; in an n-gram of the whole text, of any name."""
+
+OF_MONEY = ("largest amount of money", "sum of money", "amounts of money")
+OF_WEIGHT = ("largest weight", "sum of weights", "weights")
+EVIDENCE = (*OF_MONEY, *OF_WEIGHT, "acts", "dates", *WORDS)
+"""What the numbers are that `prompts.tasks.evidence` reads in a text; sizes are log10."""
+
+LIKELIEST = 3
+
+
+class Word(NamedTuple):
+    """One or two tokens of the text, or in brackets where the item stands in its case."""
+
+    text: str
+    contribution: float  # to the log-odds of the linear model
+
+
+class Sentence(NamedTuple):
+    """A sentence of the example's text; a pair of tokens belongs to that where it begins."""
+
+    start: int
+    end: int
+    contribution: float  # the sum of its words' shares, each as often as it stands there
+
+
+class TreeFeature(NamedTuple):
+    """A feature that the trees see; `about` is the label or word that it is about, or empty."""
+
+    name: str
+    about: str
+    value: float
+    contribution: float  # to what the trees give: LightGBM's `pred_contrib`, which is TreeSHAP
+
+
+@dataclass(frozen=True)
+class TreesSay:
+    """What the trees give a label.
+
+    Attributes:
+        start: The scaled score of the linear model, which they correct; None of a class.
+        given: What they add to it; of a class, its raw score before the softmax over all classes.
+        average: The part of `given` that does not depend on the item: the rest is the features'.
+    """
+
+    start: float | None
+    given: float
+    average: float
+    features: Sequence[TreeFeature]
+
+
+@dataclass(frozen=True)
+class Why:
+    """Why a label has its probability.
+
+    Words, sentences and features: first those that speak most for the label, the strongest first,
+    then those that speak most against it, the strongest last.
+
+    Attributes:
+        score: The log-odds of the linear model: `bias`, and what all words contribute.
+        trees: None without trees, or if the label is not among those that they look at.
+        is_left_out: Whether the field has trees, which do not look at the label.
+        before: The probability before it is drawn to `frequency`, as far as the text is not known.
+        known: How far the text is known, from 0 to 1.
+        frequency: How often training has the label; None in files of version 0.4.
+    """
+
+    label: str
+    score: float
+    bias: float
+    words: Sequence[Word]
+    sentences: Sequence[Sentence]
+    trees: TreesSay | None
+    is_left_out: bool
+    before: float
+    known: float
+    frequency: float | None
+    probability: float
+
+
+@dataclass(frozen=True)
+class FieldReasons:
+    """What the classifier says of one field of one item."""
+
+    likeliest: Sequence[tuple[str, float]]
+    """The labels of the highest probabilities, `LIKELIEST` at most."""
+    answered: Sequence[Why]  # of the labels that were answered, but for those it does not know
+
+
+def reasons(
+    classifier: Classifier,
+    example: Example,
+    answered: Sequence[Mapping[str, Iterable[str]]],
+    most: int,
+) -> list[dict[str, FieldReasons]]:
+    """Return for each item of an example: field -> the likeliest labels, and why those answered.
+
+    Args:
+        classifier: It was fitted on other examples.
+        example: It has as many items as `answered`.
+        answered: Of each item: field -> labels.
+        most: So many words, sentences and features for a label, and so many against it.
+    """
+    seen = classifier.look_at([example])
+    before = classifier.before_frequencies(seen.items)
+    grams_of_items = _grams_of_items(classifier, example, seen)
+    of_items: list[dict[str, FieldReasons]] = [{} for _ in answered]
+    first_column = 0  # of the field, among the labels of all fields
+    for name, of_field in classifier.fields.items():
+        probabilities = of_field.as_far_as_known(before[name], seen.known)
+        numbers = {label: number for number, label in enumerate(of_field.labels)}
+        wanted = []  # an item, and the number of a label that it is answered
+        for item, labels in enumerate(answered):
+            wanted += [(item, numbers[label]) for label in labels[name] if label in numbers]
+        of_trees = _trees_say(classifier, seen.items, name, before, wanted, most)
+        whys: list[list[Why]] = [[] for _ in answered]
+        for item, number in wanted:
+            column = first_column + number
+            words, sentences = grams_of_items[item].strongest(classifier, column, most)
+            why = Why(
+                label=of_field.labels[number],
+                score=float(seen.items.scores[name][:, item, number].sum()),
+                bias=float(classifier.bias[column]),
+                words=words,
+                sentences=sentences,
+                trees=of_trees.get((item, number)),
+                is_left_out=name in classifier.second and (item, number) not in of_trees,
+                before=float(before[name][item, number]),
+                known=float(seen.known[item]),
+                frequency=of_field.frequencies[number] if of_field.frequencies else None,
+                probability=float(probabilities[item, number]),
+            )
+            whys[item].append(why)
+        by_label = of_field.by_label(probabilities)
+        for item, (of_labels, of_answer) in enumerate(zip(by_label, whys, strict=True)):
+            likeliest = by_probability(of_labels, of_labels)[:LIKELIEST]
+            pairs = [(label, of_labels[label]) for label in likeliest]
+            of_items[item][name] = FieldReasons(pairs, of_answer)
+        first_column += len(of_field.labels)
+    return of_items
+
+
+def strongest(contributions: Array, most: int) -> list[int]:
+    """Return where the largest contributions above 0 are, and the smallest below 0, in order."""
+    counting = np.flatnonzero(contributions)
+    order = counting[np.argsort(-contributions[counting], kind="stable")]
+    n_for = int((contributions > 0).sum())
+    largest = order[: min(most, n_for)].tolist()
+    smallest = order[max(n_for, len(order) - most) :].tolist()
+    return [*largest, *smallest]
+
+
+@dataclass(frozen=True)
+class _Grams:
+    """The n-grams of one text, and where they stand."""
+
+    hashes: Hashes  # of those that count, ascending, [kept]
+    columns: Array  # of these in the view, [kept]
+    values: Array  # of these in the text's vector, [kept]
+    text: str
+    tokens: Sequence[tuple[int, int]]  # where they start and end in the text
+    names: int  # so many characters from `FIRST_NAME` on are names
+    own: int | None  # the number of the name that the text is about; None of a whole case
+    marks: Sequence[str]
+    occurrences: Array
+    """Of each token, each pair of neighbors and each mark the number in `hashes`, or -1."""
+    sentences: Array  # the number of the sentence of each of these; -1 of marks
+
+    def contributions(self, of_view: csc_array, column: int) -> Array:
+        """Return what each n-gram contributes to the log-odds of a label, [kept]."""
+        return self.values * _weights(of_view, column, self.columns)
+
+    def by_sentence(self, contributions: Array, n_sentences: int) -> Array:
+        """Return the sums of contributions, [kept], by the sentences where the n-grams stand."""
+        is_counted = (self.occurrences >= 0) & (self.sentences >= 0)
+        found = self.occurrences[is_counted]
+        times = np.bincount(found, minlength=len(self.hashes))
+        shares = contributions[found] / times[found]
+        sums: Array = np.bincount(self.sentences[is_counted], shares, minlength=n_sentences)
+        return sums
+
+    def text_of(self, hashed: int) -> str | None:
+        """Return how people read an n-gram where it is first; None if the text has it not."""
+        number = int(np.searchsorted(self.hashes, hashed))
+        if number == len(self.hashes) or self.hashes[number] != hashed:
+            return None
+        place = int(np.argmax(self.occurrences == number))
+        n_tokens = len(self.tokens)
+        n_pairs = max(0, n_tokens - 1)
+        if place < n_tokens:
+            return self._token(place)
+        if place >= n_tokens + n_pairs:
+            return self.marks[place - n_tokens - n_pairs]
+        first = self._token(place - n_tokens)
+        second = self._token(place - n_tokens + 1)
+        return f"{first} {second}" if _is_word(first) and _is_word(second) else first + second
+
+    def _token(self, number: int) -> str:
+        start, end = self.tokens[number]
+        name = ord(self.text[start]) - FIRST_NAME
+        if 0 <= name < self.names:
+            return OWN_NAME if name == self.own else ANY_NAME
+        return self.text[start:end].lower()
+
+
+def _is_word(token: str) -> bool:
+    """Say whether a token is a word of a script with spaces, not a character, name or number."""
+    return token[0].isalpha() and not "\u4e00" <= token[0] <= "\u9fff"
+
+
+class _ItemGrams:
+    """The n-grams of an item: of the whole case, and of its own clauses."""
+
+    def __init__(
+        self, of_case: _Grams, of_own: _Grams, sentences: Sequence[tuple[int, int]]
+    ) -> None:
+        self._texts = (of_case, of_own)
+        self._sentences = sentences  # starts and ends
+        hashes = np.concatenate([of_case.hashes, of_own.hashes])
+        self._hashes, self._number = np.unique(hashes, return_inverse=True)
+
+    def strongest(
+        self, classifier: Classifier, column: int, most: int
+    ) -> tuple[list[Word], list[Sentence]]:
+        """Return what speaks most for and against a label; of both texts together."""
+        by_text = []
+        by_sentence = np.zeros(len(self._sentences))
+        for text, of_view in zip(self._texts, classifier.weights_by_label, strict=True):
+            contributions = text.contributions(of_view, column)
+            by_text.append(contributions)
+            by_sentence += text.by_sentence(contributions, len(self._sentences))
+        sums = np.bincount(self._number, np.concatenate(by_text), minlength=len(self._hashes))
+        words = []
+        for place in strongest(sums, most):
+            hashed = self._hashes[place]
+            read = next(filter(None, (text.text_of(hashed) for text in self._texts)))
+            words.append(Word(read, float(sums[place])))
+        sentences = []
+        for number in strongest(by_sentence, most):
+            sentences.append(Sentence(*self._sentences[number], float(by_sentence[number])))
+        return words, sentences
+
+
+def _grams_of_items(classifier: Classifier, example: Example, seen: Seen) -> list[_ItemGrams]:
+    [case] = seen.cases
+    [hashes_of_case], hashes_of_items = seen.hashes
+    lengths = map(len, split_sentences(example.text, None, example.names))
+    bounds_of_sentences = list(pairwise(accumulate(lengths, initial=0)))
+    starts_of_sentences = [start for start, _ in bounds_of_sentences]
+    # The sentence of each character of `case.text`.
+    sentences = np.searchsorted(starts_of_sentences, _places_in_text(case), side="right") - 1
+
+    def grams(
+        view: int, number: int, hashes: Hashes, text: str, sentences: Array, own: int | None
+    ) -> _Grams:
+        """Read a text, with the sentence of each character; `own` is the number of its person."""
+        rows = seen.rows[view]
+        part = slice(*rows.indptr[number : number + 2])
+        columns = rows.indices[part]
+        kept = classifier.views[view].kept[columns]
+        found = np.searchsorted(kept, hashes)
+        is_kept = np.isin(hashes, kept)
+        tokens = token_places(text)
+        marks = [] if own is None else marks_read(number, len(case.own))
+        of_tokens = sentences[np.array([start for start, _ in tokens], int)]
+        return _Grams(
+            hashes=kept,
+            columns=columns,
+            values=rows.data[part].astype(float),
+            text=text,
+            tokens=tokens,
+            names=case.names,
+            own=own,
+            marks=marks,
+            occurrences=np.where(is_kept, found, -1),
+            sentences=np.concatenate([of_tokens, of_tokens[:-1], np.full(len(marks), -1)]),
+        )
+
+    of_case = grams(0, 0, hashes_of_case, case.text, sentences, None)
+    of_items = []
+    for number, bounds in enumerate(case.own_bounds):
+        of_clauses = [sentences[start:end] for start, end in bounds]
+        of_own = grams(
+            view=1,
+            number=number,
+            hashes=hashes_of_items[number],
+            text=case.own[number],
+            sentences=np.concatenate([sentences[:0], *of_clauses]),
+            own=case.persons[number],
+        )
+        of_items.append(_ItemGrams(of_case, of_own, bounds_of_sentences))
+    return of_items
+
+
+def _places_in_text(case: MarkedCase) -> Array:
+    """Return where each character of a marked case begins in the text of its example."""
+    edits = []
+    removed = 0  # a character replaces each name
+    for start, end, _ in case.name_places:
+        edits.append(Edit(start - removed, start - removed + 1, start, end))
+        removed += end - start - 1
+    in_plain = _old_starts(Rewritten(case.text, tuple(edits)))
+    in_text: Array = _old_starts(case.plain)[in_plain]
+    return in_text
+
+
+def _old_starts(rewritten: Rewritten) -> Array:
+    """Return `Rewritten.old_start` of each character."""
+    places = np.arange(len(rewritten.text))
+    for edit in rewritten.edits:
+        places[edit.start : edit.end] = edit.old_start
+        places[edit.end :] = np.arange(len(places) - edit.end) + edit.old_end
+    return places
+
+
+def marks_read(number: int, items: int) -> list[str]:
+    """Return how people read the marks of an item, in the order of `features.views`."""
+    place = "7th or later" if number >= 6 else f"no. {number + 1}"
+    of = "7 or more" if items >= 7 else f"{items}"
+    last = "last" if number == items - 1 else "not last"
+    return [f"[{place} in the list]", f"[{of} in the list]", f"[{last} in the list]"]
+
+
+def _weights(of_view: csc_array, column: int, wanted: Array) -> Array:
+    """Return the weights of a label for some columns of a view."""
+    part = slice(*of_view.indptr[column : column + 2])
+    columns = of_view.indices[part]  # ascending; all others have none
+    weights = of_view.data[part].astype(float)
+    if not len(columns):
+        return np.zeros(len(wanted))
+    places = np.minimum(np.searchsorted(columns, wanted), len(columns) - 1)
+    return np.where(columns[places] == wanted, weights[places], 0)
+
+
+def _trees_say(
+    classifier: Classifier,
+    items: Items,
+    name: str,
+    before: Mapping[str, Array],
+    wanted: Sequence[tuple[int, int]],
+    most: int,
+) -> dict[tuple[int, int], TreesSay]:
+    """Return what the trees of a field give pairs of an item and a label, of those they look at."""
+    of_field = classifier.second.get(name)
+    if of_field is None or not wanted:
+        return {}
+    if of_field.is_set:
+        return _corrections(of_field, items, name, classifier.fields[name].labels, wanted, most)
+    rows = class_rows(items, name, before, of_field.classes)
+    features = class_features(classifier, name, rows.shape[1])
+    by_class = trees_of_classes(of_field.trees)
+    items_of: dict[int, list[int]] = defaultdict(list)  # class -> the items that are answered it
+    for item, number in wanted:
+        items_of[number].append(item)
+    result = {}
+    for number, of_class in items_of.items():
+        given = by_class[number].predict(rows[of_class], pred_contrib=True, num_threads=1)
+        for item, contributions in zip(of_class, given, strict=True):
+            result[item, number] = _say(None, contributions, features, rows[item], most)
+    return result
+
+
+@lru_cache(maxsize=4)
+def trees_of_classes(trees: "lightgbm.Booster") -> "list[lightgbm.Booster]":
+    """Return the trees of each class alone: they contribute the same in a fraction of the time."""
+    import lightgbm
+
+    classes = trees.num_model_per_iteration()
+    model, _ = trees.model_to_string().split("end of trees")
+    head, *all_trees = model.split("\nTree=")
+    lines = []
+    for line in head.splitlines():
+        name, _, _ = line.partition("=")
+        if name in ("num_class", "num_tree_per_iteration"):
+            lines.append(f"{name}=1")
+        elif name not in ("objective", "tree_sizes"):
+            lines.append(line)
+    apart = []
+    for number in range(classes):
+        of_class = [*lines]
+        for place, tree in enumerate(all_trees[number::classes]):
+            _, after_number = tree.split("\n", 1)
+            of_class += [f"\nTree={place}", after_number]
+        apart.append(lightgbm.Booster(model_str="\n".join([*of_class, "end of trees\n"])))
+    return apart
+
+
+def _corrections(
+    of_field: FieldTrees,
+    items: Items,
+    name: str,
+    labels: Sequence[str],
+    wanted: Sequence[tuple[int, int]],
+    most: int,
+) -> dict[tuple[int, int], TreesSay]:
+    found = candidates(items, name)
+    pairs = list(zip(found.item.tolist(), found.label.tolist(), strict=True))
+    row_of = {pair: row for row, pair in enumerate(pairs) if pair in set(wanted)}
+    if not row_of:
+        return {}
+    rows = found.rows[[*row_of.values()]]
+    starts = found.logits(of_field.start)[[*row_of.values()]]
+    given = of_field.trees.predict(rows, pred_contrib=True, num_threads=1)
+    result = {}
+    for (item, number), row, start, of_row in zip(row_of, rows, starts, given, strict=True):
+        features = [(column, "") for column in found.columns]
+        features[0] = ("label", labels[number])
+        result[item, number] = _say(float(start), of_row, features, row, most)
+    return result
+
+
+def _say(
+    start: float | None,
+    contributions: Array,
+    features: Sequence[tuple[str, str]],
+    values: Array,
+    most: int,
+) -> TreesSay:
+    """Read contributions of features, with the average as the last one."""
+    strong = []
+    for number in strongest(contributions[:-1], most):
+        value = float(values[number])
+        strong.append(TreeFeature(*features[number], value, float(contributions[number])))
+    return TreesSay(start, float(contributions.sum()), float(contributions[-1]), strong)
+
+
+def class_features(classifier: Classifier, name: str, count: int) -> list[tuple[str, str]]:
+    """Return what the columns of `class_rows` are, and what each is about."""
+    labels = classifier.fields[name].labels
+    features = [("score", label) for label in labels]
+    for other in classifier.second[name].classes:
+        features += [(f"as usual for the {other}", label) for label in labels]
+    features += [(place, "") for place in PLACES]
+    n_evidence = (count - len(features)) // 2
+    is_known = classifier.label_fields.evidence is evidence
+    about = EVIDENCE if is_known else [f"evidence {number}" for number in range(n_evidence)]
+    for where in ("whole text", "own clauses"):
+        features += [(where, one) for one in about]
+    return features
