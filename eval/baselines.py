@@ -82,12 +82,15 @@ def classifier_to_compare(answered: Answered) -> Advisor | None:
 
     Return None if it was fitted on these cases, in the answered file or in gold.
     """
+    return None if was_fitted_on(answered) else answered.advisor()
+
+
+def was_fitted_on(answered: Answered) -> bool:
+    """Say whether the training that answered was fitted on the cases, or gold's, of the file."""
     if answered.trained is None:
-        return None
+        return False
     training = answered.trained.record
     files = {answered.record.test_sha256, answered.test_sha256}
     is_training_file = not files.isdisjoint({training.train_sha256, training.mix_sha256})
-    # It was not fitted on the held-out tenth of a training file.
-    if is_training_file and not answered.record.held_out:
-        return None
-    return answered.advisor()
+    # Of a file of the training, it was not fitted on the tenth that is held out.
+    return is_training_file and not answered.record.held_out

@@ -1,11 +1,11 @@
 """The report of a run as one HTML page: scores, errors by class, and every case."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,24 @@ from panjue.eval.agreement import (
 )
 from panjue.eval.baselines import row_of_classifier
 from panjue.eval.curve import Picture, picture, read_losses
+from panjue.eval.field_why import (
+    FEATURES_READ,
+    VOTE,
+    FieldWhy,
+    answerers,
+    field_reasons,
+    for_page,
+    persons,
+    whys_of,
+    with_reasons,
+)
 from panjue.eval.metric_values import item_names, metric_values, submission_rows
 from panjue.eval.reliability import Confidences, mean_confidence
 from panjue.eval.score import ScoreResult, score
 from panjue.eval.show_scores import Remark, remarks
 from panjue.eval.shown import class_fields, items_of
 from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
+from panjue.finetune.classifier.opinions import Advisor
 from panjue.prompts.example import Decoded, Example, first_reply
 from panjue.prompts.names import split_at_names
 from panjue.prompts.plumbing.config import scrubbed
@@ -57,6 +69,12 @@ HEAD_BYTES = 4096
 MAX_CASE_BYTES = 20_000_000
 """So much of a page are its cases at the most: browsers open it at once, and it can be sent."""
 
+MOST = 3
+"""Words and features for each label on the page, and as many against it; one sentence each."""
+
+EXPLAINED_AT_ONCE = 64
+"""Cases that the text classifier gives reasons for together."""
+
 JSON: dict[str, Any] = {"sort_keys": False, "ensure_ascii": False, "separators": (",", ":")}
 """How a page writes its data: fields in the task's order, and Chinese in half of the bytes."""
 
@@ -75,6 +93,8 @@ class PageCase:
     `AGREEMENTS` the two have, or `NO_REPLY`. Empty if the classifier made the submission, or if
     there is none."""
     confidence: float | None  # mean over its judgments; None if the run has no confidences
+    whys: list[list[FieldWhy]]
+    """Item -> decided field -> why it was answered so; empty if the task decides no fields."""
     handled: dict[str, str]  # what `shorten` and decoding did: keyword -> details
     reply: list[str]  # the raw replies, one per call
 
@@ -160,10 +180,17 @@ def page_data(answered: Answered) -> PageData:
     n_bytes = 0
     agreements: dict[str, Counter[str]] = defaultdict(Counter)
     classes = {name: ClassCounts() for name in class_fields(task)}
-    for case in _cases(answered, decoding, has_gold=scores is not None):
+    examples = answered.examples()
+
+    def has_room() -> bool:
+        return n_bytes <= MAX_CASE_BYTES
+
+    for case in page_cases(
+        answered, decoding, examples, has_gold=scores is not None, most=MOST, wants_reasons=has_room
+    ):
         n_cases += 1
         if n_bytes <= MAX_CASE_BYTES:  # all others are only counted: there may be a million
-            n_bytes += len(htmlsafe_json_dumps(asdict(case), **JSON).encode())
+            n_bytes += len(htmlsafe_json_dumps(case_for_page(task, case), **JSON).encode())
         if n_bytes <= MAX_CASE_BYTES:
             cases.append(case)
         if scores is None:
@@ -248,9 +275,44 @@ def _labels(task: Task, *, has_gold: bool) -> dict[str, tuple[str, str]]:
     return {**labels, **task.score.titles}
 
 
-def _cases(
-    answered: Answered, decoding: Mapping[str, Any], *, has_gold: bool
+def page_cases(
+    answered: Answered,
+    decoding: Mapping[str, Any],
+    examples: Iterable[Example],
+    *,
+    has_gold: bool,
+    most: int,
+    wants_reasons: Callable[[], bool] = lambda: True,
 ) -> Iterator[PageCase]:
+    """Yield examples of the answered file with all that is known of their answers.
+
+    Of each label there are at most `most` reasons for it, and as many against it; none while
+    `wants_reasons` says no.
+    """
+    task = answered.task
+    classifier = answered.advisor()
+    cases = _cases(answered, decoding, examples, classifier, has_gold=has_gold)
+    while batch := list(islice(cases, EXPLAINED_AT_ONCE)):
+        if not (classifier and wants_reasons()):
+            yield from (case for case, _, _ in batch)
+            continue
+        of_examples = [example for _, example, _ in batch]
+        rows = [row for _, _, row in batch]
+        found = field_reasons(task, of_examples, rows, classifier, most)
+        for (case, _, _), of_case in zip(batch, found, strict=True):
+            names = [name for name, _ in case.items]
+            yield replace(case, whys=with_reasons(task, names, case.whys, of_case))
+
+
+def _cases(
+    answered: Answered,
+    decoding: Mapping[str, Any],
+    examples: Iterable[Example],
+    classifier: Advisor | None,
+    *,
+    has_gold: bool,
+) -> Iterator[tuple[PageCase, Example, Row | None]]:
+    """Yield what is known of examples but for reasons, with each example and its submission row."""
     task = answered.task
     rows = submission_rows(task, answered.folder)
     path = answered.folder / "confidence.jsonl"
@@ -259,10 +321,10 @@ def _cases(
     is_edited = not decoding and bool(edited(rows.path))
     by_model = not (is_vote or is_edited) and (not decoding or bool(decoding.get("calls")))
     completions = answered.rows() if by_model else None
-    advisor = answered.advisor() if by_model else None
+    advisor = classifier if by_model else None
     fallback = decoding.get("fallback", task.score.fallback)
     by_field = decoding.get("by_field", {})
-    for example in answered.examples():
+    for example in examples:
         row = rows.get(example.id)
         place = f"{rows.path}: id {example.id}"
         gold = task.gold(example) if has_gold else _own_gold(task, row, place)
@@ -288,16 +350,26 @@ def _cases(
             if not has_gold:
                 opinions = list(map(without_gold, opinions))
         confidence = confidences.of(example, row) if confidences and row else None
-        yield PageCase(
+        whys: list[list[FieldWhy]] = []
+        if row and task.answer.fields:
+            by = answerers(task, asked, decoded, decoding)
+            if is_vote:
+                by = {person: dict.fromkeys(task.answer.fields, VOTE) for person in by}
+            in_row = persons(task, item_names(task, row))
+            sure = dict(zip(in_row, confidence, strict=True)) if confidence else {}
+            whys = whys_of(task, [name for name, _ in items], {} if is_edited else by, sure)
+        case = PageCase(
             id=str(example.id),
             groups=example.groups,
             text=split_at_names(example.text, [name for name, _ in items]),
             items=items,
             opinions=opinions,
             confidence=mean_confidence(confidence) if confidence else None,
+            whys=whys,
             handled=dict(_what_happened(calls, decoded, fallback)),
             reply=[call.get("refused") or first_reply(call) for call in calls],
         )
+        yield case, example, row
 
 
 def _own_gold(task: Task, row: Row | None, place: str) -> Row | None:
@@ -374,6 +446,11 @@ class ClassCounts:
         return of_value
 
 
+def case_for_page(task: Task, case: PageCase) -> dict[str, Any]:
+    """Return a case for the page's data."""
+    return {**asdict(replace(case, whys=[])), "whys": for_page(task, case.whys)}
+
+
 def page(result: PageData) -> str:
     """Return the page: tables, and the case browser with its data."""
     answered = result.answered
@@ -383,7 +460,8 @@ def page(result: PageData) -> str:
         lines.append(Remark(str(skipped), "跳过了无效行，见 skipped-test.jsonl。"))
     by_field = result.decoding.get("by_field", {})
     data = {
-        "cases": [asdict(case) for case in result.cases],
+        "cases": [case_for_page(answered.task, case) for case in result.cases],
+        "features": FEATURES_READ,
         "labels": result.labels,
         "classFields": class_fields(answered.task),
         "hasGold": result.scores is not None,

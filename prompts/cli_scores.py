@@ -230,6 +230,22 @@ def report(run: Path, gold: GoldPath = None) -> None:
 
 
 @app.command()
+def explain(
+    run: Annotated[Path, typer.Argument(help="a run folder, or a folder of answers")],
+    key: Annotated[str, typer.Argument(metavar="ID", help="of a case")],
+    person: Annotated[str | None, typer.Option(metavar="NAME", help="default: all")] = None,
+) -> None:
+    """Say why ID was answered so: who answered, likeliest labels, words for and against."""
+    from panjue.eval.explain import explain as lines
+    from panjue.serve.answers import open_answers
+
+    answered = open_answers(run)
+    say_changes(answered)
+    for line in lines(answered, key, person):
+        print(printable(line))
+
+
+@app.command()
 def fairness(
     gold: Path,
     submission: SubmissionPath,

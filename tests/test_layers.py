@@ -23,6 +23,7 @@ LIGHT = (
     "panjue.prompts.cli",
     "panjue.eval.score",
     "panjue.eval.check",
+    "panjue.eval.explain",
     "panjue.finetune.settings",
     "panjue.finetune.classifier.fit",
     "panjue.serve.decoding",

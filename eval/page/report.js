@@ -1,6 +1,6 @@
 // The case browser, in the reader's language. Text of a case is inserted as text, never as markup.
 "use strict";
-const { cases, labels, classFields, hasGold, answeredBy } = JSON.parse(document.getElementById("data").textContent);
+const { cases, labels, features, classFields, hasGold, answeredBy } = JSON.parse(document.getElementById("data").textContent);
 const address = new URLSearchParams(location.search); // the language, and what is chosen
 const inChinese = (address.get("lang") ?? navigator.language).startsWith("zh");
 document.documentElement.lang = inChinese ? "zh" : "en";
@@ -110,7 +110,7 @@ const isMixed = new Set(answeredBy).size > 1;
 const answerHeadings = isMixed ? [say("handed in", "提交的答案"), say("the other one", "另一方的答案")]
   : answeredBy[0] === "classifier" ? [ANSWERERS.classifier, ANSWERERS.model] : [ANSWERERS.model, ANSWERERS.classifier];
 
-function fieldTable(fields, opinions) {
+function fieldTable(fields, opinions, whys) {
   const table = make("table"), header = make("tr");
   const answers = opinions ? answerHeadings : [say("predicted", "预测")];
   header.append(...[say("field", "字段"), ...(hasGold ? [labelOf("gold")] : []), ...answers].map((text) => make("th", text, { scope: "col" })));
@@ -119,6 +119,8 @@ function fieldTable(fields, opinions) {
     const row = make("tr");
     const head = make("th", labelOf(field.name), { scope: "row", title: field.name });
     if (opinions && isMixed) head.append(make("small", ANSWERERS[answeredBy[number]]));
+    const confidence = whys?.[number]?.[1] ?? null;
+    if (confidence !== null) head.append(make("small", say("confidence ", "置信度 ") + confidence.toFixed(2)));
     row.append(head);
     if (hasGold) row.append(valueCell(field.gold.map((value) => make("span", value))));
     row.append(answerCell(field));
@@ -160,6 +162,90 @@ function missedValues({ gold, predicted }) {
     .map((value) => make("span", say("✗ missed: ", "✗ 遗漏：") + value, { class: "missed" }));
 }
 
+// Why a field was answered so: who answered, what the other one said, and what the text classifier saw.
+const signed = (number) => (number < 0 ? "−" : "+") + Math.abs(number).toFixed(2);
+const percent = (share) => (100 * share).toFixed(share > 0.0005 && share < 0.9995 ? 1 : 0) + "%";
+const featureOf = (name) => (Object.hasOwn(features, name) ? say(...features[name]) : name);
+const BRACKETS = [ // what stands for names and places in the list
+  [/^this person$/, "本人"], [/^every case$/, "每个案件都有"], [/^name$/, "人名"], [/^no\. (\d+) in the list$/, "名单第 $1 人"], [/^7th or later in the list$/, "名单第 7 人以后"],
+  [/^(\d+) in the list$/, "名单共 $1 人"], [/^7 or more in the list$/, "名单至少 7 人"], [/^last in the list$/, "名单末位"], [/^not last in the list$/, "不在名单末位"],
+];
+const inWords = (text) => !inChinese ? text : text.replace(/\[([^\]]*)\]/g, (_, inside) => {
+  const [pattern, chinese] = BRACKETS.find(([one]) => one.test(inside)) ?? [inside, inside];
+  return "〔" + inside.replace(pattern, chinese) + "〕";
+});
+
+function whyFold(fields, whys, opinions, text) {
+  const fold = make("details", "", { class: "why" });
+  fold.append(make("summary", say("why", "理由")));
+  fields.forEach((field, number) => fold.append(...whyField(field, whys[number], opinions?.[number], text)));
+  fold.append(make("p", say(
+    "Numbers are log-odds: what a word or sentence adds to the linear model's score of the label, against all others. Trees then weigh that score, those of the whole case and what they count in the text. Words are one or two characters or words.",
+    "数字为对数几率：词句使线性模型对该标签的得分（相对其他标签）增减多少。树模型再综合该得分、全案得分和文中数得的情节。词为一两个字或词。"), { class: "note" }));
+  return fold;
+}
+
+function whyField(field, [by, confidence, likeliest, reasons], opinion, text) {
+  const values = field.predicted.join(say(", ", "、")) || "–";
+  const shown = [make("h5", labelOf(field.name) + say(": ", "：") + values), make("p", whoAnswered(by, confidence) + otherAnswer(by, opinion))];
+  const table = make("div", "", { class: "likeliest" });
+  for (const [label, share] of likeliest) {
+    table.append(make("meter", "", { value: share, "aria-hidden": "true" }), make("span", percent(share)), make("span", label));
+  }
+  if (likeliest.length) shown.push(make("p", say("likeliest by the text classifier:", "文本分类器认为最可能："), { class: "note" }), table);
+  for (const reason of reasons) shown.push(...reasonLines(reason, text));
+  return shown;
+}
+
+function whoAnswered(by, confidence) {
+  const known = { ...ANSWERERS, vote: say("vote of several runs", "多次训练投票") };
+  const who = by === "" ? say("nobody knows who answered", "无法得知由谁作答")
+    : Object.hasOwn(known, by) ? say("answered by the ", "作答：") + known[by]
+    : say("not in the model's reply; filled in with: ", "模型未答，填入：") + labelOf(by);
+  return who + (confidence === null ? "" : say(", confidence ", "，置信度 ") + confidence.toFixed(2));
+}
+
+function otherAnswer(by, opinion) {
+  if (!Object.hasOwn(ANSWERERS, by)) return "";
+  if (!opinion) return by === "classifier" ? say("; the model was not asked", "；未询问模型") : "";
+  const [field, agreement] = opinion;
+  if (agreement === "not in the reply") return say("; not in the model's reply", "；模型未答");
+  const other = by === "classifier" ? ANSWERERS.model : ANSWERERS.classifier;
+  if (agreement.startsWith("agree")) return say(`; the ${other} says the same`, `；${other}答案相同`);
+  return say(`; not used, the ${other}'s answer: `, `；未采用的答案（${other}）：`) + (field.predicted.join(say(", ", "、")) || "–");
+}
+
+function reasonLines([label, share, score, trees, known, words, sentences, seen], text) {
+  const stages = [say("linear model ", "线性模型 ") + signed(score)];
+  if (trees !== null) stages.push(say("trees ", "树模型 ") + signed(trees));
+  if (known < 1) stages.push(say("share of the text that is known: ", "文中已知词句占比 ") + percent(known));
+  const line = make("p", "", { class: "label" });
+  line.append(make("b", `${label} ${percent(share)}`), " ", make("span", stages.join(say(", ", "，")), { class: "note" }));
+  const characters = [...text];
+  const quoted = sentences.map(([start, end, added]) => [characters.slice(start, end).join("").trim(), added]);
+  const counted = seen.map(([name, about, value, added]) => [featureOf(name) + (about ? say(": ", "：") + featureOf(about) : "") + ` (${value})`, added]);
+  const grid = make("div", "", { class: "reasons" });
+  const add = (name, parts, sign) => {
+    const own = parts.filter(([, added]) => Math.sign(added) === sign);
+    if (own.length === 0) return;
+    const cell = make("div");
+    for (const [part, added] of sign > 0 ? own : own.reverse()) {
+      const span = make("span", part + " ");
+      span.append(make("small", signed(added), { class: sign > 0 ? "right" : "missed" }));
+      cell.append(span, " ");
+    }
+    grid.append(make("span", name), cell);
+  };
+  const spoken = words.map(([word, added]) => [inWords(word), added]);
+  add(say("words for", "支持的词"), spoken, 1);
+  add(say("against", "反对的词"), spoken, -1);
+  add(say("sentence for", "支持的句子"), quoted, 1);
+  add(say("against", "反对的句子"), quoted, -1);
+  add(say("trees for", "树模型：支持"), counted, 1);
+  add(say("against", "树模型：反对"), counted, -1);
+  return [line, grid];
+}
+
 function factsBlock(text) {
   const facts = make("div", "", { id: "facts" });
   for (const [piece, index] of text) {
@@ -175,14 +261,17 @@ function nameOf(text, index) {
   return name;
 }
 
-function itemSection([name, fields], index, opinions) {
+function itemSection([name, fields], index, example) {
+  const { opinions, whys } = example;
   const section = make("section");
   if (name) {
     const heading = make("h4");
     heading.append(nameOf(name, index));
     section.append(heading);
   }
-  section.append(fieldTable(fields, opinions[index]));
+  section.append(fieldTable(fields, opinions[index], whys[index]));
+  const hasReasons = whys[index]?.length === fields.length && whys[index].some(([, , likeliest]) => likeliest.length);
+  if (hasReasons) section.append(whyFold(fields, whys[index], opinions[index], wholeText(example)));
   return section;
 }
 
@@ -229,7 +318,7 @@ function fillCase(index) {
   }
   document.getElementById("case").replaceChildren(
     make("h3", example.id), stepButtons(index), line,
-    ...example.items.map((item, index) => itemSection(item, index, example.opinions)), factsBlock(example.text), ...(example.reply.length ? [raw] : []));
+    ...example.items.map((item, index) => itemSection(item, index, example)), factsBlock(example.text), ...(example.reply.length ? [raw] : []));
 }
 
 for (const link of document.querySelectorAll("#language a")) link.addEventListener("click", keepChoices);

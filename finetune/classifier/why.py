@@ -9,19 +9,19 @@ from parts of it that had not seen them.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from heapq import nsmallest
+from itertools import accumulate, chain, islice, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy.sparse import csc_array
+from scipy.sparse import csc_array, csr_array
 
 from panjue.finetune.classifier.classifier import Classifier, Seen
-from panjue.finetune.classifier.features import PLACES, Array, MarkedCase
-from panjue.finetune.classifier.grams import FIRST_NAME, Hashes, token_places
-from panjue.finetune.classifier.label_sets import by_probability
+from panjue.finetune.classifier.features import PLACES, Array, MarkedCase, View
+from panjue.finetune.classifier.grams import FIRST_NAME, Hashes, Text, token_places
 from panjue.finetune.classifier.trees import FieldTrees, Items, candidates, class_rows
 from panjue.prompts.example import Example
 from panjue.prompts.plain import Edit, Rewritten
@@ -43,6 +43,10 @@ EVIDENCE = (*OF_MONEY, *OF_WEIGHT, "acts", "dates", *WORDS)
 """What the numbers are that `prompts.tasks.evidence` reads in a text; sizes are log10."""
 
 LIKELIEST = 3
+
+
+EVERY_CASE = "[every case]"
+"""What all cases have in common where an answer has no list of persons."""
 
 
 class Word(NamedTuple):
@@ -123,33 +127,40 @@ class FieldReasons:
     answered: Sequence[Why]  # of the labels that were answered, but for those it does not know
 
 
+AnsweredLabels = Sequence[Mapping[str, Iterable[str]]]
+"""Of each item of an example: field -> the labels that were answered."""
+
+
 def reasons(
     classifier: Classifier,
-    example: Example,
-    answered: Sequence[Mapping[str, Iterable[str]]],
+    examples: Sequence[Example],
+    answered: Sequence[AnsweredLabels],
     most: int,
-) -> list[dict[str, FieldReasons]]:
-    """Return for each item of an example: field -> the likeliest labels, and why those answered.
+) -> list[list[dict[str, FieldReasons]]]:
+    """Return for each item of each example: field -> the likeliest labels, why those answered.
 
     Args:
         classifier: It was fitted on other examples.
-        example: It has as many items as `answered`.
-        answered: Of each item: field -> labels.
+        examples: Some hundred at most.
+        answered: Of each example, which has as many items.
         most: So many words, sentences and features for a label, and so many against it.
     """
-    seen = classifier.look_at([example])
+    if not examples:
+        return []
+    seen = classifier.look_at(examples)
     before = classifier.before_frequencies(seen.items)
-    grams_of_items = _grams_of_items(classifier, example, seen)
-    of_items: list[dict[str, FieldReasons]] = [{} for _ in answered]
+    grams_of_items = list(_grams_of_items(classifier, examples, seen))
+    labels_of_items = list(chain.from_iterable(answered))
+    of_items: list[dict[str, FieldReasons]] = [{} for _ in labels_of_items]
     first_column = 0  # of the field, among the labels of all fields
     for name, of_field in classifier.fields.items():
         probabilities = of_field.as_far_as_known(before[name], seen.known)
         numbers = {label: number for number, label in enumerate(of_field.labels)}
         wanted = []  # an item, and the number of a label that it is answered
-        for item, labels in enumerate(answered):
+        for item, labels in enumerate(labels_of_items):
             wanted += [(item, numbers[label]) for label in labels[name] if label in numbers]
         of_trees = _trees_say(classifier, seen.items, name, before, wanted, most)
-        whys: list[list[Why]] = [[] for _ in answered]
+        whys: list[list[Why]] = [[] for _ in of_items]
         for item, number in wanted:
             column = first_column + number
             words, sentences = grams_of_items[item].strongest(classifier, column, most)
@@ -169,11 +180,12 @@ def reasons(
             whys[item].append(why)
         by_label = of_field.by_label(probabilities)
         for item, (of_labels, of_answer) in enumerate(zip(by_label, whys, strict=True)):
-            likeliest = by_probability(of_labels, of_labels)[:LIKELIEST]
-            pairs = [(label, of_labels[label]) for label in likeliest]
+            likeliest = nsmallest(LIKELIEST, ((-p, label) for label, p in of_labels.items()))
+            pairs = [(label, -negative) for negative, label in likeliest]
             of_items[item][name] = FieldReasons(pairs, of_answer)
         first_column += len(of_field.labels)
-    return of_items
+    by_item = iter(of_items)
+    return [list(islice(by_item, size)) for size in seen.items.sizes.tolist()]
 
 
 def strongest(contributions: Array, most: int) -> list[int]:
@@ -193,27 +205,28 @@ class _Grams:
     hashes: Hashes  # of those that count, ascending, [kept]
     columns: Array  # of these in the view, [kept]
     values: Array  # of these in the text's vector, [kept]
-    text: str
+    text: Text  # with its marks as people read them
     tokens: Sequence[tuple[int, int]]  # where they start and end in the text
-    names: int  # so many characters from `FIRST_NAME` on are names
-    own: int | None  # the number of the name that the text is about; None of a whole case
-    marks: Sequence[str]
     occurrences: Array
     """Of each token, each pair of neighbors and each mark the number in `hashes`, or -1."""
-    sentences: Array  # the number of the sentence of each of these; -1 of marks
+    in_sentences: tuple[Array, Array, Array]
+    """Of the n-grams that stand in sentences: number in `hashes`, number of the sentence, and one
+    by how often the text has the n-gram."""
 
-    def contributions(self, of_view: csc_array, column: int) -> Array:
-        """Return what each n-gram contributes to the log-odds of a label, [kept]."""
-        return self.values * _weights(of_view, column, self.columns)
+    found: dict[int, tuple[Array, Array]] = field(default_factory=dict)
+    """Column of a label -> `contributions`: the items of a case share the whole text."""
 
-    def by_sentence(self, contributions: Array, n_sentences: int) -> Array:
-        """Return the sums of contributions, [kept], by the sentences where the n-grams stand."""
-        is_counted = (self.occurrences >= 0) & (self.sentences >= 0)
-        found = self.occurrences[is_counted]
-        times = np.bincount(found, minlength=len(self.hashes))
-        shares = contributions[found] / times[found]
-        sums: Array = np.bincount(self.sentences[is_counted], shares, minlength=n_sentences)
-        return sums
+    def contributions(
+        self, of_view: csc_array, column: int, n_sentences: int
+    ) -> tuple[Array, Array]:
+        """Return what n-grams contribute to the log-odds of a label, [kept], and by sentences."""
+        if column not in self.found:
+            of_grams = self.values * _weights(of_view, column, self.columns)
+            numbers, sentences, shares = self.in_sentences
+            in_sentences = of_grams[numbers] * shares
+            by_sentence = np.bincount(sentences, in_sentences, minlength=n_sentences)
+            self.found[column] = (of_grams, by_sentence)
+        return self.found[column]
 
     def text_of(self, hashed: int) -> str | None:
         """Return how people read an n-gram where it is first; None if the text has it not."""
@@ -226,17 +239,18 @@ class _Grams:
         if place < n_tokens:
             return self._token(place)
         if place >= n_tokens + n_pairs:
-            return self.marks[place - n_tokens - n_pairs]
+            return self.text.marks[place - n_tokens - n_pairs]
         first = self._token(place - n_tokens)
         second = self._token(place - n_tokens + 1)
         return f"{first} {second}" if _is_word(first) and _is_word(second) else first + second
 
     def _token(self, number: int) -> str:
         start, end = self.tokens[number]
-        name = ord(self.text[start]) - FIRST_NAME
-        if 0 <= name < self.names:
-            return OWN_NAME if name == self.own else ANY_NAME
-        return self.text[start:end].lower()
+        token = self.text.text[start:end]
+        name = ord(token[0]) - FIRST_NAME
+        if 0 <= name < self.text.names:
+            return OWN_NAME if name == self.text.own else ANY_NAME
+        return token.lower()
 
 
 def _is_word(token: str) -> bool:
@@ -254,6 +268,11 @@ class _ItemGrams:
         self._sentences = sentences  # starts and ends
         hashes = np.concatenate([of_case.hashes, of_own.hashes])
         self._hashes, self._number = np.unique(hashes, return_inverse=True)
+        if EVERY_CASE in of_own.text.marks:  # they are one word
+            marks = of_own.occurrences[-len(of_own.text.marks) :]
+            places = len(of_case.hashes) + marks[marks >= 0]
+            self._number[places] = self._number[places[:1]]
+        self._read: dict[int, str] = {}  # number in `hashes` -> how people read it
 
     def strongest(
         self, classifier: Classifier, column: int, most: int
@@ -262,70 +281,81 @@ class _ItemGrams:
         by_text = []
         by_sentence = np.zeros(len(self._sentences))
         for text, of_view in zip(self._texts, classifier.weights_by_label, strict=True):
-            contributions = text.contributions(of_view, column)
-            by_text.append(contributions)
-            by_sentence += text.by_sentence(contributions, len(self._sentences))
+            of_grams, in_sentences = text.contributions(of_view, column, len(by_sentence))
+            by_text.append(of_grams)
+            by_sentence += in_sentences
         sums = np.bincount(self._number, np.concatenate(by_text), minlength=len(self._hashes))
-        words = []
-        for place in strongest(sums, most):
-            hashed = self._hashes[place]
-            read = next(filter(None, (text.text_of(hashed) for text in self._texts)))
-            words.append(Word(read, float(sums[place])))
+        words = [Word(self._word(place), float(sums[place])) for place in strongest(sums, most)]
         sentences = []
         for number in strongest(by_sentence, most):
             sentences.append(Sentence(*self._sentences[number], float(by_sentence[number])))
         return words, sentences
 
+    def _word(self, place: int) -> str:
+        if place not in self._read:
+            hashed = self._hashes[place]
+            found = (text.text_of(hashed) for text in self._texts)
+            self._read[place] = next(filter(None, found))
+        return self._read[place]
 
-def _grams_of_items(classifier: Classifier, example: Example, seen: Seen) -> list[_ItemGrams]:
-    [case] = seen.cases
-    [hashes_of_case], hashes_of_items = seen.hashes
-    lengths = map(len, split_sentences(example.text, None, example.names))
-    bounds_of_sentences = list(pairwise(accumulate(lengths, initial=0)))
-    starts_of_sentences = [start for start, _ in bounds_of_sentences]
-    # The sentence of each character of `case.text`.
-    sentences = np.searchsorted(starts_of_sentences, _places_in_text(case), side="right") - 1
 
-    def grams(
-        view: int, number: int, hashes: Hashes, text: str, sentences: Array, own: int | None
-    ) -> _Grams:
-        """Read a text, with the sentence of each character; `own` is the number of its person."""
-        rows = seen.rows[view]
-        part = slice(*rows.indptr[number : number + 2])
-        columns = rows.indices[part]
-        kept = classifier.views[view].kept[columns]
-        found = np.searchsorted(kept, hashes)
-        is_kept = np.isin(hashes, kept)
-        tokens = token_places(text)
-        marks = [] if own is None else marks_read(number, len(case.own))
-        of_tokens = sentences[np.array([start for start, _ in tokens], int)]
-        return _Grams(
-            hashes=kept,
-            columns=columns,
-            values=rows.data[part].astype(float),
-            text=text,
-            tokens=tokens,
-            names=case.names,
-            own=own,
-            marks=marks,
-            occurrences=np.where(is_kept, found, -1),
-            sentences=np.concatenate([of_tokens, of_tokens[:-1], np.full(len(marks), -1)]),
-        )
+def _grams_of_items(
+    classifier: Classifier, examples: Sequence[Example], seen: Seen
+) -> Iterator[_ItemGrams]:
+    hashes_of_cases, hashes_of_items = seen.hashes
+    item = 0  # among those of all examples
+    for number, (example, case) in enumerate(zip(examples, seen.cases, strict=True)):
+        lengths = map(len, split_sentences(example.text, None, example.names))
+        bounds = list(pairwise(accumulate(lengths, initial=0)))
+        starts = [start for start, _ in bounds]
+        # The sentence of each character of `case.text`.
+        sentences = np.searchsorted(starts, _places_in_text(case), side="right") - 1
+        row = _row(seen.rows[0], number)
+        whole = Text(case.text, case.names)
+        of_case = _grams(classifier.views[0], row, hashes_of_cases[number], whole, sentences)
+        for person, own in enumerate(case.own):
+            row = _row(seen.rows[1], item)
+            of_list = marks_read(person, len(case.own))
+            marks = of_list if classifier.label_fields.items else [EVERY_CASE] * len(of_list)
+            text = Text(own, case.names, case.persons[person], tuple(marks))
+            of_clauses = [sentences[start:end] for start, end in case.own_bounds[person]]
+            in_clauses = np.concatenate([sentences[:0], *of_clauses])
+            of_own = _grams(classifier.views[1], row, hashes_of_items[item], text, in_clauses)
+            yield _ItemGrams(of_case, of_own, bounds)
+            item += 1
 
-    of_case = grams(0, 0, hashes_of_case, case.text, sentences, None)
-    of_items = []
-    for number, bounds in enumerate(case.own_bounds):
-        of_clauses = [sentences[start:end] for start, end in bounds]
-        of_own = grams(
-            view=1,
-            number=number,
-            hashes=hashes_of_items[number],
-            text=case.own[number],
-            sentences=np.concatenate([sentences[:0], *of_clauses]),
-            own=case.persons[number],
-        )
-        of_items.append(_ItemGrams(of_case, of_own, bounds_of_sentences))
-    return of_items
+
+def _row(rows: csr_array, number: int) -> tuple[Array, Array]:
+    """Return columns and values of a row; a slice of the array would be an array itself: slow."""
+    part = slice(*rows.indptr[number : number + 2])
+    return rows.indices[part], rows.data[part].astype(float)
+
+
+def _grams(
+    view: View, row: tuple[Array, Array], hashes: Hashes, text: Text, sentences: Array
+) -> _Grams:
+    """Read a text by its vector and the hashes of its n-grams.
+
+    Its marks are as people read them; `sentences` is the sentence of each of its characters.
+    """
+    columns, values = row
+    kept = view.kept[columns]
+    occurrences = np.where(np.isin(hashes, kept), np.searchsorted(kept, hashes), -1)
+    tokens = token_places(text.text)
+    of_tokens = sentences[np.array([start for start, _ in tokens], int)]
+    of_grams = np.concatenate([of_tokens, of_tokens[:-1]])  # without the marks, which come last
+    is_counted = occurrences[: len(of_grams)] >= 0
+    counted = occurrences[: len(of_grams)][is_counted]
+    times = np.bincount(counted, minlength=len(kept))
+    return _Grams(
+        hashes=kept,
+        columns=columns,
+        values=values,
+        text=text,
+        tokens=tokens,
+        occurrences=occurrences,
+        in_sentences=(counted, of_grams[is_counted], 1 / times[counted]),
+    )
 
 
 def _places_in_text(case: MarkedCase) -> Array:
@@ -430,8 +460,9 @@ def _corrections(
     most: int,
 ) -> dict[tuple[int, int], TreesSay]:
     found = candidates(items, name)
-    pairs = list(zip(found.item.tolist(), found.label.tolist(), strict=True))
-    row_of = {pair: row for row, pair in enumerate(pairs) if pair in set(wanted)}
+    pairs = zip(found.item.tolist(), found.label.tolist(), strict=True)
+    are_wanted = set(wanted)
+    row_of = {pair: row for row, pair in enumerate(pairs) if pair in are_wanted}
     if not row_of:
         return {}
     rows = found.rows[[*row_of.values()]]

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from pathlib import Path
 from subprocess import CompletedProcess
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from panjue.eval import report
 from panjue.eval.agreement import AGREEMENTS, NO_REPLY, agreement
 from panjue.eval.report import page, page_data
 from panjue.eval.shown import items_of
+from panjue.finetune.classifier.classifier import Classifier
 from panjue.prompts.example import Example
 from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.labels import Labels
@@ -28,12 +28,21 @@ from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
 from panjue.prompts.tasks.metrics import Item, same
 from panjue.serve.answers import DEMO_ANSWERED, Answered, check_complete, open_answers
-from tests.records import TRAINED, Row, Write, write_answers
+from tests.records import TRAINED, Row, Write, believing, write_answers
 
 TASK = load_task("judgment")
 DIALOGUES = Path(__file__).parents[2] / "prompts/tasks/dialogue/sample.folder"
 THEFT = (["盗窃罪"], ["264"], 11)
 HOSTILE = ["<script>alert(1)</script>", '王某"A', "李某乙"]
+
+YEAR = "有期徒刑九个月以上一年以下"
+BELIEVED = {
+    "charges": {"盗窃罪": 2.0, "诈骗罪": -1.0, "抢夺罪": -2.0, "放火罪": -3.0},
+    "articles": {"264": 2.0},
+    "penalty": {YEAR: 1.0, "拘役": 0.0},
+    "labels": {"Article 3": 1.0},
+}
+"""Logits of the classifier of `advised`, whatever the text."""
 
 LOG = (
     {"step": 5, "seconds": 1.0, "loss": 2.0},
@@ -77,18 +86,22 @@ def change_json(path: Path, **changes: Any) -> None:
 
 
 @pytest.fixture
-def advised(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+def advised(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return what gives all runs a classifier: gold, but for what `change` does to an answer."""
 
-    def by(change: Any) -> None:
+    def by(change: Any, classifier: Classifier | None = None) -> None:
         def alone(example: Example, _opinions: Any) -> Any:
             fallback = TASK.ask.decode("", example, Labels()).answer
             answer = json.loads(dump(example.answer or fallback))
             change(example, answer)
             return answer
 
-        advisor = SimpleNamespace(opinions=lambda *_: [], alone=alone)
-        monkeypatch.setattr(Answered, "advisor", lambda _: advisor)
+        def advisor(answered: Answered) -> Any:
+            logits = {name: BELIEVED[name] for name in answered.task.answer.fields}
+            thinking = classifier or believing(answered.task, logits)
+            return SimpleNamespace(opinions=lambda *_: [], alone=alone, classifier=thinking)
+
+        monkeypatch.setattr(Answered, "advisor", advisor)
 
     return by
 
@@ -180,7 +193,8 @@ def test_a_page_that_is_full_says_so_and_counts_all_cases(
         write_answers(hostile, write("blind.jsonl", [*cases, case(2, ("甲", *THEFT), gold=False)]))
     whole = page_data(open_answers(hostile))
     assert "Here are the first" not in page(whole)
-    size = len(htmlsafe_json_dumps(asdict(whole.cases[0]), **report.JSON).encode())
+    first = report.case_for_page(TASK, whole.cases[0])
+    size = len(htmlsafe_json_dumps(first, **report.JSON).encode())
     monkeypatch.setattr(report, "MAX_CASE_BYTES", size)
     found = page_data(open_answers(hostile))
     assert (found.cases, found.n_cases) == (whole.cases[:1], 2)
@@ -278,6 +292,52 @@ def test_what_the_classifier_answered_is_compared_with_the_reply(
     assert charges.predicted == ["抢劫罪"], "the classifier's, as the model answered"
     data = json.loads(page(found).split('id="data">')[1].split("</script>")[0])
     assert data["answeredBy"] == list(by_field.values())
+
+
+def test_who_answered_each_field_how_surely_and_what_the_classifier_thinks(
+    hostile: Path, advised: Callable[[Any], None]
+) -> None:
+    advised(think)
+    by_field = {"charges": "model", "articles": "model", "penalty": "classifier"}
+    reply = {"judgments": [{"name": HOSTILE[0], "charges": ["盗窃罪"], "penalty": YEAR}]}
+    rows = [row for _, row in read_lines(hostile / "completions.jsonl")]
+    rows[0]["texts"] = [dump(reply)]
+    write_lines(hostile / "completions.jsonl", rows)
+    changes = {"by_field": by_field, "fallback": "text classifier"}
+    change_json(hostile / "decode.json", **changes)
+    TASK.ask.labels(Reader(TASK).read(hostile.parent / "gold.jsonl")).save(hostile)
+
+    def by() -> list[list[str]]:
+        found = page_data(open_answers(hostile))
+        return [[why.by for why in of_item] for of_item in found.cases[0].whys]
+
+    assert by() == [["model", "classifier", "classifier"], *[["classifier"] * 3] * 2]
+    found = page_data(open_answers(hostile))
+    [first, second, _] = found.cases[0].whys
+    assert [why.confidence for why in first] == [0.9, 0.6, 0.3]
+    [charges, articles, penalty] = [why.reasons for why in first if why.reasons]
+    chances = {"盗窃罪": 0.8808, "诈骗罪": 0.2689, "抢夺罪": 0.1192}
+    assert [label for label, _ in charges.likeliest] == [*chances]
+    assert dict(charges.likeliest) == pytest.approx(chances, abs=1e-4)
+    assert [[why.label for why in of.answered] for of in (charges, articles, penalty)] == [
+        ["盗窃罪"],
+        ["264"],
+        [YEAR],
+    ]
+    assert second[0].reasons, "its charge is one that the classifier does not know"
+    assert second[0].reasons.answered == []
+    data = json.loads(page(found).split('id="data">')[1].split("</script>")[0])
+    assert data["cases"][0]["whys"][0][1] == [
+        *("classifier", 0.6, [["第二百六十四条", 0.881]]),
+        [["第二百六十四条", 0.881, 2.0, None, 1.0, [], [], []]],
+    ]
+    change_json(hostile / "decode.json", fallback="commonest labels")
+    assert by()[0] == ["model", "commonest labels", "classifier"]
+    change_json(hostile / "decode.json", submission_sha256="0")
+    assert by() == [[""] * 3] * 3, "edited since"
+    change_json(hostile / "manifest.json", voted={"../a": "", "../b": ""})
+    (hostile / "decode.json").unlink()
+    assert by() == [["vote"] * 3] * 3
 
 
 SETS = st.sets(st.sampled_from("甲乙丙"))

@@ -22,6 +22,7 @@ from tests.eval.test_report import (
     run_on,
     think,
 )
+from tests.finetune.classifier.test_why import knowing
 from tests.records import Row, Write, write_answers
 
 hostile = test_report.hostile  # the fixtures
@@ -137,17 +138,59 @@ def test_columns_are_named_by_who_answered(
     heads = opened.locator("#case section >> nth=0 >> th").all_inner_texts()
     assert heads[:4] == ["field", "gold", "handed in", "the other one"]
     rows = [head.split("\n") for head in heads[4:]]
-    assert [row[-1] for row in rows] == ["model", "text classifier", "text classifier"]
+    assert [row[1] for row in rows] == ["model", "text classifier", "text classifier"]
+    assert [row[2] for row in rows] == [f"confidence {share}" for share in ("0.90", "0.60", "0.30")]
     in_tests.take_pictures(opened, "report-by-field-en")
     opened.goto(opened.url + "?lang=zh")
     heads = opened.locator("#case section >> nth=0 >> th").all_inner_texts()
     assert heads[2:4] == ["提交的答案", "另一方的答案"]
-    assert heads[5].endswith("文本分类器")
+    assert heads[5].split("\n")[1:] == ["文本分类器", "置信度 0.60"]
     change_json(hostile / "decode.json", by_field=dict.fromkeys(by_field, "model"))
     show_report(opened, hostile)
     heads = opened.locator("#case section >> nth=0 >> th").all_inner_texts()
     assert heads == ["field", "gold", "model", "text classifier", *heads[4:]]
-    assert not any("\n" in head for head in heads)
+    assert [head.count("\n") for head in heads[4:]] == [1] * 3, "the confidence alone"
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_fold_says_why(
+    language: str, opened: Any, hostile: Path, advised: Callable[..., None]
+) -> None:
+    """The second person's charge is wrong: the classifier does not know it, and gives no words."""
+    advised(think, knowing({"盗窃": 3.0, "在场": -1.0}, {"\ue000望": 1.5, "place 2": -0.5}))
+    change_json(hostile / "decode.json", by_field={"charges": "classifier"})
+    show_report(opened, hostile)
+    opened.goto(f"{opened.url}?lang={language}")
+    folds = opened.locator("#case details.why")
+    assert folds.locator(".likeliest:visible").count() == 0, "it is closed"
+    folds.locator("summary").evaluate_all("all => all.forEach(one => one.click())")
+    shown = folds.nth(2).inner_text()
+    expected = {
+        "en": [
+            "why",
+            "charges: 盗窃罪",
+            "answered by the text classifier, confidence 0.90; not in the model's reply",
+            "words for",
+            "[this person]望 +1.06",
+            "against",
+            "[no. 3 in the list] −0.35",
+        ],
+        "zh": [
+            "理由",
+            "罪名：盗窃罪",
+            "作答：文本分类器，置信度 0.90；模型未答",
+            "支持的词",
+            "〔本人〕望 +1.06",
+            "反对的词",
+            "〔名单第 3 人〕 −0.35",
+        ],
+    }
+    for text in expected[language]:
+        assert text in shown
+    quoted = f"被告人{HOSTILE[0]}、{HOSTILE[1]}、{HOSTILE[2]}共同盗窃。"
+    assert quoted in shown, "text, not markup"
+    assert "盗窃 +" not in folds.nth(1).inner_text()
+    in_tests.take_pictures(opened, f"report-why-{language}")
 
 
 def test_without_gold_nothing_is_said_to_be_right(
@@ -185,7 +228,7 @@ def test_the_page_is_in_the_reader_s_language(opened: Any, hostile: Path) -> Non
     assert "2 个案件，其中 1 个计分（权重大于 0）；0 个在提交文件里没有对应的行" in remarks
     assert "无法解析的输出：0.00%" in remarks
     assert opened.locator("[lang=en]:visible").count() == 0
-    assert opened.locator("#case th").nth(3).inner_text() == "罪名"
+    assert opened.locator("#case th").nth(3).inner_text() == "罪名\n置信度 0.90"
 
 
 def test_gold_of_another_task_is_no_judgment(opened: Any, hostile: Path, tmp_path: Path) -> None:

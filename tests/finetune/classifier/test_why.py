@@ -1,9 +1,11 @@
 """Why the text classifier gives a label its probability: the parts, by hand and once more."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from panjue.finetune.classifier.grams import token_places
 from panjue.finetune.classifier.label_sets import LabelField
 from panjue.finetune.classifier.why import (
     ANY_NAME,
+    EVERY_CASE,
     OWN_NAME,
     FieldReasons,
     Why,
@@ -48,10 +51,20 @@ def all_labels(classifier: Classifier, items: int) -> list[dict[str, Sequence[st
     return [of_item] * items
 
 
+def of_one(
+    classifier: Classifier,
+    example: Example,
+    answered: Sequence[Mapping[str, Sequence[str]]],
+    most: int,
+) -> list[dict[str, FieldReasons]]:
+    [of_items] = reasons(classifier, [example], [answered], most)
+    return of_items
+
+
 def why_all(classifier: Classifier, example: Example) -> list[dict[str, FieldReasons]]:
     """Return why all labels of all items have their probabilities, with all words."""
     items = len(example.names) if classifier.label_fields.items else 1
-    return reasons(classifier, example, all_labels(classifier, items), ALL)
+    return of_one(classifier, example, all_labels(classifier, items), ALL)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +90,7 @@ def test_what_words_contribute_is_the_score(judging: Classifier, classifying: Cl
         for why in whys(why_all(classifier, example)):
             words = sum(word.contribution for word in why.words)
             assert why.bias + words == pytest.approx(why.score, abs=1e-4)
-            marks = [word for word in why.words if word.text.endswith("list]")]
+            marks = [word for word in why.words if re.search(r"list\]|every case", word.text)]
             sentences = sum(one.contribution for one in why.sentences)
             assert sentences + sum(mark.contribution for mark in marks) == pytest.approx(
                 words, abs=TOLERANCE
@@ -159,6 +172,9 @@ def compare(
 
 def compare_words(why: Why, linear: recompute.Recomputed, column: int, example: Example) -> int:
     again = {gram: one for gram, one in linear.words(column).items() if one}
+    if any(word.text == EVERY_CASE for word in why.words):  # the marks are one word
+        marks = {gram for gram in again if re.fullmatch(r"(place|of) \d|last True", gram)}
+        again[EVERY_CASE] = sum(again.pop(gram) for gram in marks)
     assert [word.contribution for word in why.words] == pytest.approx(
         sorted(again.values(), reverse=True), abs=TOLERANCE
     )
@@ -201,7 +217,11 @@ def knowing(weights: Mapping[str, float], own: Mapping[str, float]) -> Classifie
     views = []
     arrays = []
     for of_view in (weights, own):
-        by_hash = {int(hashes(gram)[-1]): weight for gram, weight in of_view.items()}
+        by_hash = {}
+        for gram, weight in of_view.items():
+            is_mark = " " in gram
+            hashed = crc32(gram.encode()) if is_mark else int(hashes(gram)[-1])
+            by_hash[hashed] = weight
         kept = np.array(sorted(by_hash), np.uint32)
         views.append(View(kept, np.ones(len(kept), np.float32)))
         arrays.append(csr_array([[by_hash[hashed]] for hashed in sorted(by_hash)]))
@@ -221,7 +241,7 @@ def test_words_and_sentences_worked_by_hand() -> None:
     classifier = knowing({"盗窃": 3.0, "拒捕": -2.0}, {"\ue000盗": 1.5, "\ue001盗": -0.5})
     twice = 1 + np.log(2)
     length = np.hypot(twice, 1)
-    first, second = reasons(classifier, example, [{"charges": ["盗窃罪"]}] * 2, ALL)
+    first, second = of_one(classifier, example, [{"charges": ["盗窃罪"]}] * 2, ALL)
     [why] = first["charges"].answered
     words = {"盗窃": 3 * twice / length, f"{OWN_NAME}盗": 1.5, "拒捕": -2 / length}
     assert [word.text for word in why.words] == [*words]
@@ -237,7 +257,7 @@ def test_words_and_sentences_worked_by_hand() -> None:
     [why] = second["charges"].answered
     assert dict(why.words)[f"{ANY_NAME}盗"] == pytest.approx(-0.5)
     assert (why.trees, why.is_left_out, why.known, why.frequency) == (None, False, 1, None)
-    first, _ = reasons(classifier, example, [{"charges": ["盗窃罪"]}] * 2, 1)
+    first, _ = of_one(classifier, example, [{"charges": ["盗窃罪"]}] * 2, 1)
     [best] = first["charges"].answered
     assert [word.text for word in best.words] == ["盗窃", "拒捕"], "one for and one against"
 
@@ -245,7 +265,7 @@ def test_words_and_sentences_worked_by_hand() -> None:
 def test_a_label_that_nobody_trained_has_no_reason() -> None:
     classifier = knowing({"盗窃": 3.0}, {"盗窃": 1.0})
     example = Example(1, "赵甲盗窃。", ("赵甲",))
-    [of_item] = reasons(classifier, example, [{"charges": ["抢劫罪", "盗窃罪"]}], 5)
+    [of_item] = of_one(classifier, example, [{"charges": ["抢劫罪", "盗窃罪"]}], 5)
     assert [why.label for why in of_item["charges"].answered] == ["盗窃罪"]
     assert [label for label, _ in of_item["charges"].likeliest] == ["盗窃罪"]
 
@@ -255,7 +275,7 @@ def test_sentences_are_those_of_the_text_as_it_was_given() -> None:
     text = "第一&times;句，\n赵 甲盗窃。第二\n句，İ赵　甲盗窃3万元，\n拒捕。第三句。"
     example = Example(1, text, ("赵甲",))
     classifier = knowing({"拒捕": 2.0, "窃3万": 1.0}, {"第二": 1.0})
-    [of_item] = reasons(classifier, example, [{"charges": ["盗窃罪"]}], 5)
+    [of_item] = of_one(classifier, example, [{"charges": ["盗窃罪"]}], 5)
     [why] = of_item["charges"].answered
     assert {word.text for word in why.words} == {"拒捕", "窃3万"}
     [sentence] = why.sentences
@@ -270,16 +290,25 @@ def test_any_text_has_reasons(text: str, names: list[str]) -> None:
     classifier = knowing({"甲": 1.0}, {"甲": 1.0, "乙": -1.0})
     example = Example(1, text, tuple(names))
     answered = [{"charges": ["盗窃罪"]}] * len(example.names)
-    for of_item in reasons(classifier, example, answered, 5):
+    for of_item in of_one(classifier, example, answered, 5):
         [why] = of_item["charges"].answered
         words = sum(word.contribution for word in why.words)
         assert why.score == pytest.approx(why.bias + words, abs=1e-5)
         assert sum(one.contribution for one in why.sentences) == pytest.approx(words)
 
 
+def test_many_at_once_have_the_same_reasons(judging: Classifier) -> None:
+    cases = thefts(5, seed=1)
+    answered = [all_labels(judging, 2)] * len(cases)
+    assert reasons(judging, cases, answered, 3) == [
+        of_one(judging, example, of_case, 3)
+        for example, of_case in zip(cases, answered, strict=True)
+    ]
+
+
 def test_an_empty_set_has_its_likeliest_labels_and_no_reasons() -> None:
     cases = [replace(one, answer={"labels": ["Article 3"]}) for one in examples(40)]
     classifier = classifier_of(ECTHR, cases)
-    [of_item] = reasons(classifier, cases[0], [{"labels": []}], 5)
+    [of_item] = of_one(classifier, cases[0], [{"labels": []}], 5)
     assert not of_item["labels"].answered
     assert [label for label, _ in of_item["labels"].likeliest] == ["Article 3"]

@@ -1,0 +1,210 @@
+"""Why one case was answered so, in lines: what `panjue explain` prints."""
+
+from collections.abc import Iterator, Sequence
+
+from panjue.eval.agreement import NO_REPLY
+from panjue.eval.baselines import was_fitted_on
+from panjue.eval.field_why import FEATURES_READ, VOTE, FieldWhy, label_read
+from panjue.eval.metric_values import submission_rows
+from panjue.eval.report import PageCase, page_cases
+from panjue.finetune.classifier.trees import CANDIDATES
+from panjue.finetune.classifier.why import TreeFeature, Why
+from panjue.prompts.example import Example
+from panjue.prompts.names import name_key
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.task import Task
+from panjue.prompts.tasks.metrics import Field
+from panjue.serve.answers import Answered
+from panjue.serve.decoding import decoding_of, edited
+
+MOST_REASONS = 5
+"""Words, sentences and features for each label, and as many against it."""
+
+SHOWN_LENGTH = 70
+"""Characters of a sentence; of a longer one the beginning is shown."""
+
+CONTRIBUTES_FROM = 0.005
+
+INDENT = 22
+
+ABOUT = (
+    "Contributions are log-odds. The linear model sets a label against all others; its words are",
+    "one or two characters, words or numbers of the text, and of the clauses that name the person:",
+    "[name] is any name, a number any of about its size. What the trees add is by TreeSHAP.",
+)
+
+
+def explain(answered: Answered, key: str, person: str | None) -> Iterator[str]:
+    """Yield the lines on the case of this id: on all its persons, or on one."""
+    task = answered.task
+    example = case_with_id(answered, key)
+    rows = submission_rows(task, answered.folder)
+    if rows.get(example.id) is None:
+        raise UserError(f"{rows.path}: has no answer to id {key}")
+    decoding = decoding_of(rows.path) or {}
+    [case] = page_cases(answered, decoding, [example], has_gold=False, most=MOST_REASONS)
+    chosen = items_meant(task, case, person)
+    yield f"{answered.folder}: id {key}"
+    has_reasons = any(why.reasons for whys in case.whys for why in whys)
+    if not has_reasons:
+        yield f"nothing to explain: {why_nothing(answered)}"
+    elif was_fitted_on(answered):
+        yield "The text classifier was fitted on these cases: it is surer of them than of new ones."
+    for number in chosen:
+        yield from item_lines(answered, example, case, number)
+    if has_reasons:
+        yield from ("", *ABOUT)
+
+
+def case_with_id(answered: Answered, key: str) -> Example:
+    """Return the case of an id."""
+    first = ""
+    for example in answered.examples():
+        if str(example.id) == key:
+            return example
+        first = first or f"; the first id is {example.id}"
+    raise UserError(f"{answered.test}: has no case with the id {key}{first}")
+
+
+def items_meant(task: Task, case: PageCase, person: str | None) -> list[int]:
+    """Return the numbers of the items of this name, or of all; UserError: nobody has it."""
+    names = [name for name, _ in case.items]
+    if person is None:
+        return list(range(len(names)))
+    if not task.answer.items:
+        raise UserError(f"id {case.id}: its answer is about no persons; leave --person out")
+    found = [number for number, name in enumerate(names) if name_key(name) == name_key(person)]
+    if not found:
+        raise UserError(f"id {case.id}: has no person {person!r}, but {', '.join(names)}")
+    return found
+
+
+def why_nothing(answered: Answered) -> str:
+    """Return why no text classifier can say anything."""
+    if n_voters := len(answered.record.voted):
+        return f"the vote of {n_voters} runs has no text classifier of its own"
+    if not answered.task.answer.fields:
+        return f"the task {answered.record.task} has no labels that a text classifier knows"
+    if answered.trained is None:
+        return "no training answered, or it is not there any more"
+    return answered.changed or f"{answered.trained.folder} has no text classifier"
+
+
+def item_lines(answered: Answered, example: Example, case: PageCase, number: int) -> Iterator[str]:
+    name, fields = case.items[number]
+    yield ""
+    if name:
+        yield name
+    if not case.whys:
+        for field in fields:
+            yield f"{field.name}: {values(field)}"
+        yield f"  {answerer_in_words(unknown_or_model(answered), answered)}"
+        return
+    opinions = case.opinions[number] if case.opinions else [None] * len(fields)
+    by_field = zip(answered.task.answer.fields, fields, case.whys[number], opinions, strict=True)
+    for field_name, field, why, opinion in by_field:
+        yield f"{field.name}: {values(field)}"
+        sure = f" (confidence {why.confidence:.2f})" if why.confidence is not None else ""
+        yield f"  {answerer_in_words(why.by, answered)}{sure}{other_answer(why, opinion)}"
+        yield from reason_lines(answered.task, field_name, example, why)
+
+
+def values(field: Field) -> str:
+    return "、".join(field.predicted) or "nothing"
+
+
+def unknown_or_model(answered: Answered) -> str:
+    """Return who answered where no field has labels."""
+    if answered.record.voted:
+        return VOTE
+    return "" if edited(answered.task.data.submission.find(answered.folder)) else "model"
+
+
+def answerer_in_words(by: str, answered: Answered) -> str:
+    known = {
+        "": "nobody knows who answered",
+        "model": "answered by the model",
+        "classifier": "answered by the text classifier",
+        VOTE: f"answered by the vote of {len(answered.record.voted)} runs",
+    }
+    return known.get(by, f"not in the model's reply; filled in with: {by}")
+
+
+def other_answer(why: FieldWhy, opinion: tuple[Field, str] | None) -> str:
+    """Return what the other one says, of model and text classifier; empty: nobody asked it."""
+    if why.by not in ("model", "classifier"):
+        return ""
+    if opinion is None:
+        return "; the model was not asked" if why.by == "classifier" else ""
+    field, how = opinion
+    if how == NO_REPLY:
+        return "; the model's reply has no answer"
+    other = "model" if why.by == "classifier" else "text classifier"
+    if how.startswith("agree"):
+        return f"; the {other} says the same"
+    return f"; the {other}'s answer, not used: {values(field)}"
+
+
+def reason_lines(task: Task, field: str, example: Example, why: FieldWhy) -> Iterator[str]:
+    """Yield what the text classifier says of a field."""
+    if why.reasons is None:
+        return
+    likeliest = []
+    for label, chance in why.reasons.likeliest:
+        likeliest.append(f"{label_read(task, field, label)} {chance:.1%}")
+    yield f"  likeliest: {', '.join(likeliest)}"
+    for one in why.reasons.answered:
+        yield f"  {label_read(task, field, one.label)}: {' → '.join(stages(one))}"
+        words = [(f"{word.text} {word.contribution:+.2f}", word.contribution) for word in one.words]
+        yield from for_and_against("words", words, "  ")
+        sentences = []
+        for start, end, contribution in one.sentences:
+            sentence = shown_sentence(example.text[start:end])
+            sentences.append((f"{contribution:+.2f} {sentence}", contribution))
+        yield from for_and_against("sentences", sentences, f"\n{' ' * INDENT}")
+        features = []
+        for feature in one.trees.features if one.trees else ():
+            text = f"{feature_read(task, field, feature)} {feature.contribution:+.2f}"
+            features.append((text, feature.contribution))
+        yield from for_and_against("trees", features, "; ")
+
+
+def stages(why: Why) -> Iterator[str]:
+    """Yield how a label comes to its probability, stage by stage."""
+    yield f"linear model {why.score:+.2f} ({why.bias:+.2f} whatever the text)"
+    trees = why.trees
+    if trees and trees.start is not None:
+        yield f"scaled {trees.start:+.2f}"
+    if trees:
+        yield f"trees {trees.given:+.2f} ({trees.average:+.2f} on average)"
+    if why.is_left_out:
+        yield f"not among the {CANDIDATES} labels that the trees look at"
+    is_of_set = trees is None or trees.start is not None
+    yield f"{'calibrated' if is_of_set else 'beside the other classes'} {why.before:.1%}"
+    if why.known < 1 and why.frequency is not None:
+        yield f"text known by {why.known:.0%}, frequency {why.frequency:.1%}: {why.probability:.1%}"
+
+
+def for_and_against(what: str, parts: Sequence[tuple[str, float]], joint: str) -> Iterator[str]:
+    """Yield lines of what speaks for a label, and of what speaks against it, the strongest first.
+
+    What would be shown as 0.00 is left out.
+    """
+    speaking_for = [text for text, contribution in parts if contribution >= CONTRIBUTES_FROM]
+    against = [text for text, contribution in parts if contribution <= -CONTRIBUTES_FROM]
+    for side, texts in (("for", speaking_for), ("against", against[::-1])):
+        if texts:
+            yield from f"    {f'{what} {side}':<{INDENT - 4}}{joint.join(texts)}".split("\n")
+
+
+def shown_sentence(sentence: str) -> str:
+    text = " ".join(sentence.split())
+    return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]}……"
+
+
+def feature_read(task: Task, field: str, feature: TreeFeature) -> str:
+    english, _ = FEATURES_READ.get(feature.name, (feature.name, ""))
+    if not feature.about:
+        return f"{english} ({feature.value:.4g})"
+    about, _ = FEATURES_READ.get(feature.about, (label_read(task, field, feature.about), ""))
+    return f"{english}: {about}" + ("" if feature.name == "label" else f" ({feature.value:.4g})")
