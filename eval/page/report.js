@@ -180,8 +180,8 @@ function whyFold(fields, whys, opinions, text) {
   fold.append(make("summary", say("why", "理由")));
   fields.forEach((field, number) => fold.append(...whyField(field, whys[number], opinions?.[number], text)));
   fold.append(make("p", say(
-    "Numbers are log-odds: what a word or sentence adds to the linear model's score of the label, against all others. Trees then weigh that score, those of the whole case and what they count in the text. Words are one or two characters or words.",
-    "数字为对数几率：词句使线性模型对该标签的得分（相对其他标签）增减多少。树模型再综合该得分、全案得分和文中数得的情节。词为一两个字或词。"), { class: "note" }));
+    "Confidence: how likely exactly this answer is right; each label of a set has a probability of its own. Numbers are log-odds: what a word or sentence adds to the linear model's score of the label, against all others. Trees then weigh that score, those of the whole case and what they count in the text. A word is one or two characters, or words of another script.",
+    "置信度指答案完全正确的概率；同一字段的各标签各有其概率。数字为对数几率：词句使线性模型对该标签的得分（相对其他标签）增减多少。树模型再综合该得分、全案得分和文中数得的情节。此处的“词”是一个字或相邻两字。"), { class: "note" }));
   return fold;
 }
 
@@ -190,7 +190,8 @@ function whyField(field, [by, confidence, likeliest, reasons], opinion, text) {
   const shown = [make("h5", labelOf(field.name) + say(": ", "：") + values), make("p", whoAnswered(by, confidence) + otherAnswer(by, opinion))];
   const table = make("div", "", { class: "likeliest" });
   for (const [label, share] of likeliest) {
-    table.append(make("meter", "", { value: share, "aria-hidden": "true" }), make("span", percent(share)), make("span", label));
+    const isAnswered = reasons.some(([answered]) => answered === label);
+    table.append(make("meter", "", { value: share, "aria-hidden": "true" }), make("span", percent(share)), make(isAnswered ? "b" : "span", label));
   }
   if (likeliest.length) shown.push(make("p", say("likeliest by the text classifier:", "文本分类器认为最可能："), { class: "note" }), table);
   for (const reason of reasons) shown.push(...reasonLines(reason, text));
