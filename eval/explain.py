@@ -28,7 +28,7 @@ CONTRIBUTES_FROM = 0.005
 INDENT = 22
 
 ABOUT = (
-    "Confidence: how likely exactly this answer is right; a label of a set has a chance of its own.",
+    "Confidence is how likely exactly this answer is right; each label of a set stands alone.",
     "Contributions are log-odds. The linear model sets a label against all others; its words are",
     "one or two characters, words or numbers of the text, and of the clauses that name the person:",
     "[name] is any name, a number any of about its size. What the trees add is by TreeSHAP.",

@@ -107,7 +107,7 @@ function showList() {
 // Who answered each field, as the run recorded; the other one's answer stands beside it.
 const ANSWERERS = { model: say("model", "模型"), classifier: say("text classifier", "文本分类器") };
 const isMixed = new Set(answeredBy).size > 1;
-const answerHeadings = isMixed ? [say("handed in", "提交的答案"), say("the other one", "另一方的答案")]
+const answerHeadings = isMixed ? [say("handed in", "提交的答案"), say("not handed in", "未采用的答案")]
   : answeredBy[0] === "classifier" ? [ANSWERERS.classifier, ANSWERERS.model] : [ANSWERERS.model, ANSWERERS.classifier];
 
 function fieldTable(fields, opinions, whys) {

@@ -136,14 +136,14 @@ def test_columns_are_named_by_who_answered(
     change_json(hostile / "decode.json", by_field=by_field)
     show_report(opened, hostile)
     heads = opened.locator("#case section >> nth=0 >> th").all_inner_texts()
-    assert heads[:4] == ["field", "gold", "handed in", "the other one"]
+    assert heads[:4] == ["field", "gold", "handed in", "not handed in"]
     rows = [head.split("\n") for head in heads[4:]]
     assert [row[1] for row in rows] == ["model", "text classifier", "text classifier"]
     assert [row[2] for row in rows] == [f"confidence {share}" for share in ("0.90", "0.60", "0.30")]
     in_tests.take_pictures(opened, "report-by-field-en")
     opened.goto(opened.url + "?lang=zh")
     heads = opened.locator("#case section >> nth=0 >> th").all_inner_texts()
-    assert heads[2:4] == ["提交的答案", "另一方的答案"]
+    assert heads[2:4] == ["提交的答案", "未采用的答案"]
     assert heads[5].split("\n")[1:] == ["文本分类器", "置信度 0.60"]
     change_json(hostile / "decode.json", by_field=dict.fromkeys(by_field, "model"))
     show_report(opened, hostile)
