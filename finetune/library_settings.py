@@ -3,7 +3,9 @@
 The checks refuse settings that would give a wrong result silently, or fail late.
 """
 
+import math
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -14,15 +16,19 @@ import torch
 from accelerate import PartialState
 from peft import LoraConfig
 from pydantic import TypeAdapter, ValidationError
-from transformers import BitsAndBytesConfig
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from transformers import BitsAndBytesConfig, Trainer, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
+from transformers.optimization import GreedyLR
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 from trl import SFTConfig as TrainerConfig
 
 from panjue.finetune.model import has_bf16
-from panjue.finetune.settings import SftConfig
+from panjue.finetune.settings import PATTERNS, SftConfig
 from panjue.prompts.plumbing.config import check_known, check_managed, first_complaint
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
+from panjue.prompts.plumbing.files import flat
+from panjue.prompts.plumbing.records import MANIFEST
 
 T = TypeVar("T")
 
@@ -34,71 +40,102 @@ INSTEAD = {
     "data_seed": "seed",
     "push_to_hub": "`hf upload` afterwards; push_to_hub would send the newest checkpoint",
     "hub_token": "the environment variable HF_TOKEN: settings are saved to disk",
+    "deepspeed": "accelerate=finetune/configs/fsdp2.yaml, which divides the weights among gpus",
+    "fsdp": "accelerate=finetune/configs/fsdp2.yaml",
+    "fsdp_config": "accelerate=finetune/configs/fsdp2.yaml",
+    "resume_from_checkpoint": "the same command again, which resumes",
 }
 """Settings of trl -> the setting of panjue to use instead."""
 
-SILENT = (
-    # The loss is the trainer's own.
-    "loss_type",
-    "label_smoothing_factor",
-    "completion_only_loss",
-    "assistant_only_loss",
-    # `finetune.data` makes the rows, `finetune.trainer` their order.
-    "padding_free",
-    "eval_packing",
-    "pad_token",
-    "eos_token",
-    "shuffle_dataset",
-    "dataloader_drop_last",
-    "packing_strategy",
-    "truncation_mode",
-    "pad_to_multiple_of",
-    "model_init_kwargs",  # `finetune.model` loads the model
-    "trust_remote_code",  # panjue never runs code of a model
-    "resume_from_checkpoint",  # the same command resumes
-    "chat_template_path",
-    "auto_find_batch_size",
-    "fsdp",
-    "fsdp_config",
-    "accelerator_config",  # it would change which rows a step has
-    # The lowest held-out loss is kept.
-    "metric_for_best_model",
-    "greater_is_better",
-    # With these, a training would resume with other weights, rows or patience.
-    "save_only_model",
-    "ignore_data_skip",
-    "eval_on_start",
-    "enable_jit_checkpoint",
-    "include_num_input_tokens_seen",  # it would count twice
-    "use_cpu",
-)
-"""Settings of trl that would change a training silently."""
+READ = {
+    "num_train_epochs": "the steps of a training",
+    "max_steps": "the steps of a training; with num_train_epochs at most so many",
+    "per_device_train_batch_size": "how many examples a process takes at once, see `shares`",
+    "per_device_eval_batch_size": "how many held-out examples a process takes at once",
+    "packing": "whether `finetune.data` packs; trl does not",
+    "train_sampling_strategy": "the order of the examples, see `order_of`",
+    # The optimizer.
+    "learning_rate": "its highest rate",
+    "lr_scheduler_type": "how the rate changes from step to step",
+    "lr_scheduler_kwargs": "arguments of the scheduler",
+    "warmup_steps": "in which steps the rate rises",
+    "optim": "its algorithm",
+    "optim_args": "arguments of some algorithms",
+    "optim_target_modules": "the layers that GaLore and APOLLO treat in their own way",
+    "weight_decay": "AdamW's",
+    "adam_beta1": "AdamW's",
+    "adam_beta2": "AdamW's",
+    "adam_epsilon": "AdamW's",
+    "max_grad_norm": "where gradients are clipped",
+    "neftune_noise_alpha": "noise that is added to the embeddings",
+    "average_tokens_across_devices": "whether a reply token counts the same in all processes",
+    "full_determinism": "whether torch takes deterministic kernels alone",
+    # Precision, memory and speed.
+    "bf16": "the type of products",
+    "fp16": "the type of products",
+    "tf32": "the precision of float32 products on a GPU",
+    "gradient_checkpointing": "memory for time",
+    "gradient_checkpointing_kwargs": "how",
+    "activation_offloading": "memory of a GPU for time",
+    "torch_compile": "compiles the model",
+    "torch_compile_backend": "with what",
+    "torch_compile_mode": "how",
+    "use_liger_kernel": "kernels for norms, rotations and activations",
+    "liger_kernel_config": "which of them",
+    "torch_empty_cache_steps": "after how many steps unused memory is given back",
+    "dataloader_num_workers": "processes that collate the batches",
+    "dataloader_pin_memory": "faster copies to a GPU",
+    "dataloader_persistent_workers": "whether these processes outlive an epoch",
+    "dataloader_prefetch_factor": "batches that these processes make in advance",
+    "dataloader_multiprocessing_context": "how these processes start",
+    "ddp_find_unused_parameters": "of DistributedDataParallel",
+    "ddp_bucket_cap_mb": "of DistributedDataParallel",
+    "ddp_broadcast_buffers": "of DistributedDataParallel",
+    "ddp_static_graph": "of DistributedDataParallel",
+    "ddp_timeout": "how long processes wait for each other, see `join_processes`",
+    # When to log, evaluate and save.
+    "logging_strategy": "when losses are logged",
+    "logging_steps": "when losses are logged",
+    "logging_first_step": "when losses are logged",
+    "eval_strategy": "when the held-out loss is computed",
+    "eval_steps": "when the held-out loss is computed",
+    "eval_delay": "when the held-out loss is computed first",
+    "save_strategy": "when a checkpoint is saved",
+    "save_steps": "when a checkpoint is saved",
+    "save_total_limit": "how many checkpoints are kept",
+    "load_best_model_at_end": "whether the weights of the lowest held-out loss are kept",
+    # What the training is reported to.
+    "report_to": "to what",
+    "run_name": "the name that it has there",
+    "project": "of Trackio",
+    "trackio_space_id": "of Trackio",
+    "trackio_bucket_id": "of Trackio",
+    "trackio_static_space_id": "of Trackio",
+    "skip_memory_metrics": "false reports how much memory the training took",
+    "debug": "underflow_overflow ends where an activation has no finite value, and shows which",
+}
+"""Settings of trl that a training here reads -> what they decide. All others are refused: they are
+set by panjue, or would do nothing without a word, as would those of a trl that is newer."""
 
-NOT_READ = (
-    "local_rank",
-    "do_train",
-    "do_eval",
-    "do_predict",
-    # Nothing is pushed to a hub.
-    "hub_private_repo",
-    "hub_model_id",
-    "hub_strategy",
-    "hub_always_push",
-    "hub_revision",
-    # `finetune.data` makes the rows.
-    "dataset_text_field",
-    "dataset_num_proc",
-    # `finetune.trainer` computes the held-out loss.
-    "prediction_loss_only",
-    "eval_do_concat_batches",
-    "eval_use_gather_object",
-    "eval_accumulation_steps",
-    "include_for_metrics",
-    "batch_eval_metrics",
-    "bf16_full_eval",
-    "fp16_full_eval",
+NEEDED_BY = {
+    "dataloader_persistent_workers": "dataloader_num_workers",
+    "dataloader_prefetch_factor": "dataloader_num_workers",
+    "dataloader_multiprocessing_context": "dataloader_num_workers",
+    "liger_kernel_config": "use_liger_kernel",
+}
+"""Settings of trl -> one without which they do nothing, or fail after the classifier is fitted."""
+
+OF_TRACKIO = ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")
+
+READ_QUANTIZATION = (
+    "load_in_4bit",
+    "bnb_4bit_compute_dtype",
+    "bnb_4bit_quant_type",
+    "bnb_4bit_use_double_quant",
+    "bnb_4bit_quant_storage",
+    "llm_int8_skip_modules",  # in spite of its name
 )
-"""Settings of trl that have no effect in these trainings."""
+"""Settings of BitsAndBytesConfig that four-bit weights have."""
 
 FIXED = {
     "restore_callback_states_from_checkpoint": True,  # a resumed run keeps its patience count
@@ -111,6 +148,7 @@ FIXED = {
 """Settings of trl that panjue always sets to the same values."""
 
 POSITIVE = {
+    "learning_rate": int | float,
     "max_steps": int,
     "per_device_train_batch_size": int,
     "per_device_eval_batch_size": int,
@@ -123,9 +161,20 @@ POSITIVE = {
 }
 """Settings that must be above 0; transformers takes 0 or less for `not set` in some of them."""
 
+SCALES = ("r", "lora_alpha", *PATTERNS)
+"""Settings of peft that are numbers above 0, or have them: of 0 nothing would be learnt."""
+
+OF_NAMES = ("target_modules", "exclude_modules", "modules_to_save", "target_parameters")
+"""Settings of peft that are lists of names; it takes a text in place of a list for a pattern."""
+
+SEVERAL_NAMES = re.compile(r"[\w.]+(?:[,\s]+[\w.]+)+,?")
+
 UNUSABLE = ("lora_bias", "alora_invocation_tokens")
 """Settings of peft that make an adapter unusable: peft cannot merge a bias into a layer without
 one, and vLLM 0.32 supports neither biases nor activated adapters."""
+
+TRIED_STEPS = 10
+"""Steps of the schedule that is tried before a training."""
 
 USERS_WANDB_DIR = os.environ.get("WANDB_DIR")
 """Environment variable for wandb's folder, if the user does not want the run folder."""
@@ -143,21 +192,22 @@ FLASH_ATTENTION = {
 
 def check_library_settings(config: SftConfig) -> None:
     """Refuse settings that panjue sets itself, or that would give a wrong result silently."""
+    check_known("trainer", config.trainer, signature(TrainerConfig).parameters)
+    if not (config.result / MANIFEST).exists():  # else an earlier version may have taken them
+        check_read(config.trainer)
     check_trainer(config.trainer)
+    check_managed("lora", config.lora, ("layer_replication", "inference_mode"))  # neither works
+    check_known("lora", config.lora, signature(LoraConfig).parameters)
     check_lora(config.lora)
     if (config.method == "qlora") != bool(config.quantization):
         way_out = "quantization={} empties it" if config.quantization else "set both or neither"
         raise UserError(f"quantization: goes with method=qlora; {way_out}")
     if config.quantization.get("load_in_8bit"):
         raise UserError("quantization.load_in_8bit: method=qlora has four bits; use load_in_4bit")
+    # transformers ignores names that it does not know.
+    check_known("quantization", config.quantization, READ_QUANTIZATION)
     check_attention(config)
     check_keep(config)
-    check_managed("trainer", config.trainer, (*SILENT, *FIXED))
-    check_managed("lora", config.lora, ("layer_replication", "inference_mode"))  # neither works
-    check_known("trainer", config.trainer, signature(TrainerConfig).parameters)
-    check_known("lora", config.lora, signature(LoraConfig).parameters)
-    # transformers ignores names that it does not know.
-    check_known("quantization", config.quantization, signature(BitsAndBytesConfig).parameters)
     validated("lora", LoraConfig, config.lora)
     with of_library("quantization"):
         BitsAndBytesConfig(**config.quantization)
@@ -175,18 +225,28 @@ def check_keep(config: SftConfig) -> None:
         raise UserError(f"keep: needs equal trainer.eval_strategy and save_strategy; {way_out}")
 
 
+def check_read(given: Mapping[str, Any]) -> None:
+    """Refuse settings of trl that nothing reads here, or that something else decides."""
+    for name in given:
+        if name in INSTEAD:
+            raise UserError(f"trainer.{name}: use {INSTEAD[name]}")
+        if name not in READ:
+            reason = "is set by panjue, or has no effect here"
+            raise UserError(f"trainer.{name}: {reason}; leave it out")
+    for name, needed in NEEDED_BY.items():
+        if given.get(name) and not given.get(needed):
+            raise UserError(f"trainer.{name}: has no effect without trainer.{needed}")
+    for name in OF_TRACKIO:
+        if name in given and "trackio" not in given.get("report_to", ()):
+            raise UserError(f"trainer.{name}: has no effect without trainer.report_to=trackio")
+
+
 def check_trainer(given: Mapping[str, Any]) -> None:
-    """Refuse settings of trl that another setting decides, or that make a training go wrong."""
-    for name, use in INSTEAD.items():
-        if name in given:
-            raise UserError(f"trainer.{name}: use {use}")
-    for name in NOT_READ:
-        if name in given:
-            raise UserError(f"trainer.{name}: has no effect here; leave it out")
+    """Refuse settings of trl with which a training goes wrong."""
     for name, kind in POSITIVE.items():
         value = given.get(name)
         is_number = isinstance(value, kind) and not isinstance(value, bool)
-        if value is not None and not (is_number and value > 0):
+        if value is not None and not (is_number and 0 < value < math.inf):
             what = "a whole number" if kind is int else "a number"
             raise UserError(f"trainer.{name}: must be {what} above 0, got {value}")
     if given.get("eval_strategy") == "steps" and not given.get("eval_steps"):
@@ -199,6 +259,10 @@ def check_trainer(given: Mapping[str, Any]) -> None:
         raise UserError("trainer.train_sampling_strategy: use group_by_length or random")
     if given.get("use_liger_kernel") and not find_spec("liger_kernel"):
         raise UserError("trainer.use_liger_kernel: the package liger-kernel is not installed")
+    if not torch.accelerator.is_available():
+        for name in ("activation_offloading", "fp16"):
+            if given.get(name):
+                raise UserError(f"trainer.{name}: needs a GPU; leave it out")
 
 
 def check_lora(given: Mapping[str, Any]) -> None:
@@ -209,6 +273,18 @@ def check_lora(given: Mapping[str, Any]) -> None:
     for name in UNUSABLE:
         if given.get(name):
             raise UserError(f"lora.{name}: could be neither merged nor served; leave it out")
+    for name in OF_NAMES:
+        value = given.get(name)
+        if isinstance(value, str) and SEVERAL_NAMES.fullmatch(value):
+            names = ",".join(re.findall(r"[\w.]+", value))
+            raise UserError(f"lora.{name}: {value!r} is one name; a list is lora.{name}=[{names}]")
+    scales = {name: given[name] for name in SCALES if name in given}
+    for name, value in flat(scales):
+        if isinstance(value, int | float) and not 0 < value < math.inf:
+            raise UserError(f"lora.{name}: must be above 0, got {value}")
+    dropout = given.get("lora_dropout", 0)
+    if isinstance(dropout, int | float) and not 0 <= dropout < 1:
+        raise UserError(f"lora.lora_dropout: must be from 0 to below 1, got {dropout}")
     if "task_type" in given:
         raise UserError("lora.task_type: is CAUSAL_LM already; remove it")
 
@@ -275,6 +351,8 @@ def trainer_config(config: SftConfig) -> TrainerConfig:
     if "wandb" in args.report_to:
         os.environ["WANDB_DIR"] = USERS_WANDB_DIR or str(config.run)
     check_reports(args.report_to)
+    check_optimizer(args)
+    check_schedule(args)
     # A single process would use all visible GPUs (transformers/training_args.py:1917), by
     # DataParallel, which trl refuses.
     args._n_gpu = min(args.n_gpu, 1)
@@ -297,6 +375,38 @@ def check_reports(names: Sequence[str]) -> None:
                 problem = "is not installed"
             install = f"{sys.executable} -m pip install --upgrade {name}"
             raise UserError(f"trainer.report_to: {name} {problem}; {install}") from None
+
+
+def check_optimizer(args: TrainerConfig) -> None:
+    """Make the optimizer once, for a tiny model: its package may be missing.
+
+    Some are made for the layers of the model; these are not made here.
+    """
+    if args.optim_target_modules:
+        return
+    model = torch.nn.Linear(1, 1)
+    with of_library("trainer.optim"):
+        kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
+        if isinstance(kind, type) and "model" not in settings:
+            kind(model.parameters(), **settings)
+
+
+def check_schedule(args: TrainerConfig) -> None:
+    """Go once through a schedule of the learning rate: it may lack an argument.
+
+    transformers would find out at the first step, after the text classifier is fitted.
+    """
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=args.learning_rate)
+    with of_library(f"trainer.lr_scheduler_kwargs: {args.lr_scheduler_type.value}"):
+        schedule = get_scheduler(
+            args.lr_scheduler_type, optimizer, 0, TRIED_STEPS, args.lr_scheduler_kwargs
+        )
+        for _ in range(TRIED_STEPS):
+            optimizer.step()
+            if isinstance(schedule, ReduceLROnPlateau | GreedyLR):
+                schedule.step(1.0)
+            else:
+                schedule.step()
 
 
 def precision(given: Mapping[str, Any]) -> dict[str, bool]:

@@ -4,15 +4,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
+from warnings import catch_warnings, simplefilter
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from pyarrow import compute
 from rich.console import Console
-from transformers import BitsAndBytesConfig, GenerationConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    GenerationConfig,
+    PreTrainedModel,
+)
 from transformers.utils import import_utils
 
 from panjue.finetune.distributed import is_sharded
@@ -41,7 +48,9 @@ def check_trainable(config: SftConfig, console: Console) -> None:
     if 0 < context < config.max_tokens:
         reason = f"{config.model} reads at most {context} tokens"
         raise UserError(f"max_tokens: {reason}; set max_tokens={context}")
-    if isinstance(config, BaseConfig) or console.quiet:  # quietly, as another process does the same
+    if config.method != "full":
+        check_lora_layers(config.lora, text)
+    if isinstance(config, BaseConfig) or console.quiet:  # quiet: another process asks
         return
     [architecture] = text.architectures
     if is_listed(architecture) and not is_part(folder):  # else vLLM may import the vision part
@@ -52,6 +61,21 @@ def check_trainable(config: SftConfig, console: Console) -> None:
     if problem:
         reason = f"not on this machine: vLLM cannot load {architecture} ({problem})"
         console.print(f"{'answering':12s} {reason}")
+
+
+def check_lora_layers(settings: Mapping[str, Any], text: Any) -> None:
+    """Add the adapter to a model without weights; refuse one that cannot be trained or merged."""
+    with torch.device("meta"), catch_warnings():
+        simplefilter("ignore")  # peft's, of tied embeddings
+        model = AutoModelForCausalLM.from_config(text)
+        adapted = with_lora(model, settings).get_base_model()
+    if isinstance(adapted.get_output_embeddings(), LoraLayer):
+        raise UserError("lora.target_modules: trl trains no LoRA of the output layer; leave it out")
+    if isinstance(adapted.get_input_embeddings(), LoraLayer) and text.tie_word_embeddings:
+        raise UserError(
+            "lora.target_modules: the embeddings of this base are its output layer too (tied), so "
+            "that LoRA on them cannot be merged; leave them out"
+        )
 
 
 def context_of(text: Any) -> int:
@@ -129,10 +153,10 @@ def with_lora(model: PreTrainedModel, settings: Mapping[str, Any]) -> PeftModel:
     `prepare_model_for_kbit_training` is not called for a four-bit base: it would convert embeddings
     and norms to float32, which takes 2.5 GB more for an 8B model.
     """
-    addresses = {weight: weight.data_ptr() for weight in model.parameters()}
+    storages = {weight: weight.untyped_storage() for weight in model.parameters()}
     with of_library("lora"):
         adapted = get_peft_model(model, LoraConfig(**settings, task_type="CAUSAL_LM"))
-    if any(weight.data_ptr() != address for weight, address in addresses.items()):
+    if any(weight.untyped_storage() is not storage for weight, storage in storages.items()):
         raise UserError(
             "lora: these settings change the base's weights too, and the adapter does not fit the "
             "original base; remove kasa_config and similar settings"

@@ -6,8 +6,9 @@ The Makefile's targets use the same functions.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from panjue.finetune.settings import SftConfig
 from panjue.prompts.gpu import check_gpu
-from panjue.prompts.plumbing.config import load_values
+from panjue.prompts.plumbing.config import load_values, refuse_home, refuse_options
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.run import CONFIG
 
@@ -26,6 +27,7 @@ def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
     the config is that of the run folder if it exists, or the one for this machine's GPU.
     """
     settings = list(words)
+    refuse_options(settings, SftConfig.model_fields)
     config = None
     if settings and "=" not in settings[0]:
         config = config_file(settings.pop(0))
@@ -33,6 +35,7 @@ def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
         if "=" not in word:
             raise UserError(f"{word!r}: settings are written key=value; a config comes before them")
     given = dict(word.split("=", 1) for word in settings)
+    refuse_home("run", given.get("run", ""))
     of_run = Path(given.get("run", ""), CONFIG)
     if config is None and "run" in given and of_run.is_file():
         config = of_run

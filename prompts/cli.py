@@ -46,6 +46,8 @@ for name in ("bitsandbytes", "torch._library.triton"):
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, e.g. trainer.max_steps=10")]
+TAKES_WORDS = {"ignore_unknown_options": True}
+"""For commands with words key=value: they say how `--lora_rank 16` is written here."""
 RunFolder = Annotated[Path | None, typer.Argument(metavar="RUN", show_default=False)]
 ListSettings = Annotated[bool, typer.Option("--settings", help="list all settings, and end")]
 
@@ -108,7 +110,7 @@ def convert(
         print(printable(line))
 
 
-@app.command()
+@app.command(context_settings=TAKES_WORDS)
 def base(config: Path, overrides: Overrides = None) -> None:
     """Train a tiny base model and its tokenizer from scratch, on invented cases."""
     with importing():
@@ -120,7 +122,7 @@ def base(config: Path, overrides: Overrides = None) -> None:
         make_base(settings)
 
 
-@app.command()
+@app.command(context_settings=TAKES_WORDS)
 def sft(
     words: Annotated[list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...")] = None,
     settings: ListSettings = False,
@@ -165,7 +167,7 @@ def merge(
         print("written:", merge_adapter(trained, base))
 
 
-@app.command()
+@app.command(context_settings=TAKES_WORDS)
 def choose(run: Path, overrides: Overrides = None) -> None:
     """Choose the adapter of RUN with the best score on held-out cases by the task's metric."""
     with importing():
@@ -178,7 +180,7 @@ def choose(run: Path, overrides: Overrides = None) -> None:
             choose_adapter(run, adapters, config)
 
 
-@app.command()
+@app.command(context_settings=TAKES_WORDS)
 def generate(
     run: RunFolder = None,
     test: Annotated[Path | None, typer.Argument(metavar="TEST", show_default=False)] = None,
@@ -222,7 +224,7 @@ def decode(
     decode_again(path, answer_setting(answer))
 
 
-@app.command()
+@app.command(context_settings=TAKES_WORDS)
 def serve(
     run: RunFolder = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="e.g. port=80 other=RUN2")] = None,

@@ -55,6 +55,10 @@ def config_folder(name: str) -> Path:
         base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
         raise UserError(f"{folder}: is an adapter; give the base model to be trained ({base})")
     if not (folder / "config.json").exists():
+        snapshots = sorted((folder / "snapshots").glob("*/config.json"))
+        if snapshots:  # a folder of the hub's cache
+            way_out = f"give {snapshots[0].parent}"
+            raise UserError(f"{folder}: has its files in snapshots/; {way_out}")
         raise UserError(f"{folder}: has no config.json; give the folder of the base model")
     configs = [folder / "config.json", folder / "tokenizer_config.json"]
     if any("auto_map" in read_object(path) for path in configs if path.exists()):

@@ -14,9 +14,15 @@ from panjue.finetune.trained import Trained, open_trained, refuse_other_choice, 
 from panjue.prompts.fingerprint import base_change
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import model_folder, prompt_sha256
-from panjue.prompts.plumbing.config import Config, check_known, check_managed, load_section
+from panjue.prompts.plumbing.config import (
+    Config,
+    check_known,
+    check_managed,
+    load_section,
+    refuse_options,
+)
 from panjue.prompts.plumbing.endpoint import parse_endpoint
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.run import CONFIG
 from panjue.prompts.reader import OnBadRow
 from panjue.prompts.task import Task, load_task
@@ -225,7 +231,8 @@ def answer_setting(word: str | None) -> AnswerSetting | None:
         return None
     key, _, value = word.partition("=")
     if key != "answer" or value not in get_args(AnswerSetting):
-        raise UserError(f"{word!r}: say answer=auto, answer=model or answer=classifier")
+        hint = did_you_mean(value, get_args(AnswerSetting))
+        raise UserError(f"{word!r}: say answer=auto, answer=model or answer=classifier{hint}")
     return cast(AnswerSetting, value)
 
 
@@ -337,6 +344,7 @@ def serve_settings(run: Path, words: Sequence[str] = ()) -> tuple[ServeConfig, d
 
     A word `name=RUN`, whose name is no setting, names a further adapter of the same base.
     """
+    refuse_options(words, ServeConfig.model_fields)
     settings = []
     runs = {NAME: run}
     for word in words:

@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from panjue.prompts.plumbing.files import sha256
+from panjue.prompts.plumbing.files import read_json, sha256, write_json
 
 Panjue = Callable[..., CompletedProcess[str]]
 HERE = Path(__file__).parent
@@ -76,6 +76,23 @@ def test_its_answers_stay(old: Path, panjue: Panjue) -> None:
         done = panjue(*words)
         assert done.returncode == 0, done.stderr
     assert sha256(old / "run/answers/test/submission.jsonl") == before
+
+
+def test_settings_that_are_refused_today_do_not_matter_in_what_is_made(
+    old: Path, panjue: Panjue
+) -> None:
+    record = read_json(old / "run/manifest.json")
+    record["trainer"]["use_cache"] = False
+    write_json(old / "run/manifest.json", record)
+    config = old / "run/config.yaml"
+    text = config.read_text("utf-8").replace("  trainer:\n", "  trainer:\n    use_cache: false\n")
+    config.write_text(text, "utf-8")
+    done = panjue("sft", "run/config.yaml")
+    assert ALREADY in done.stdout, done.stderr
+    done = panjue("generate", "run", "demo/test.jsonl", "answer=classifier")
+    assert done.returncode == 0, done.stderr
+    done = panjue("sft", "run/config.yaml", "run=other")
+    assert "trainer.use_cache: is set by panjue, or has no effect here" in done.stderr
 
 
 def test_a_merge_without_its_base_stays(old: Path, panjue: Panjue) -> None:

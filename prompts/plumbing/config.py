@@ -1,8 +1,10 @@
 """Make a frozen pydantic model from a YAML file and `key=value` words; refuse unknown keys."""
 
 import json
+import os
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,6 +55,7 @@ def load_section(
     values = sections.get(name) or {}
     if not isinstance(values, Mapping):
         raise UserError(f"{path}: section {name!r} must be lines of `key: value`")
+    refuse_options(overrides, cls.model_fields)
     overrides = [_as_text(cls, word) for word in overrides]
     try:
         config = cls.model_validate(_overridden(values, overrides))
@@ -63,8 +66,37 @@ def load_section(
             if re.split("[.=]", word)[0] == setting:
                 place = word
         raise UserError(f"{place}: {first_complaint(error, cls.model_fields)}") from None
+    for key, info in cls.model_fields.items():
+        if info.annotation in TEXT_TYPES:
+            refuse_home(key, str(getattr(config, key)))
     config._path = path
     return config
+
+
+def refuse_home(key: str, value: str) -> None:
+    """Refuse a path that begins with `~`: some shells leave it in words like run=~/mine."""
+    path = os.path.expanduser(value)  # as it is where there is no such user
+    if path != value:
+        raise UserError(f"{key}={value}: ~ is not expanded here; write {key}={path}")
+
+
+def refuse_options(words: Sequence[str], known: Container[str]) -> None:
+    """Refuse settings in the form of other programs, such as `--lora_rank 16`, in our words."""
+    for word, following in pairwise([*words, ""]):
+        if not re.match("--?[a-zA-Z]", word):
+            continue
+        option, equals, value = word.partition("=")
+        if not equals and not following.startswith("-") and "=" not in following:
+            value = following
+        key = option.lstrip("-").replace("-", "_")
+        ours = OURS.get(key, key)
+        if "." not in ours and ours.split()[0] not in known:
+            hint = did_you_mean(option, ["--settings", "--help"])
+            raise UserError(f"no option {option}{hint or '; settings are words like seed=1'}")
+        name, _, command = ours.partition(" ")
+        name = name.replace("…", key)
+        written = name if "=" in name else f"{name}={value or 'VALUE'}"
+        raise UserError(f"{option}: is written {written} here {command}".rstrip())
 
 
 YAML_ERRORS = (OmegaConfBaseException, yaml.YAMLError, UnicodeError)
@@ -178,6 +210,10 @@ def first_complaint(error: ValidationError, known: Mapping[str, FieldInfo] = {})
     if key in known and first["type"] == "missing":
         return f"set {key!r}: {known[key].description}"
     problem = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "literal_error" and isinstance(first["input"], str):
+        there_are = re.findall("'([^']*)'", first["ctx"]["expected"])
+        hint = did_you_mean(first["input"], there_are)
+        problem = f"there is no {first['input']!r}{hint} (there are {', '.join(there_are)})"
     return f"{key}: {problem}" if key else problem
 
 

@@ -7,10 +7,20 @@ from pathlib import Path
 
 import pytest
 from peft import LoraConfig
+from transformers import BitsAndBytesConfig, SchedulerType
 from trl import SFTConfig as TrainerConfig
 
-from panjue.finetune.library_settings import FLASH_ATTENTION, check_library_settings, trainer_config
-from panjue.finetune.settings import LAUNCHED, BaseConfig, SftConfig, launch
+from panjue.finetune.library_settings import (
+    FIXED,
+    FLASH_ATTENTION,
+    INSTEAD,
+    READ,
+    READ_QUANTIZATION,
+    check_library_settings,
+    trainer_config,
+)
+from panjue.finetune.settings import LAUNCHED, BaseConfig, SftConfig, launch, sft_settings
+from panjue.finetune.sft import train
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.other_names import OTHERS, OURS
@@ -26,13 +36,16 @@ def test_no_is_a_strategy_and_not_a_truth_value(name: str) -> None:
     assert read.trainer == {name: "no", "bf16": False}
 
 
+SET = "is set by panjue, or has no effect here; leave it out$"
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
         # trl's
-        ("trainer.save_only_model=true", "^trainer: 'save_only_model' is set by panjue$"),
-        ("trainer.accelerator_config={}", "^trainer: 'accelerator_config' is set by panjue$"),
-        ("trainer.use_cpu=true", "^trainer: 'use_cpu' is set by panjue$"),
+        ("trainer.save_only_model=true", f"^trainer.save_only_model: {SET}"),
+        ("trainer.accelerator_config={}", f"^trainer.accelerator_config: {SET}"),
+        ("trainer.use_cpu=true", f"^trainer.use_cpu: {SET}"),
         ("trainer.seed=1", "^trainer.seed: use seed$"),
         ("trainer.packing=maybe", "^trainer.packing: must be true, false or auto, got maybe$"),
         ("trainer.max_steps=-5", "^trainer.max_steps: must be a whole number above 0, got -5$"),
@@ -43,18 +56,55 @@ def test_no_is_a_strategy_and_not_a_truth_value(name: str) -> None:
         ("trainer.save_strategy=often", "^trainer: .*often.* is not a valid SaveStrategy"),
         ("trainer.save_strategy=best", "^trainer.save_strategy: .* the best is kept then$"),
         ("trainer.push_to_hub=true", "^trainer.push_to_hub: use `hf upload` afterwards; "),
-        ("trainer.dataloader_drop_last=true", "^trainer: 'dataloader_drop_last' is set by panjue$"),
-        ("trainer.model_init_kwargs={}", "^trainer: 'model_init_kwargs' is set by panjue$"),
-        ("trainer.optim=galore_adamw", "^trainer: "),
-        ("trainer.greater_is_better=true", "^trainer: 'greater_is_better' is set by panjue$"),
-        ("trainer.metric_for_best_model=f1", "^trainer: 'metric_for_best_model' is set by panjue"),
+        ("trainer.dataloader_drop_last=true", f"^trainer.dataloader_drop_last: {SET}"),
+        ("trainer.model_init_kwargs={}", f"^trainer.model_init_kwargs: {SET}"),
+        ("trainer.optim=galore_adamw", "^trainer.optim: .*galore_torch"),
+        ("trainer.greater_is_better=true", f"^trainer.greater_is_better: {SET}"),
+        ("trainer.metric_for_best_model=f1", f"^trainer.metric_for_best_model: {SET}"),
         ("trainer.eval_steps=null", "^trainer.eval_steps: set how often .*=steps evaluates$"),
         ("trainer.train_sampling_strategy=batch_rebalance", "use group_by_length or random$"),
         ("trainer.use_liger_kernel=true", "^trainer.use_liger_kernel: the package liger-kernel"),
         ("trainer.lr=1", "^trainer: no setting 'lr'; it is trainer.learning_rate here$"),
-        ("trainer.hub_model_id=x", "^trainer.hub_model_id: has no effect here; leave it out$"),
-        ("trainer.bf16_full_eval=true", "^trainer.bf16_full_eval: has no effect here"),
+        ("trainer.hub_model_id=x", f"^trainer.hub_model_id: {SET}"),
+        ("trainer.bf16_full_eval=true", f"^trainer.bf16_full_eval: {SET}"),
+        ("trainer.use_cache=true", f"^trainer.use_cache: {SET}"),
+        ("trainer.label_names=[x]", f"^trainer.label_names: {SET}"),
+        ("trainer.remove_unused_columns=false", f"^trainer.remove_unused_columns: {SET}"),
+        ("trainer.deepspeed=z3.json", "^trainer.deepspeed: use accelerate=finetune/configs/fsdp2"),
+        ("trainer.dataloader_prefetch_factor=2", "without trainer.dataloader_num_workers$"),
+        ("trainer.project=x", "^trainer.project: has no effect without .*report_to=trackio$"),
+        ("trainer.learning_rate=0", "^trainer.learning_rate: must be a number above 0, got 0$"),
+        ("trainer.learning_rate=.nan", "^trainer.learning_rate: must be a number above 0"),
+        ("trainer.fp16=true", "^trainer.fp16: needs a GPU; leave it out$"),
+        ("trainer.activation_offloading=true", "^trainer.activation_offloading: needs a GPU"),
+        ("trainer.adam_beta1=2", "^trainer.optim: Invalid beta parameter"),
+        ("trainer.optim=adamw_torch_8bit", "^trainer.optim: "),
+        (
+            "trainer.lr_scheduler_type=warmup_stable_decay",
+            "^trainer.lr_scheduler_kwargs: warmup_stable_decay: .* 'num_decay_steps'$",
+        ),
+        (
+            "trainer.lr_scheduler_type=cosine_with_min_lr",
+            "^trainer.lr_scheduler_kwargs: cosine_with_min_lr: One of min_lr or min_lr_rate",
+        ),
+        (
+            "trainer.lr_scheduler_type=cosine trainer.lr_scheduler_kwargs.num_cycles=two",
+            "^trainer.lr_scheduler_kwargs: cosine: ",
+        ),
         # peft's
+        ("lora.r=0", "^lora.r: must be above 0, got 0$"),
+        ("lora.lora_alpha=0", "^lora.lora_alpha: must be above 0, got 0$"),
+        ("lora.rank_pattern.q_proj=0", "^lora.rank_pattern.q_proj: must be above 0, got 0$"),
+        ("lora.lora_dropout=1", "^lora.lora_dropout: must be from 0 to below 1, got 1$"),
+        (
+            "lora.target_modules=q_proj,v_proj",
+            r"'q_proj,v_proj' is one name; a list is lora.target_modules=\[q_proj,v_proj\]$",
+        ),
+        ("lora.target_modules=[q_proj,lm_head]", "trl trains no LoRA of the output layer; leave"),
+        (
+            "lora.target_modules=[q_proj,embed_tokens]",
+            r"target_modules: .* \(tied\), .*cannot be merged",
+        ),
         ("lora.layer_replication=[[0,2]]", "^lora: 'layer_replication' is set by panjue$"),
         ("lora.inference_mode=true", "^lora: 'inference_mode' is set by panjue$"),
         ("lora.task_type=CAUSAL_LM", "^lora.task_type: is CAUSAL_LM already; remove it$"),
@@ -73,8 +123,15 @@ def test_no_is_a_strategy_and_not_a_truth_value(name: str) -> None:
             "method=qlora quantization.load_in_4bits=true",
             "^quantization: no setting .*; did you mean",
         ),
+        (
+            "method=qlora quantization.llm_int8_threshold=3",
+            "^quantization: no setting 'llm_int8_threshold'",
+        ),
         ("attn_implementation=flash_attention_2", "needs its package, which is not installed"),
         # panjue's own
+        ("model=~/x", f"^model=~/x: ~ is not expanded here; write model={Path.home()}/x$"),
+        ("dtype=float", r"there is no 'float'; did you mean 'float32'\? \(there are auto, "),
+        ("--lora_rank 16", "^--lora_rank: is written lora.r=16 here$"),
         ("max_tokens=16385", "model reads at most 16384 tokens; set max_tokens=16384$"),
         ("model=./nowhere", "no such folder"),
         ("task=judgement", "did you mean 'judgment'"),
@@ -99,6 +156,57 @@ def test_a_wrong_setting_ends_in_one_line(
     with pytest.raises(UserError, match=complaint) as error:
         main(workshop / "sft.yaml", given)
     assert "\n" not in str(error.value)
+
+
+def test_nothing_is_fitted_before_settings_are_checked(workshop: Path, tmp_path: Path) -> None:
+    for word in ("lora.target_modules=[nope]", "trainer.lr_scheduler_type=warmup_stable_decay"):
+        with pytest.raises(UserError):
+            train(sft_settings(workshop / "sft.yaml", [f"run={tmp_path}/run", word]))
+        assert not (tmp_path / "run").exists()
+
+
+def other_value(default: object) -> object:
+    """Return a value that is not the default of a setting, of its type where that matters."""
+    if isinstance(default, bool):
+        return not default
+    return default + 1 if isinstance(default, int | float) else "other"
+
+
+def test_each_setting_of_trl_is_read_or_refused_in_one_line() -> None:
+    for name, parameter in signature(TrainerConfig).parameters.items():
+        given = {name: other_value(parameter.default)}
+        if name in READ:
+            assert READ[name], "what it decides"
+            continue
+        with pytest.raises(UserError, match=rf"^trainer.{name}: ") as error:
+            check_library_settings(a_config(trainer=given))
+        assert "\n" not in str(error.value)
+    assert set(READ) <= set(signature(TrainerConfig).parameters)
+    assert not set(READ) & {*INSTEAD, *FIXED}
+
+
+def test_a_setting_of_a_newer_trl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def newer(*, learning_rate: float, prompt_loss_weight: float) -> None: ...
+
+    monkeypatch.setattr("panjue.finetune.library_settings.TrainerConfig", newer)
+    with pytest.raises(UserError, match=rf"^trainer.prompt_loss_weight: {SET}"):
+        check_library_settings(a_config(trainer={"prompt_loss_weight": 0.1}))
+
+
+def test_each_setting_of_four_bits_is_one_of_transformers() -> None:
+    assert set(READ_QUANTIZATION) <= set(signature(BitsAndBytesConfig).parameters)
+
+
+@pytest.mark.parametrize("kind", list(SchedulerType))
+def test_each_scheduler_with_its_arguments_is_taken(kind: SchedulerType) -> None:
+    arguments = {
+        SchedulerType.WARMUP_STABLE_DECAY: {"num_decay_steps": 240},
+        SchedulerType.COSINE_WITH_MIN_LR: {"min_lr_rate": 0.1},
+        SchedulerType.COSINE_WARMUP_WITH_MIN_LR: {"min_lr_rate": 0.1},
+    }
+    given = {"lr_scheduler_type": kind.value, "lr_scheduler_kwargs": arguments.get(kind)}
+    evaluation = {"eval_strategy": "steps", "eval_steps": 1}
+    trainer_config(a_config(trainer={**given, **evaluation}))
 
 
 def test_a_section_is_emptied_and_patterns_have_dots() -> None:

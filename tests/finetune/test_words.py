@@ -76,6 +76,9 @@ THERE_ARE = "(there are bare, gpu, m2.5-0.5b, or give a file)"
         (["run=new", "train=t"], "say model=NAME, or run=FOLDER of a training: new has none"),
         (["gpv"], f"no config 'gpv'; did you mean 'gpu'? {THERE_ARE}"),
         (["m2.5-0.6b"], f"no config 'm2.5-0.6b'; did you mean 'm2.5-0.5b'? {THERE_ARE}"),
+        (["--lora_rank", "16"], "--lora_rank: is written lora.r=16 here"),
+        (["gpu", "--seed=1"], "--seed: is written seed=1 here"),
+        (["run=~/x"], f"run=~/x: ~ is not expanded here; write run={Path.home()}/x"),
         (["model=m", "own.yaml"], "'own.yaml': settings are written key=value; a config comes bef"),
     ],
 )

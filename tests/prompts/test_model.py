@@ -55,6 +55,15 @@ def test_an_adapter_is_no_base_model(tmp_path: Path) -> None:
         model_folder(str(tmp_path))
 
 
+def test_a_folder_of_the_hubs_cache_is_said_to_have_snapshots(tmp_path: Path) -> None:
+    cached = tmp_path / "models--Qwen--Qwen3-0.6B"
+    write_json(cached / "snapshots/c1899de/config.json", {})
+    with pytest.raises(UserError) as error:
+        model_folder(str(cached))
+    said = f"has its files in snapshots/; give {cached}/snapshots/c1899de"
+    assert str(error.value) == f"{cached}: {said}"
+
+
 def test_code_of_a_base_is_never_run(folder: Path) -> None:
     (folder / "config.json").write_text("{}", "utf-8")
     for name in ("tokenizer_config.json", "config.json"):

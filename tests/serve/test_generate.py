@@ -321,9 +321,10 @@ def test_who_answers_can_be_said_and_said_again(
     done = panjue("decode", run / "answers/test", "answer=classifier")
     assert (done.returncode, submission(run)) == (0, own)
     assert said in done.stdout
-    wrong = panjue("decode", run / "answers/test", "answer=me")
+    wrong = panjue("decode", run / "answers/test", "answer=classifer")
     assert (wrong.returncode, submission(run)) == (2, own)
-    assert "'answer=me': say answer=auto, answer=model or answer=classifier" in wrong.stderr
+    three = "answer=auto, answer=model or answer=classifier"
+    assert f"'answer=classifer': say {three}; did you mean 'classifier'?" in wrong.stderr
     assert completions.read_bytes() == before
     assert not running_engine, "nothing is asked again"
     assert not list(run.glob("answers/held-out*"))

@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pydantic import Field
@@ -13,6 +13,7 @@ class Settings(Config):
     """Folder that the run is written to."""
     max_tokens: int = 4096
     trainer: dict[str, Any] = Field(default_factory=dict)
+    answer: Literal["auto", "model", "classifier"] = "auto"
 
 
 @pytest.fixture
@@ -70,6 +71,8 @@ def test_a_fault_of_the_file_is_named_with_its_place(
 def test_a_wrong_setting_is_named_with_its_word(path: Path) -> None:
     told = complaint(path, "name=a", "max_tokens=viel")
     assert told.startswith("max_tokens=viel: max_tokens: Input should be a valid integer")
+    said = "there is no 'classifer'; did you mean 'classifier'? (there are auto, model, classifier)"
+    assert complaint(path, "answer=classifer") == f"answer=classifer: answer: {said}"
 
 
 @pytest.mark.parametrize(
@@ -88,6 +91,37 @@ def test_a_broken_override_is_named_and_not_the_file(path: Path, word: str, prob
     assert told.startswith(f"{word!r}: ")
     assert problem in told
     assert f"{path}:" not in told
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--lora_rank 16", "--lora_rank: is written lora.r=16 here"),
+        ("--lora-rank=16 name=x", "--lora-rank: is written lora.r=16 here"),
+        ("name=x --lora_rank", "--lora_rank: is written lora.r=VALUE here"),
+        ("--max_tokens 9", "--max_tokens: is written max_tokens=9 here"),
+        ("--temperature .5", "--temperature: is written sampling.temperature=.5 here (generate)"),
+        (
+            "--gpu_memory_utilization .5",
+            "--gpu_memory_utilization: is written engine.gpu_memory_utilization=.5 here "
+            "(generate, serve)",
+        ),
+        ("--verbose", "no option --verbose; settings are words like seed=1"),
+        ("--setings", "no option --setings; did you mean '--settings'?"),
+    ],
+)
+def test_a_setting_in_the_form_of_others_is_said_in_our_words(
+    path: Path, words: str, said: str
+) -> None:
+    assert complaint(path, *words.split()) == said
+
+
+def test_a_home_that_no_shell_has_expanded_makes_no_folder(path: Path) -> None:
+    home = Path.home()
+    assert complaint(path, "name=~/x") == f"name=~/x: ~ is not expanded here; write name={home}/x"
+    path.write_text("sft: {name: ~/x}\n", "utf-8")
+    assert complaint(path).startswith("name=~/x: ~ is not expanded")
+    assert load_section(Settings, path, "sft", ["name=~a~"]).name == "~a~"
 
 
 @pytest.mark.parametrize(
