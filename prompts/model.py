@@ -12,7 +12,13 @@ from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.files import read_object, read_record, sha256
 from panjue.prompts.plumbing.records import CHOICE
 from panjue.prompts.plumbing.threads import SPINS
-from panjue.prompts.render import control_ids, neutralize, neutralize_tokens, prompt_file
+from panjue.prompts.render import (
+    control_ids,
+    neutralize,
+    neutralize_tokens,
+    prompt_file,
+    template_args,
+)
 
 CLASSIFIER = "classifier.npz"
 """File of the text classifier in the folder of an adapter, whose manifest has its hash."""
@@ -164,6 +170,7 @@ def load_tokenizer(folder: Path) -> Any:
         )
     if tokenizer.eos_token_id is None:
         raise UserError(f"{folder}: its tokenizer has no end token")
+    template_args(tokenizer)  # raises if its chat template cannot be used
     for token, number in control_ids(tokenizer).items():
         if number == tokenizer.unk_token_id:
             continue  # any unknown character gives this token

@@ -1,14 +1,14 @@
 """Turn an example into chat messages, and these into token ids, for training and serving."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from panjue.prompts import tasks
 from panjue.prompts.example import Example
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.task import Messages
 
 
@@ -25,9 +25,9 @@ OPINIONS = "{opinions}"
 """Field of a template for the text classifier's opinions (`finetune.classifier.opinions`)."""
 
 TEMPLATE_ARGS = {"enable_thinking": False}
-"""Arguments of every chat template, in training and serving, so that the reply starts with the JSON
-object. Templates of Qwen3's hybrid models then put an empty think block into the prompt. Other
-templates ignore the argument."""
+"""Arguments of chat templates, in training and serving: the reply starts with the JSON object. The
+templates of Qwen3's hybrid models then put an empty think block into the prompt; most others ignore
+the argument, and some refuse it, see `template_args`."""
 
 MARKUP = re.compile(r"<(?=[^>\s]{1,64}>)")
 
@@ -177,13 +177,39 @@ DATE = "26 Jul 2024"
 
 def prompt_ids(tokenizer: Any, messages: Messages) -> list[int]:
     """Return the token ids of the prompt, up to the start of the reply."""
+    safe = neutralize_messages(tokenizer, messages)
+    return _templated(tokenizer, safe, template_args(tokenizer))
+
+
+@lru_cache(maxsize=8)
+def template_args(tokenizer: Any) -> Mapping[str, Any]:
+    """Return the arguments that the chat template of a tokenizer gets everywhere.
+
+    They are `TEMPLATE_ARGS`; none if the template refuses these, since its model always thinks.
+    """
+    from jinja2 import TemplateError  # noqa: PLC0415  # scoring needs no template
+
+    trial = [{"role": "user", "content": "甲"}]
+    said = ""
+    for arguments in (TEMPLATE_ARGS, {}):
+        try:
+            _templated(tokenizer, trial, arguments)
+        except TemplateError as error:
+            said = first_line(error)
+        else:
+            return arguments
+    problem = f"its chat template refuses a message of a user ({said})"
+    raise UserError(f"{tokenizer.name_or_path}: {problem}; take another base")
+
+
+def _templated(tokenizer: Any, messages: Messages, arguments: Mapping[str, Any]) -> list[int]:
     ids: list[int] = tokenizer.apply_chat_template(
-        neutralize_messages(tokenizer, messages),
+        messages,
         add_generation_prompt=True,
         tokenize=True,
         return_dict=False,
         strftime_now=lambda _form: DATE,
-        **TEMPLATE_ARGS,
+        **arguments,
     )
     return ids
 

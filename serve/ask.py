@@ -21,7 +21,7 @@ from panjue.prompts.example import ENGINE_FAILED, Decoded, Example, call_key, fi
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.render import neutralize_messages
+from panjue.prompts.render import neutralize_messages, template_args
 from panjue.prompts.shorten import ShortenedPrompt, shortened_prompt, shortest
 from panjue.prompts.task import Messages, Schema, Task
 from panjue.serve.together import Together
@@ -73,6 +73,7 @@ class Question(NamedTuple):
     dropped: int  # sentences that were left out of the prompt
     messages: Messages  # the prompt for an endpoint
     opinions: Sequence[Opinion] = ()  # what the text classifier thinks of the case
+    template: Mapping[str, Any] = {}  # arguments of the chat template that made `prompt`
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,9 @@ class QuestionMaker:
             )
         if schema and (problem := self._grammar_problem(schema)):
             raise Refusal(f"the grammar library refuses its schema: {problem}")
-        return Question(prompt, schema, limit - len(prompt), shortened.dropped, messages, opinions)
+        room = limit - len(prompt)
+        template = template_args(self.tokenizer)
+        return Question(prompt, schema, room, shortened.dropped, messages, opinions, template)
 
     def _shortened(self, example: Example, source_limit: int) -> tuple[ShortenedPrompt, int]:
         """Return the shortened prompt, and the limit on prompt and reply to which it was shortened.

@@ -18,7 +18,6 @@ from panjue.prompts.plumbing.endpoint import (
 )
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.serve.ask import Request
 from panjue.serve.settings import ENDPOINT_SAMPLING
 
@@ -180,8 +179,8 @@ class Endpoint:
             arguments["n"] = number
         if question.room:
             arguments.setdefault("max_tokens", question.room)
-        if question.prompt and self._takes_template:  # our own model: decode as in training
-            further[TEMPLATE_FIELD] = {**TEMPLATE_ARGS, **further.get(TEMPLATE_FIELD, {})}
+        if question.template and self._takes_template:  # our own model: as in training
+            further[TEMPLATE_FIELD] = {**question.template, **further.get(TEMPLATE_FIELD, {})}
         if question.schema:
             json_schema = {"name": "reply", "strict": True, "schema": question.schema}
             arguments["response_format"] = {"type": "json_schema", "json_schema": json_schema}

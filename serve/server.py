@@ -31,7 +31,7 @@ from panjue.finetune.trained import Trained
 from panjue.prompts.model import threads_for
 from panjue.prompts.plumbing.errors import Stopped, UserError
 from panjue.prompts.plumbing.signals import stopping_signals
-from panjue.prompts.render import TEMPLATE_ARGS
+from panjue.prompts.render import template_args
 from panjue.serve.engine_processes import starting_engine
 from panjue.serve.http import TimedHttp
 from panjue.serve.judge import ServedRun
@@ -151,8 +151,8 @@ def arguments(setup: Setup) -> Namespace:
         own["lora_modules"] = adapters
         own["max_loras"] = len(adapters)
     args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
-    args.default_chat_template_kwargs = TEMPLATE_ARGS
-    args.shutdown_timeout = 30  # seconds for requests under way to finish
+    args.default_chat_template_kwargs = template_args(runs[NAME].question_maker.tokenizer)
+    args.shutdown_timeout = 30  # seconds for running requests to finish
     for name, value in with_room_for_states(with_own(config.engine, own)).items():
         setattr(args, name, value)
     validate_parsed_serve_args(args)

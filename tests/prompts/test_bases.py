@@ -18,7 +18,7 @@ from panjue.prompts.architecture import load_language_model, text_config
 from panjue.prompts.model import load_tokenizer, model_folder
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import atomic_folder, read_json, write_json
-from panjue.prompts.render import prompt_ids
+from panjue.prompts.render import prompt_ids, template_args
 from panjue.serve.merge import served_model
 from tests.finetune.conftest import lend_rows
 
@@ -149,6 +149,33 @@ def test_a_prompt_is_the_same_on_another_day(base: Path, monkeypatch: pytest.Mon
     template.write_text(today + template.read_text("utf-8"), "utf-8")
     ids = prompt_ids(load_tokenizer(base), [{"role": "user", "content": "甲"}])
     assert load_tokenizer(base).decode(ids).startswith("26 Jul 2024")
+
+
+def test_a_template_that_refuses_our_argument_gets_none(
+    base: Path, workshop: Path, tmp_path: Path, panjue: Panjue
+) -> None:
+    template = base / "chat_template.jinja"
+    refusal = "{{ raise_exception('This model always thinks.') }}"
+    refuses = f"{{% if enable_thinking is defined and not enable_thinking %}}{refusal}{{% endif %}}"
+    thinks = template.read_text("utf-8").replace("assistant\\n'", "assistant\\n<think>\\n'")
+    template.write_text(refuses + thinks, "utf-8")
+    tokenizer = load_tokenizer(base)
+    assert template_args(tokenizer) == {}
+    ids = prompt_ids(tokenizer, [{"role": "user", "content": "甲"}])
+    assert tokenizer.decode(ids).endswith("assistant\n<think>\n")
+    done = panjue(
+        "sft", workshop / "sft.yaml", f"model={base}", f"run={tmp_path}/r", "dry_run=true"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "<think>" in done.stdout
+
+
+def test_a_template_that_no_message_pleases_is_one_line(base: Path) -> None:
+    (base / "chat_template.jinja").write_text("{{ raise_exception('System first.') }}", "utf-8")
+    with pytest.raises(UserError) as error:
+        load_tokenizer(base)
+    said = "its chat template refuses a message of a user (System first.); take another base"
+    assert str(error.value) == f"{base}: {said}"
 
 
 def test_whoever_may_read_the_folder_may_read_the_weights(tmp_path: Path) -> None:

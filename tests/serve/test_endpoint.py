@@ -18,6 +18,7 @@ from panjue.prompts import tasks
 from panjue.prompts.example import call_key
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines, read_object, sha256
+from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.prompts.task import load_task, task_folders
 from panjue.serve.ask import Budget, Question, QuestionMaker, Request
 from panjue.serve.endpoint import ENDPOINT_KEY, MAX_REFUSALS, Endpoint
@@ -143,7 +144,8 @@ def test_a_refused_request_costs_its_call_only(server: Server, ask: Ask) -> None
 def test_a_server_that_refuses_a_field_of_vllm_is_asked_without_it(server: Server) -> None:
     name = "chat_template_kwargs"
     server.behave = lambda body: (400, f"Unrecognized argument: {name}") if name in body else None
-    question = Question([1], None, 0, 0, [{"role": "user", "content": "甲"}])
+    messages = [{"role": "user", "content": "甲"}]
+    question = Question([1], None, 0, 0, messages, template=TEMPLATE_ARGS)
     with closing(Endpoint(server.name)) as endpoint:
         for key in (1, 2):
             assert endpoint.runner.run(endpoint.ask(Request(key, question, {}))).outputs
@@ -175,8 +177,16 @@ def test_further_fields_are_sent_and_others_left_out(server: Server, ask: Ask) -
     assert server.asked[0]["chat_template_kwargs"] == {"x": 1}
 
 
-def test_a_field_of_vllm_is_sent_beside_those_of_the_user(server: Server) -> None:
+def test_a_template_that_refuses_our_argument_is_sent_none(server: Server) -> None:
     question = Question([1], None, 0, 0, [{"role": "user", "content": "甲"}])
+    with closing(Endpoint(server.name)) as endpoint:
+        endpoint.runner.run(endpoint.ask(Request(1, question, {})))
+    assert "chat_template_kwargs" not in server.asked[0]
+
+
+def test_a_field_of_vllm_is_sent_beside_those_of_the_user(server: Server) -> None:
+    messages = [{"role": "user", "content": "甲"}]
+    question = Question([1], None, 0, 0, messages, template=TEMPLATE_ARGS)
     sampling = {"extra_body": {"chat_template_kwargs": {"x": 1}, "top_k": 3}}
     server.behave = lambda body: (400, "chat_template_kwargs: x")
     with closing(Endpoint(server.name)) as endpoint:
