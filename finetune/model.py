@@ -23,7 +23,14 @@ from transformers import (
 from transformers.utils import import_utils
 
 from panjue.finetune.distributed import is_sharded
-from panjue.finetune.packed_attention import use_packed_attention
+from panjue.finetune.packed_attention import (
+    SHORT_TOKENS,
+    ends,
+    logits_only_of,
+    span_of,
+    training_without_chance,
+    use_packed_attention,
+)
 from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.finetune.vllm_probe import UNKNOWN_TO_VLLM, is_listed, vllm_problem
 from panjue.prompts.architecture import (
@@ -167,7 +174,8 @@ def with_lora(model: PreTrainedModel, settings: Mapping[str, Any]) -> PeftModel:
 MAX_CONTAMINATION = 1e-3
 """Largest `contamination` of a model that keeps the examples of a pack apart."""
 
-PROBE_TOKENS = 12
+MAX_DIFFERENCE_IN_PACK = 0.1
+"""Largest `difference_in_pack` that another order of sums explains, in 16 bits and with experts."""
 
 
 def choose_packing(config: SftConfig, model: Model, args: Any, console: Console) -> bool:
@@ -179,13 +187,13 @@ def choose_packing(config: SftConfig, model: Model, args: Any, console: Console)
     if not packing:
         return False
     # Under FSDP only the first process has the weights.
-    found = [contamination(model) if PartialState().is_main_process else 0.0]
+    found = [problem_in_packs(model, config.max_tokens) if PartialState().is_main_process else ""]
     broadcast_object_list(found)
-    if found[0] <= MAX_CONTAMINATION:
+    [problem] = found
+    if not problem:
         if config.attn_implementation == "sdpa" and not is_sharded():
             use_packed_attention(model, config.max_tokens, computing_dtype(model, args))
         return True
-    problem = f"in this model an example in a pack sees the one before it (by {found[0]:.1e})"
     if packing is True:
         raise UserError(f"trainer.packing: {problem}; set trainer.packing=auto")
     args.train_sampling_strategy = config.trainer.get("train_sampling_strategy", "group_by_length")
@@ -201,27 +209,68 @@ def computing_dtype(model: Model, args: Any) -> torch.dtype:
     return torch.float16 if args.fp16 else model.dtype
 
 
-@torch.no_grad()
-def contamination(model: torch.nn.Module) -> float:
+def problem_in_packs(model: torch.nn.Module, max_tokens: int) -> str:
+    """Return why packs would train a model otherwise than examples alone; empty if they do not.
+
+    Where attention has windows or chunks that rows of `max_tokens` exceed, the probes do too.
+    """
+    tokens = SHORT_TOKENS + span_of(model, max_tokens)
+    leak = contamination(model, tokens)
+    if leak > MAX_CONTAMINATION:
+        return f"in this model an example in a pack sees the one before it (by {leak:.1e})"
+    difference = difference_in_pack(model, tokens)
+    if not difference <= MAX_DIFFERENCE_IN_PACK:
+        return f"in this model an example in a pack differs from itself alone (by {difference:.0%})"
+    return ""
+
+
+def contamination(model: torch.nn.Module, tokens: int = SHORT_TOKENS) -> float:
     """Return the largest change of an example's logits when another one precedes it in its pack.
 
-    The unit is the standard deviation of the logits. Tiny models that keep examples apart have 0,
-    in bfloat16 too. Those whose layers carry a state or ignore `position_ids` have 0.4 to 6.
+    The example has `tokens`. The change is in units of their standard deviation. With tiny models
+    it was 0 where examples are kept apart, in bfloat16 too, and 0.4 to 6 where layers carry a state
+    or ignore `position_ids`.
     """
-    generator = torch.Generator().manual_seed(0)
+    before, other, example = probe_examples(model, SHORT_TOKENS, SHORT_TOKENS, tokens)
+    with training_without_chance(model):
+        one = logits_of_last(model, before, example)
+    with training_without_chance(model):
+        two = logits_of_last(model, other, example)
+    return float((one - two).abs().max() / one.std())
+
+
+def difference_in_pack(model: torch.nn.Module, tokens: int) -> float:
+    """Return the relative L2 difference of an example's logits in a pack from those of it alone.
+
+    It was 0.7 to 1 where chunks of attention are counted from the beginning of the pack.
+    """
+    before, example = probe_examples(model, SHORT_TOKENS, tokens)
+    model.eval()  # dropout in attention would differ too
+    packed = logits_of_last(model, before, example)
+    alone = logits_of_last(model, example)
+    return float((packed - alone).norm() / alone.norm())
+
+
+def probe_examples(model: torch.nn.Module, *sizes: int) -> list[torch.Tensor]:
+    """Return examples of so many random tokens, [1, tokens] each."""
     config: Any = model.config
     vocabulary = config.get_text_config().vocab_size
-    size = (3, 1, PROBE_TOKENS)
-    before, other, example = torch.randint(1, vocabulary, size, generator=generator)
-    positions = torch.arange(PROBE_TOKENS).repeat(1, 2)
-    logits = []
+    generator = torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
-    model.eval()  # without dropout
-    for first in (before, other):
-        pack = torch.cat([first, example], 1)
-        out = model(pack.to(device), position_ids=positions.to(device), use_cache=False)
-        logits.append(out.logits[:, PROBE_TOKENS:].float())
-    return float((logits[0] - logits[1]).abs().max() / logits[0].std())
+    return [
+        torch.randint(1, vocabulary, (1, size), generator=generator).to(device) for size in sizes
+    ]
+
+
+@torch.no_grad()
+def logits_of_last(model: torch.nn.Module, *examples: torch.Tensor) -> torch.Tensor:
+    """Return the logits at both ends of the last of these examples, as a pack, [1, places, ids]."""
+    pack = torch.cat(examples, 1)
+    positions = torch.cat([torch.arange(part.shape[1]) for part in examples])[None].to(pack.device)
+    places = ends(examples[-1].shape[1]) + pack.shape[1] - examples[-1].shape[1]
+    with logits_only_of(model, places.to(pack.device)):
+        logits: torch.Tensor = model(pack, position_ids=positions, use_cache=False).logits
+    return logits.float()
 
 
 def has_bf16() -> bool:

@@ -5,13 +5,15 @@ the work grows with the square of the pack. Here, on a CPU each example is one c
 example is a segment for torch's FlashAttention kernel for varying lengths.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from inspect import signature
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Dropout
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
@@ -116,10 +118,26 @@ MAX_CHANGE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 
 SHORT_TOKENS = 12
 
+SPANS = (
+    "sliding_window",
+    "attention_window_size",
+    "window_size",
+    "attention_chunk_size",
+    "floor_scale",
+)
+"""Settings of models that say after how many tokens, of a pack or an example, attention changes."""
+
 AMPERE = (8, 0)
 """FlashAttention's kernels need this capability, and heads of no more than `MAX_WIDTH`."""
 
 MAX_WIDTH = 256
+
+
+def span_of(model: Any, max_tokens: int) -> int:
+    """Return the longest window or chunk of a model's attention that rows exceed; 0 without one."""
+    config = model.config.get_text_config()
+    spans = [getattr(config, name, None) for name in SPANS]
+    return max((one for one in spans if isinstance(one, int) and one < max_tokens), default=0)
 
 
 def use_packed_attention(model: Any, max_tokens: int, dtype: torch.dtype) -> bool:
@@ -135,8 +153,7 @@ def use_packed_attention(model: Any, max_tokens: int, dtype: torch.dtype) -> boo
         return False
     if device.type == "cuda" and (getattr(config, "head_dim", None) or 0) > MAX_WIDTH:
         return False
-    window = getattr(config, "sliding_window", None) or 0
-    longest = SHORT_TOKENS + (window if window < max_tokens else 0)
+    longest = SHORT_TOKENS + span_of(model, max_tokens)
     before = base.config._attn_implementation
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         alone = probed(model, longest, packed=False)
@@ -162,12 +179,56 @@ def can_run(device: torch.device, dtype: torch.dtype) -> bool:
     return has_groups and torch.cuda.get_device_capability(device) >= AMPERE
 
 
+@contextmanager
+def training_without_chance(model: torch.nn.Module) -> Iterator[None]:
+    """Put a model in training mode, as in a step, with the same random numbers in each block.
+
+    Layers of dropout are off. Attention has a dropout of its own: it is on, so that
+    `packed_attention`, which has none, sees it.
+    """
+    device = next(model.parameters()).device
+    model.train()
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.eval()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        yield
+    model.eval()
+
+
+@contextmanager
+def logits_only_of(model: Any, places: slice | Tensor) -> Iterator[None]:
+    """Let a model compute its logits at these places of a row only: a vocabulary may be large."""
+
+    def select(_: torch.nn.Module, hidden: tuple[Tensor]) -> tuple[Tensor]:
+        return (hidden[0][:, places],)
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(select)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def ends(size: int) -> Tensor:
+    """Return the first places of an example of `size` tokens, and the last ones, [places]."""
+    if size <= 3 * SHORT_TOKENS:
+        return torch.arange(size)
+    first = torch.arange(SHORT_TOKENS)
+    return torch.cat([first, torch.arange(size - 2 * SHORT_TOKENS, size)])
+
+
 Probed = tuple[Tensor, Tensor]
-"""Logits, [tokens, vocabulary], and the gradient of all trained weights, [weights]."""
+"""Logits, [places, vocabulary], and the gradient of the embedded tokens, [tokens, width]."""
 
 
 def probed(model: Any, longest: int, *, packed: bool) -> Probed:
-    """Return the model's results for three examples, in one pack or each alone."""
+    """Return what a model makes of three examples in a pack, or of each alone.
+
+    Gradients of all weights would be twice as large as those of a step. That of the tokens has come
+    through the attention of all layers.
+    """
     generator = torch.Generator().manual_seed(0)
     sizes = [SHORT_TOKENS, longest, SHORT_TOKENS]
     device = next(model.parameters()).device
@@ -175,19 +236,34 @@ def probed(model: Any, longest: int, *, packed: bool) -> Probed:
     ids = torch.randint(1, vocabulary, (1, sum(sizes)), generator=generator).to(device)
     positions = torch.cat([torch.arange(size) for size in sizes])[None].to(device)
     calls: list[dict[str, Any]] = []
+    shown = [ends(size) for size in sizes]
     if packed:
         starts, most = segments(sizes)
         calls.append({"input_ids": ids, "position_ids": positions})
         calls[0] |= {"cu_seq_lens_q": starts.to(device), "max_length_q": most}
+        offsets = starts.tolist()
+        shown = [torch.cat([part + start for part, start in zip(shown, offsets, strict=False)])]
     else:
         calls += [{"input_ids": part} for part in torch.split(ids, sizes, 1)]
-    model.eval()  # without dropout
-    logits = torch.cat([model(**call, use_cache=False).logits[0].float() for call in calls])
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
-    likelihoods = logits.log_softmax(-1).gather(1, ids[0, :, None])
-    gradients = torch.autograd.grad(likelihoods.mean(), trained, allow_unused=True)
-    known = [gradient.float().flatten() for gradient in gradients if gradient is not None]
-    return logits.detach(), torch.cat(known)
+    embedded: list[Tensor] = []
+
+    def leaf(_: torch.nn.Module, __: object, out: Tensor) -> Tensor:
+        embedded.append(out.detach().requires_grad_())
+        return embedded[-1].clone()  # a model may change it in place
+
+    logits = []
+    hook = model.get_input_embeddings().register_forward_hook(leaf)
+    try:
+        with training_without_chance(model):
+            for call, places in zip(calls, shown, strict=True):
+                with logits_only_of(model, places.to(device)):
+                    logits.append(model(**call, use_cache=False).logits[0].float())
+    finally:
+        hook.remove()
+    together = torch.cat(logits)
+    of_one_token = together.log_softmax(-1)[:, 0]
+    gradients = torch.autograd.grad(of_one_token.mean(), embedded)
+    return together.detach(), torch.cat([part[0].float() for part in gradients])
 
 
 def change(one: Probed, other: Probed) -> float:

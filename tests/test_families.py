@@ -17,9 +17,10 @@ import jsonschema
 import pytest
 import torch
 
-from panjue.finetune.model import MAX_CONTAMINATION, PROBE_TOKENS, contamination
+from panjue.finetune.model import MAX_CONTAMINATION, contamination, problem_in_packs
 from panjue.finetune.packed_attention import (
     MAX_CHANGE,
+    SHORT_TOKENS,
     change,
     probed,
     use_packed_attention,
@@ -126,10 +127,10 @@ def answers(run_of: Callable[[str], Path], ground: Path) -> dict[tuple[str, str]
 @torch.no_grad()
 def packed_against_alone(model: Any) -> float:
     """Return the largest difference of an example's logits, in their standard deviations."""
-    ids = torch.arange(5, 5 + 2 * PROBE_TOKENS)[None]
-    positions = torch.arange(PROBE_TOKENS).repeat(1, 2)
-    packed = model(ids, position_ids=positions, use_cache=False).logits[:, PROBE_TOKENS:]
-    alone = model(ids[:, PROBE_TOKENS:], use_cache=False).logits
+    ids = torch.arange(5, 5 + 2 * SHORT_TOKENS)[None]
+    positions = torch.arange(SHORT_TOKENS).repeat(1, 2)
+    packed = model(ids, position_ids=positions, use_cache=False).logits[:, SHORT_TOKENS:]
+    alone = model(ids[:, SHORT_TOKENS:], use_cache=False).logits
     return float((packed - alone).abs().max() / alone.std())
 
 
@@ -141,6 +142,7 @@ def test_a_loaded_model_says_whether_it_keeps_examples_apart(
     model = load_language_model(base_of(name), dtype=dtype).eval()
     found = contamination(model)
     assert found > 100 * MAX_CONTAMINATION if name in LEAKING else found < MAX_CONTAMINATION / 100
+    assert bool(problem_in_packs(model, 128)) == (name in LEAKING), "128: longer than windows"
     if dtype == torch.float32:
         assert (packed_against_alone(model) > MAX_CONTAMINATION) == (name in LEAKING)
 

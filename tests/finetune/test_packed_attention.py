@@ -1,5 +1,6 @@
 """Attention inside the examples of a pack equals attention with a mask over the pack."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,13 +14,20 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTBigCodeConfig,
+    GPTBigCodeForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
 from panjue.finetune.data import cached, collate, collate_segments, pack
+from panjue.finetune.model import problem_in_packs
 from panjue.finetune.packed_attention import (
     MAX_CHANGE,
     PACKED,
@@ -152,6 +160,13 @@ def test_a_model_with_plain_attention_takes_it(more: dict[str, Any], dtype: torc
     assert model.config._attn_implementation == PACKED
 
 
+OLD: dict[str, Any] = {
+    "vocab_size": 300,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "attn_implementation": "sdpa",
+}
 SOFTCAP = Gemma2Config(**SHAPE, layer_types=["full_attention"] * 2, attn_logit_softcapping=50.0)
 EAGER = {**SHAPE, "attn_implementation": "eager"}
 SINKS = GptOssConfig(**EAGER, num_local_experts=2, num_experts_per_tok=1)
@@ -163,14 +178,64 @@ SINKS = GptOssConfig(**EAGER, num_local_experts=2, num_experts_per_tok=1)
         lambda: Gemma2ForCausalLM(SOFTCAP),
         lambda: GptOssForCausalLM(SINKS),
         lambda: qwen(attention_dropout=0.1),
+        lambda: GPT2LMHeadModel(GPT2Config(**OLD)),
+        lambda: GPTBigCodeForCausalLM(GPTBigCodeConfig(**OLD)),
     ],
-    ids=["softcap", "sinks", "dropout"],
+    ids=["softcap", "sinks", "dropout", "gpt2", "starcoder"],
 )
 def test_a_model_with_more_in_its_attention_keeps_it(make: Callable[[], Any]) -> None:
     model = make()
     before = model.config._attn_implementation
     assert not use_packed_attention(model, 4096, torch.float32)
     assert model.config._attn_implementation == before
+    ids = torch.arange(1, 25)[None]
+    model.train()
+    assert model(ids, position_ids=torch.arange(12).repeat(1, 2)).logits.isfinite().all()
+
+
+def test_dropout_in_attention_is_no_leak() -> None:
+    for model in (qwen(attention_dropout=0.1), GPT2LMHeadModel(GPT2Config(**OLD))):
+        assert problem_in_packs(model, 4096) == ""
+
+
+CHUNKS = {"attention_chunk_size": 40, "num_local_experts": 2, "num_experts_per_tok": 1}
+
+
+def test_chunks_of_a_pack_that_are_none_of_its_examples_are_noticed() -> None:
+    torch.manual_seed(0)
+    shape = {**SHAPE, "intermediate_size_mlp": 48, **CHUNKS}
+    model = Llama4ForCausalLM(Llama4TextConfig(**shape))
+    assert problem_in_packs(model, 40) == "", "a pack is one chunk"
+    problem = problem_in_packs(model, 4096)
+    assert re.search(r"an example in a pack differs from itself alone \(by \d+%\)$", problem)
+    assert not use_packed_attention(model, 4096, torch.float32)
+
+
+def test_windows_that_rows_exceed_are_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = qwen(**WINDOW)
+    sizes: list[int] = []
+    forward = model.forward
+
+    def counted(*ids: torch.Tensor, **call: Any) -> Any:
+        sizes.append((ids or (call["input_ids"],))[0].shape[1])
+        return forward(*ids, **call)
+
+    monkeypatch.setattr(model, "forward", counted)
+    assert problem_in_packs(model, 16) == ""
+    assert max(sizes) == 24
+    assert problem_in_packs(model, 4096) == ""
+    assert max(sizes) == 24 + WINDOW["sliding_window"]
+
+
+def test_a_probe_makes_no_gradients_of_all_weights() -> None:
+    model = qwen()
+    held: list[torch.Tensor] = []
+    for weight in model.parameters():
+        weight.register_hook(held.append)
+    _, gradient = probed(model, 12, packed=False)
+    assert gradient.shape == (36, SHAPE["hidden_size"])
+    assert gradient.norm() > 0
+    assert not held
 
 
 @pytest.mark.gpu
