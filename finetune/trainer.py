@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import Dropout
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerControl, TrainingArguments
-from transformers.integrations import SwanLabCallback
+from transformers.integrations import SwanLabCallback, TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import get_length_grouped_indices
 from transformers.trainer_utils import EvalLoopOutput
@@ -31,6 +31,7 @@ from panjue.finetune.checkpoints import (
     mark_complete,
     newest_complete,
 )
+from panjue.finetune.curves import Curves
 from panjue.finetune.data import IGNORED, collate, collate_segments
 from panjue.finetune.packed_attention import PACKED
 from panjue.finetune.reply_loss import token_losses
@@ -150,6 +151,9 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         if not self.is_fsdp_enabled:  # FSDP replaces the weights before the optimizer exists
             self.create_optimizer()
         self.remove_callback(PrinterCallback)  # TrainingLog prints instead
+        if "tensorboard" in self.args.report_to:
+            self.remove_callback(TensorBoardCallback)
+            self.add_callback(Curves())
         if "swanlab" in self.args.report_to:
             self._report_to_swanlab()
 

@@ -372,4 +372,6 @@ class TrainingRun:
             console.print(f"next: panjue generate {config.run} TEST{limit}")
         if "tensorboard" in trainer.args.report_to:
             program = Path(sys.executable).with_name("tensorboard")
-            console.print(f"curve: {program} --logdir {config.run}/tensorboard")
+            # By default TensorBoard shows a thousand points of a curve, chosen at random.
+            all_points = "--samples_per_plugin scalars=0"
+            console.print(f"curve: {program} --logdir {config.run}/tensorboard {all_points}")

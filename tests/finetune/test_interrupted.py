@@ -7,6 +7,7 @@ from signal import SIGINT, SIGKILL, SIGTERM, Signals
 from typing import Any, NamedTuple
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from panjue.finetune.checkpoints import newest_complete
 from panjue.finetune.trainer import ReplyTrainer
@@ -38,6 +39,13 @@ def handlers() -> Iterator[None]:
 
 def losses(run: Path) -> list[tuple[int, float]]:
     return [(row["step"], row["eval_loss"]) for row in logged(run, "eval_loss")]
+
+
+def steps_of(run: Path, tag: str) -> list[int]:
+    """Return the steps of a curve as TensorBoard reads its files."""
+    read = EventAccumulator(str(run / "tensorboard"), {"scalars": 0})
+    read.Reload()
+    return [event.step for event in read.Scalars(tag)] if tag in read.Tags()["scalars"] else []
 
 
 class Disturbance(NamedTuple):
@@ -94,3 +102,6 @@ def test_a_disturbed_training_goes_on_from_its_newest_checkpoint(
         main(workshop / "sft.yaml", [f"run={folder}", *words])
     assert adapter_bytes(run) == adapter_bytes(once)
     assert losses(run) == losses(once)
+    for event, key in (("train/loss", "loss"), ("eval/loss", "eval_loss")):
+        steps = [row["step"] for row in logged(run, key)]
+        assert steps_of(run, event) == steps, "what is made again is in the curve once"

@@ -52,7 +52,7 @@ SHAPE: dict[str, Any] = {
     "initializer_range": 0.2,
     "attn_implementation": "sdpa",
 }
-WINDOW = {
+WINDOW: dict[str, Any] = {
     "sliding_window": 20,
     "use_sliding_window": True,
     "layer_types": ["sliding_attention", "full_attention"],

@@ -1,0 +1,20 @@
+"""The curves of TensorBoard, in which each step of a training is once."""
+
+from typing import Any
+
+from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import TensorBoardCallback
+
+
+class Curves(TensorBoardCallback):  # type: ignore[misc]  # transformers is untyped to mypy
+    """Writes what is logged; a training that resumes takes back the steps that it makes again."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        """Begin a file; TensorBoard then drops the steps after the checkpoint from those before."""
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  # may be missing
+
+        if state.is_world_process_zero:
+            self.tb_writer = SummaryWriter(self.logging_dir, purge_step=state.global_step + 1)
+        super().on_train_begin(args, state, control, **others)
