@@ -47,7 +47,7 @@ INSTEAD = {
 }
 """Settings of trl -> the setting of panjue to use instead."""
 
-READ = {
+READ_OF_TRL = {
     "num_train_epochs": "the steps of a training",
     "max_steps": "the steps of a training; with num_train_epochs at most so many",
     "per_device_train_batch_size": "how many examples a process takes at once, see `shares`",
@@ -230,7 +230,7 @@ def check_read(given: Mapping[str, Any]) -> None:
     for name in given:
         if name in INSTEAD:
             raise UserError(f"trainer.{name}: use {INSTEAD[name]}")
-        if name not in READ:
+        if name not in READ_OF_TRL:
             reason = "is set by panjue, or has no effect here"
             raise UserError(f"trainer.{name}: {reason}; leave it out")
     for name, needed in NEEDED_BY.items():

@@ -14,7 +14,7 @@ from panjue.finetune.library_settings import (
     FIXED,
     FLASH_ATTENTION,
     INSTEAD,
-    READ,
+    READ_OF_TRL,
     READ_QUANTIZATION,
     check_library_settings,
     trainer_config,
@@ -175,14 +175,14 @@ def other_value(default: object) -> object:
 def test_each_setting_of_trl_is_read_or_refused_in_one_line() -> None:
     for name, parameter in signature(TrainerConfig).parameters.items():
         given = {name: other_value(parameter.default)}
-        if name in READ:
-            assert READ[name], "what it decides"
+        if name in READ_OF_TRL:
+            assert READ_OF_TRL[name], "what it decides"
             continue
         with pytest.raises(UserError, match=rf"^trainer.{name}: ") as error:
             check_library_settings(a_config(trainer=given))
         assert "\n" not in str(error.value)
-    assert set(READ) <= set(signature(TrainerConfig).parameters)
-    assert not set(READ) & {*INSTEAD, *FIXED}
+    assert set(READ_OF_TRL) <= set(signature(TrainerConfig).parameters)
+    assert not set(READ_OF_TRL) & {*INSTEAD, *FIXED}
 
 
 def test_a_setting_of_a_newer_trl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,8 +146,8 @@ def test_a_training_that_is_over_is_only_saved(
 ) -> None:
     run, config = tmp_path / "run", workshop / "sft.yaml"
     words = [f"run={run}"]
-    if spent:  # a rate of 0: no evaluation is better than the first
-        words += ["trainer.learning_rate=0", "trainer.eval_steps=2", "trainer.save_steps=2"]
+    if spent:  # so low a rate that no evaluation is better than the first
+        words += ["trainer.learning_rate=1.0e-30", "trainer.eval_steps=2", "trainer.save_steps=2"]
         words += ["trainer.max_steps=40", "patience=2"]
         main(config, words)
         newest = newest_complete(run / "checkpoints")
