@@ -27,12 +27,22 @@ DATA_FILES = ("train", "dev", "mix")
 class Config(BaseModel):
     """Base of every stage's settings, frozen and closed. The docstring of a field is its help."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, serialize_by_alias=True
+    )
     _path: Path | None = PrivateAttr(None)
 
     @property
     def path(self) -> Path | None:
         return self._path
+
+
+def settings_of(cls: type[Config]) -> dict[str, FieldInfo]:
+    """Return the settings of a class by their names in files and words.
+
+    The alias of a field is its name there: `from` is a keyword of Python.
+    """
+    return {info.alias or name: info for name, info in cls.model_fields.items()}
 
 
 SECTIONS = ("sft", "generate", "serve")
@@ -47,6 +57,14 @@ def load_section(
     Words replace values of the file. A file without the section gives the defaults, and so does a
     run without `config.yaml`.
     """
+    values = section_values(cls, path, name, overrides)
+    return built_section(cls, values, path, overrides)
+
+
+def section_values(
+    cls: type[Config], path: Path, name: str, overrides: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return what a section of a config file and the words say, before it is checked."""
     sections = load_values(path) if path.exists() else {}
     for section in sections:
         if section not in SECTIONS:
@@ -55,20 +73,26 @@ def load_section(
     values = sections.get(name) or {}
     if not isinstance(values, Mapping):
         raise UserError(f"{path}: section {name!r} must be lines of `key: value`")
-    refuse_options(overrides, cls.model_fields)
-    overrides = [_as_text(cls, word) for word in overrides]
+    refuse_options(overrides, settings_of(cls))
+    return _overridden(values, [_as_text(cls, word) for word in overrides])
+
+
+def built_section(
+    cls: type[SomeConfig], values: Mapping[str, Any], path: Path, overrides: Sequence[str] = ()
+) -> SomeConfig:
+    """Build `cls` from values that `path` and the words give; a wrong one names its place."""
     try:
-        config = cls.model_validate(_overridden(values, overrides))
+        config = cls.model_validate(dict(values))
     except ValidationError as error:
         place = str(path)
         setting = str((error.errors()[0]["loc"] or ("",))[0])
         for word in overrides:
             if re.split("[.=]", word)[0] == setting:
                 place = word
-        raise UserError(f"{place}: {first_complaint(error, cls.model_fields)}") from None
-    for key, info in cls.model_fields.items():
+        raise UserError(f"{place}: {first_complaint(error, settings_of(cls))}") from None
+    for key, info in settings_of(cls).items():
         if info.annotation in TEXT_TYPES:
-            refuse_home(key, str(getattr(config, key)))
+            refuse_home(key, str(values.get(key) or ""))
     config._path = path
     return config
 
@@ -156,7 +180,7 @@ TEXT_TYPES = (str, Path, str | None, Path | None)
 def _as_text(cls: type[Config], word: str) -> str:
     """Quote a value like 2024_11 for a setting that is a text or path; YAML reads it as 202411."""
     key, _, value = word.partition("=")
-    info = cls.model_fields.get(key)
+    info = settings_of(cls).get(key)
     is_text = info and info.annotation in TEXT_TYPES
     if is_text and re.fullmatch(r"[\d._:+-]+", value):
         return f"{key}='{value}'"
@@ -188,8 +212,8 @@ def our_name(key: str, known: Iterable[str]) -> str:
 
 
 def setting_lines(cls: type[Config], values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield two lines for each setting: its name with value or default, and its help."""
-    for name, info in cls.model_fields.items():
+    """Yield two lines for each setting: its name with its value or default, and its help."""
+    for name, info in settings_of(cls).items():
         value = values.get(name, info.get_default(call_default_factory=True))
         if value is None or (name not in values and info.is_required()):
             value = ""

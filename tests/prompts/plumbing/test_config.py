@@ -4,7 +4,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field
 
-from panjue.prompts.plumbing.config import Config, load_section, scrubbed
+from panjue.prompts.plumbing.config import Config, load_section, scrubbed, setting_lines
 from panjue.prompts.plumbing.errors import UserError
 
 
@@ -14,6 +14,8 @@ class Settings(Config):
     max_tokens: int = 4096
     trainer: dict[str, Any] = Field(default_factory=dict)
     answer: Literal["auto", "model", "classifier"] = "auto"
+    from_run: Path | None = Field(default=None, alias="from")
+    """What it starts from."""
 
 
 @pytest.fixture
@@ -44,6 +46,16 @@ def test_file_then_overrides_then_defaults(path: Path) -> None:
     assert load_section(Settings, path, "sft").max_tokens == 4096
     for missing in (path.with_name("no.yaml"), path):
         assert load_section(Settings, missing, "serve", ["name=b"]).name == "b"
+
+
+def test_a_setting_may_be_called_like_a_keyword_of_python(path: Path) -> None:
+    config = load_section(Settings, path, "sft", ["from=2024_11"])
+    assert config.from_run == Path("2024_11"), "a path, though YAML has it as a number"
+    assert config.model_dump(mode="json")["from"] == "2024_11", "in config.yaml too"
+    assert complaint(path, "from=[1]").startswith("from=[1]: from: Input is not a valid path")
+    assert complaint(path, "form=a").endswith("no setting 'form'; did you mean 'from'?")
+    assert complaint(path, "from_run=a").startswith("from_run=a: no setting 'from_run'")
+    assert [*setting_lines(Settings, {"from": "a"})][-2:] == ["from=a", "    What it starts from."]
 
 
 @pytest.mark.parametrize(
