@@ -109,6 +109,8 @@ class TrainingShown:
     """The one that has the weights."""
     loss: float | None
     base: str
+    start: str | None
+    """The run from whose adapter it started."""
     picture: Picture | None
     took: str
     settings: dict[str, Any]
@@ -257,6 +259,7 @@ def _training(answered: Answered) -> TrainingShown | None:
         step=step,
         loss=dict(losses.held_out).get(step) if step else None,
         base=scrubbed(record.base),
+        start=scrubbed(record.from_run),
         picture=picture(losses, step),
         took=duration(summary.seconds or 0),
         settings=dict(flat(scrubbed(record.part(WEIGHTS, ROWS, DATA)))),

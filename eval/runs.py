@@ -174,7 +174,8 @@ def cells(run: ListedRun) -> Iterator[str]:
     """Yield the cells of a training."""
     summary = run.summary
     base = Path(run.record.base)
-    yield run.name
+    start = run.record.from_run
+    yield f"{run.name} (from {Path(start).name})" if start else run.name
     yield base.parent.name if base.name in RESULTS else base.name
     yield run.record.method
     yield str(run.record.examples or "")

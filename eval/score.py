@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.names import NameCount
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import sha256
+from panjue.prompts.plumbing.records import RunRecord
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, no_labels
 from panjue.serve.answers import Answered
@@ -244,11 +246,11 @@ def _twins(answered: Answered) -> TwinCounter | None:
     """Return a counter of near twins; None if training fitted no classifier."""
     if answered.changed:
         return None
-    trainings = []
+    trainings: list[RunRecord] = []
     for trained in answered.answers.trainings:
         if trained is None or not trained.has_classifier:
             return None
-        trainings.append(trained.record)
+        trainings += trained.record.stages
     return TwinCounter(trainings, answered.task)
 
 
@@ -259,8 +261,8 @@ def in_sample(answered: Answered) -> str | None:
     """
     record = answered.record
     files = {record.test_sha256, answered.test_sha256}
-    for trained in filter(None, answered.answers.trainings):
-        training = trained.record
+    trainings = [one.record.stages for one in answered.answers.trainings if one]
+    for training in chain.from_iterable(trainings):
         if training.dev_sha256 in files or record.held_out:
             return "training and the choice between model and text classifier looked at these cases"
         if not files.isdisjoint({training.train_sha256, training.mix_sha256}):

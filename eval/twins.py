@@ -1,9 +1,8 @@
 """Near twins: test cases whose text is, exactly or almost word for word, in the training."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
-from pathlib import Path
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +11,12 @@ from scipy.sparse import csc_array, csr_array
 from panjue.eval.metric_values import MetricValues, Summary, summarize
 from panjue.finetune.classifier.features import marked
 from panjue.finetune.classifier.grams import Hashes, Text, grams
+from panjue.finetune.examples import check_files, trained_on
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
-from panjue.prompts.plumbing.files import dump, sha256
+from panjue.prompts.plumbing.files import dump
 from panjue.prompts.plumbing.records import DATA, RunRecord
-from panjue.prompts.reader import Reader, is_held_out, text_hash
+from panjue.prompts.reader import text_hash
 from panjue.prompts.task import Task
 from panjue.serve.decoding import BATCH, batches
 
@@ -153,37 +153,3 @@ def finder_of(trainings: Sequence[RunRecord], task: Task) -> TwinFinder:
     for training in by_data.values():
         check_files(training)
     return TwinFinder(chain.from_iterable(trained_on(one, task) for one in by_data.values()))
-
-
-def check_files(training: RunRecord) -> None:
-    """Refuse a training if a file of its cases is missing or has changed."""
-    files = {
-        training.train: training.train_sha256,
-        training.dev: training.dev_sha256,
-        training.mix: training.mix_sha256,
-    }
-    for name, digest in files.items():
-        if name and not (Path(name).exists() and sha256(Path(name)) == digest):
-            raise UserError(f"{name} is missing, or was changed since the training")
-
-
-def trained_on(training: RunRecord, task: Task) -> Iterator[Example]:
-    """Yield the cases on which the model or text classifier of a training was fitted."""
-    reader = Reader(
-        task,
-        columns=training.columns,
-        on_bad_row=training.on_bad_row,
-        split_by=training.split_by,
-    )
-    in_dev = set()
-    if training.dev:
-        of_dev = islice(reader.read(Path(training.dev)), training.limit)
-        in_dev = {reader.hash_of(example) for example in of_dev}
-
-    def is_trained_on(example: Example) -> bool:
-        if training.dev:
-            return reader.hash_of(example) not in in_dev
-        return not is_held_out(example, reader.split_by)
-
-    for path in filter(None, (training.train, training.mix)):
-        yield from islice(filter(is_trained_on, reader.read(Path(path))), training.limit)

@@ -126,11 +126,12 @@ def front_matter(record: RunRecord) -> Iterator[str]:
 
 
 def files(record: RunRecord) -> Iterator[tuple[str, str, str]]:
-    """Yield the names of the base and of each data file, with their hashes."""
+    """Yield what the base, the adapter at the start and each data file are called, and hashes."""
     values = scrubbed(record.model_dump())
-    for name in ("base", *DATA_FILES):
+    for name in ("base", "from_run", *DATA_FILES):
         if values[name]:
-            yield name, f"`{values[name]}`", values[f"{name}_sha256"]
+            shown = name.removesuffix("_run")  # as the setting is called
+            yield shown, f"`{values[name]}`", values[f"{name}_sha256"]
 
 
 def labels_line(labels: Labels) -> str:

@@ -13,7 +13,10 @@ from panjue.prompts.columns import answer_column, named_columns
 from panjue.prompts.example import Example
 from panjue.prompts.names import NameCount
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import sha256
+from panjue.prompts.plumbing.records import RunRecord
 from panjue.prompts.reader import Reader, is_held_out, text_hash
+from panjue.prompts.task import Task
 
 
 class Spool:
@@ -103,3 +106,37 @@ class Examples:
                     f"{path}: id {example.id} has no answer to learn from, but {columns}; {way_out}"
                 )
             yield example
+
+
+def check_files(training: RunRecord) -> None:
+    """Refuse a training whose files of cases are not there as they were."""
+    files = {
+        training.train: training.train_sha256,
+        training.dev: training.dev_sha256,
+        training.mix: training.mix_sha256,
+    }
+    for name, digest in files.items():
+        if name and not (Path(name).exists() and sha256(Path(name)) == digest):
+            raise UserError(f"{name} is missing, or was changed since the training")
+
+
+def trained_on(training: RunRecord, task: Task) -> Iterator[Example]:
+    """Yield the cases that the model or the text classifier of a training was fitted on."""
+    reader = Reader(
+        task,
+        columns=training.columns,
+        on_bad_row=training.on_bad_row,
+        split_by=training.split_by,
+    )
+    in_dev = set()
+    if training.dev:
+        of_dev = islice(reader.read(Path(training.dev)), training.limit)
+        in_dev = {reader.hash_of(example) for example in of_dev}
+
+    def is_trained_on(example: Example) -> bool:
+        if training.dev:
+            return reader.hash_of(example) not in in_dev
+        return not is_held_out(example, reader.split_by)
+
+    for path in filter(None, (training.train, training.mix)):
+        yield from islice(filter(is_trained_on, reader.read(Path(path))), training.limit)

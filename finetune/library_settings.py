@@ -23,8 +23,10 @@ from transformers.optimization import GreedyLR
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 from trl import SFTConfig as TrainerConfig
 
-from panjue.finetune.model import has_bf16
+from panjue.finetune.model import MAY_CHANGE, has_bf16, lora_of
 from panjue.finetune.settings import PATTERNS, SftConfig
+from panjue.finetune.start import refuse_unequal
+from panjue.finetune.trained import Trained
 from panjue.prompts.plumbing.config import check_known, check_managed, first_complaint
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.files import flat
@@ -209,6 +211,8 @@ def check_library_settings(config: SftConfig) -> None:
     check_attention(config)
     check_keep(config)
     validated("lora", LoraConfig, config.lora)
+    if config.start:
+        check_lora_of_start(config, config.start)
     with of_library("quantization"):
         BitsAndBytesConfig(**config.quantization)
 
@@ -287,6 +291,24 @@ def check_lora(given: Mapping[str, Any]) -> None:
         raise UserError(f"lora.lora_dropout: must be from 0 to below 1, got {dropout}")
     if "task_type" in given:
         raise UserError("lora.task_type: is CAUSAL_LM already; remove it")
+
+
+def check_lora_of_start(config: SftConfig, start: Trained) -> None:
+    """Refuse settings of peft with which the weights of `start` would not be its adapter."""
+    with of_library(str(start.folder)):
+        lora = lora_of(start, {})
+    for name, value in config.lora.items():
+        of_start = start.record.lora.get(name)
+        is_kept = value == of_start or unordered(value) == unordered(getattr(lora, name))
+        if name != MAY_CHANGE and not is_kept:
+            before = getattr(lora, name) if of_start is None else of_start
+            before = sorted(before) if isinstance(before, set) else before
+            refuse_unequal(f"lora.{name}", value, before, config.from_run)
+
+
+def unordered(value: Any) -> Any:
+    """Return a list as peft has it, which keeps the names of modules as a set."""
+    return set(value) if isinstance(value, list) else value
 
 
 def validated(section: str, kind: type[T], settings: Mapping[str, Any]) -> T:

@@ -21,7 +21,9 @@ PANJUE = ".venv/bin/panjue"
 DEMO = "demo"
 """The config of the demo, which needs no other values."""
 TRAINING = ("TASK", "MODEL", "TRAIN", "DEV")  # if they differ from those of RUN, `sft` says so
-FURTHER = ("SFT", "GENERATE", "SCORE", "SERVE")  # these contain further arguments of a command
+FURTHER = ("SFT", "GENERATE", "SCORE", "SERVE")  # have further words of a command
+NAMES_RUN = ("limit=", "from=")
+"""How words of SFT begin on which the name of the run folder depends."""
 VARIABLES = (*TRAINING, "TEST", "RUN", "CONFIG", *FURTHER, "STAGE", "PYTHON", "V")
 
 
@@ -79,6 +81,7 @@ def has_no_gold(answers: Path, test: str) -> bool:
 def with_demo(given: dict[str, str]) -> dict[str, str]:
     """Return the variables, with the config of the demo if none says what to train."""
     says_what = any(given[name] for name in ("CONFIG", "RUN", "TEST", *TRAINING))
+    says_what |= any(word.startswith("from=") for word in given["SFT"].split())
     return given if says_what else {**given, "CONFIG": DEMO}
 
 
@@ -90,7 +93,7 @@ def run_folder(given: dict[str, str]) -> Path:
     named = [name for name in ("RUN", *TRAINING) if given[name]]
     words = [f"{name.lower()}={given[name]}" for name in named]
     with of_library("SFT"):
-        words += [word for word in shlex.split(given["SFT"]) if word.startswith("limit=")]
+        words += [word for word in shlex.split(given["SFT"]) if word.startswith(NAMES_RUN)]
     config, settings = training_words([given["CONFIG"], *words] if given["CONFIG"] else words)
     for word in settings:
         if word.startswith("run="):

@@ -14,6 +14,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from pyarrow import compute
 from rich.console import Console
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     BitsAndBytesConfig,
@@ -32,6 +33,7 @@ from panjue.finetune.packed_attention import (
     use_packed_attention,
 )
 from panjue.finetune.settings import BaseConfig, SftConfig
+from panjue.finetune.trained import Trained
 from panjue.finetune.vllm_probe import UNKNOWN_TO_VLLM, is_listed, vllm_problem
 from panjue.prompts.architecture import (
     is_part,
@@ -39,8 +41,9 @@ from panjue.prompts.architecture import (
     quantization_of,
     text_config,
 )
+from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.model import config_folder
-from panjue.prompts.plumbing.errors import UserError, first_line, of_library
+from panjue.prompts.plumbing.errors import LIBRARY_ERRORS, UserError, first_line, of_library
 
 Model: TypeAlias = PreTrainedModel | PeftModel
 
@@ -55,7 +58,7 @@ def check_trainable(config: SftConfig, console: Console) -> None:
     if 0 < context < config.max_tokens:
         reason = f"{config.model} reads at most {context} tokens"
         raise UserError(f"max_tokens: {reason}; set max_tokens={context}")
-    if config.method != "full":
+    if config.method != "full" and not config.start:  # else its adapter is there already
         check_lora_layers(config.lora, text)
     if isinstance(config, BaseConfig) or console.quiet:  # quiet: another process asks
         return
@@ -105,7 +108,7 @@ def load_model(config: SftConfig, folder: Path, args: Any) -> Model:
     model: Model = load_base(folder, dtype, quantization, config.attn_implementation, device)
     if config.method != "full":
         torch.manual_seed(config.seed)  # LoRA starts from random matrices
-        model = with_lora(model, config.lora)
+        model = with_lora(model, config.lora, config.start)
     return model
 
 
@@ -154,21 +157,58 @@ def load_base(
     return model
 
 
-def with_lora(model: PreTrainedModel, settings: Mapping[str, Any]) -> PeftModel:
-    """Freeze `model` and add LoRA matrices to its linear layers.
+def with_lora(
+    model: PreTrainedModel, settings: Mapping[str, Any], start: Trained | None = None
+) -> PeftModel:
+    """Freeze `model` and add LoRA matrices to its linear layers, those of `start` if it is given.
 
     `prepare_model_for_kbit_training` is not called for a four-bit base: it would convert embeddings
     and norms to float32, which takes 2.5 GB more for an 8B model.
     """
     storages = {weight: weight.untyped_storage() for weight in model.parameters()}
     with of_library("lora"):
-        adapted = get_peft_model(model, LoraConfig(**settings, task_type="CAUSAL_LM"))
+        lora = lora_of(start, settings) if start else LoraConfig(**settings, task_type="CAUSAL_LM")
+        adapted = get_peft_model(model, lora)
     if any(weight.untyped_storage() is not storage for weight, storage in storages.items()):
         raise UserError(
             "lora: these settings change the base's weights too, and the adapter does not fit the "
             "original base; remove kasa_config and similar settings"
         )
+    if start:
+        load_weights(adapted, start)
     return adapted
+
+
+MAY_CHANGE = "lora_dropout"
+"""The setting of peft that has no part in what an adapter computes."""
+
+
+def lora_of(start: Trained, settings: Mapping[str, Any]) -> LoraConfig:
+    """Return peft's settings of a trained adapter, to train it on with these settings."""
+    lora: LoraConfig = LoraConfig.from_pretrained(str(start.folder))
+    lora.inference_mode = False
+    lora.base_model_name_or_path = None  # where it was then, of which peft would warn
+    lora.lora_dropout = settings.get(MAY_CHANGE, lora.lora_dropout)
+    return lora
+
+
+def load_weights(model: PeftModel, start: Trained) -> None:
+    """Replace the LoRA matrices of `model` by those of a trained adapter, all of them."""
+    folder = start.folder
+    file = folder / "adapter_model.safetensors"
+    if not file.is_file():  # peft would look for a pickle, and on the hub
+        raise UserError(f"{file}: is missing; restore it")
+    unfit = f"{file}: has other weights than adapter_config.json says; restore them"
+    try:
+        found = model.load_adapter(str(folder), "default", is_trainable=True, torch_device="cpu")
+    except RuntimeError:  # of another shape
+        raise UserError(unfit) from None
+    except (*LIBRARY_ERRORS, SafetensorError) as error:
+        raise UserError(f"{file}: {first_line(error).rstrip('.')}; restore it") from None
+    if found.missing_keys or found.unexpected_keys:
+        raise UserError(unfit)
+    if model_sha256(folder) != start.sha256:
+        raise UserError(f"{folder}: was changed while this training began; run the command again")
 
 
 MAX_CONTAMINATION = 1e-3

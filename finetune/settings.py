@@ -6,18 +6,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, PrivateAttr, field_validator
 from pydantic_core import to_jsonable_python
 
+from panjue.finetune.start import completed, open_start, refuse_unequal
+from panjue.finetune.trained import Trained
 from panjue.prompts.columns import check_columns
 from panjue.prompts.gpu import check_gpu
 from panjue.prompts.model import is_hub_name, model_folder
-from panjue.prompts.plumbing.config import DATA_FILES, Config, load_section, load_values
+from panjue.prompts.plumbing.config import (
+    DATA_FILES,
+    Config,
+    built_section,
+    load_values,
+    section_values,
+    settings_of,
+)
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import flat
 from panjue.prompts.plumbing.ours import followed
 from panjue.prompts.plumbing.signals import stopping_signals
 from panjue.prompts.reader import OnBadRow, Reader
+from panjue.prompts.render import names_opinions
 from panjue.prompts.task import load_task
 
 STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
@@ -26,7 +36,7 @@ STRATEGIES = ("logging_strategy", "eval_strategy", "save_strategy")
 PATTERNS = ("rank_pattern", "alpha_pattern")
 """Settings of peft that name modules, with dots."""
 
-OF_RECORD = ("run", "task", "model", "dry_run", *DATA_FILES)
+OF_RECORD = ("run", "task", "model", "from", "dry_run", *DATA_FILES)
 """Settings that say what is trained, on what and where."""
 
 OTHER_RUN = "run=FOLDER (make: RUN=FOLDER)"
@@ -49,7 +59,10 @@ class SftConfig(Config):
     run: Path
     """Folder for all output of this run."""
     model: str
-    """Base model: a folder, or a name on Hugging Face."""
+    """Base model: a folder, or a name on the hub."""
+    from_run: Path | None = Field(default=None, alias="from")
+    """Run folder, or folder of an adapter: this training starts with its weights and its labels.
+    Base, task, method and LoRA settings are then by default those of that training."""
     train: Path
     """Training cases."""
     dev: Path | None = None
@@ -107,7 +120,8 @@ class SftConfig(Config):
     lora: dict[str, Any] = Field(default_factory=dict)
     """Settings that are passed unchanged to peft's LoraConfig."""
     quantization: dict[str, Any] = Field(default_factory=dict)
-    """Settings that are passed unchanged to transformers' BitsAndBytesConfig, for method=qlora."""
+    """Passed unchanged to transformers' BitsAndBytesConfig; used by `method: qlora`."""
+    _start: Trained | None = PrivateAttr(None)
 
     @field_validator("trainer")
     @classmethod
@@ -130,6 +144,11 @@ class SftConfig(Config):
         return lora
 
     @property
+    def start(self) -> Trained | None:
+        """Return the training that `from` names, as it was opened when the settings were read."""
+        return self._start
+
+    @property
     def result(self) -> Path:
         """Folder of the trained weights: `adapter/`, or `model/` if all weights are trained."""
         return self.run / ("model" if self.method == "full" else "adapter")
@@ -150,8 +169,19 @@ def sft_settings(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
     """Read the section `sft` of the config at `path` and check it before torch is imported."""
     config = _settings(SftConfig, path, overrides)
     if not is_hub_name(config.model):
-        model_folder(config.model)
+        base_folder(config)
     return config
+
+
+def base_folder(config: SftConfig) -> Path:
+    """Return the folder of the base, downloaded; the base of another training may have moved."""
+    try:
+        return model_folder(config.model)
+    except UserError as error:
+        if config.start is None or config.model != config.start.record.base:
+            raise
+        of_start = f"the base of {config.from_run}; if it has moved, say model=FOLDER"
+        raise UserError(f"{error} ({of_start})") from None
 
 
 def base_settings(path: Path, overrides: Sequence[str] = ()) -> BaseConfig:
@@ -160,12 +190,39 @@ def base_settings(path: Path, overrides: Sequence[str] = ()) -> BaseConfig:
 
 def _settings(cls: type[C], path: Path, overrides: Sequence[str]) -> C:
     load_values(path)  # raises if the file is missing
-    config = load_section(cls, path, "sft", overrides)
+    values = section_values(cls, path, "sft", overrides)
+    start = open_start(values)
+    if start:
+        values = completed(values, start)
+    config = built_section(cls, values, path, overrides)
+    if start:
+        check_start(config, start)
+        config._start = start
     check_data(config)
     if followed(Path(config.model)) in (followed(config.run), followed(config.result)):
         where = f"{config.model} is where this run writes"
         raise UserError(f"model: {where}; choose another {OTHER_RUN}")
     return config
+
+
+def check_start(config: SftConfig, start: Trained) -> None:
+    """Refuse settings that do not fit the training that this one starts from.
+
+    The base is compared when its files are hashed, the LoRA settings where peft knows them.
+    """
+    record = start.record
+    run = config.from_run
+    folder = followed(start.folder)
+    if followed(config.run) in (folder, *folder.parents):
+        raise UserError(f"from: {run} is where this run writes; choose another {OTHER_RUN}")
+    if config.method == "full":
+        way_out = f"leave out method; or `panjue merge {run}`, and train the merged model"
+        raise UserError(f"method: full trains no adapter, and {run} has one; {way_out}")
+    if config.task != record.task:
+        refuse_unequal("task", config.task, record.task, run)
+    shows_opinions = load_task(config.task).answer.fields and names_opinions(config.task)
+    if shows_opinions and config.opinions != record.opinions:
+        refuse_unequal("opinions", config.opinions, record.opinions, run)
 
 
 def changed_settings(config: SftConfig) -> dict[str, Any]:
@@ -176,14 +233,15 @@ def changed_settings(config: SftConfig) -> dict[str, Any]:
     if config.path is None:
         return {}
     defaults = {}
-    for name, field in type(config).model_fields.items():
+    for name, field in settings_of(type(config)).items():
         if not field.is_required():
             defaults[name] = field.get_default(call_default_factory=True)
     # Not validated: what the command line replaces may be anything in the file.
     section = load_values(config.path).get("sft") or {}
     of_file = to_jsonable_python({**defaults, **section})
     before = {name: value for name, value in flat(of_file) if name not in OF_RECORD}
-    now = dict(flat(config.model_dump(mode="json", exclude=set(OF_RECORD))))
+    now = dict(flat(config.model_dump(mode="json")))
+    now = {name: value for name, value in now.items() if name not in OF_RECORD}
     return {name: now.get(name) for name in before | now if now.get(name) != before.get(name)}
 
 

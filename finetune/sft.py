@@ -24,8 +24,9 @@ from panjue.finetune.model import (
 from panjue.finetune.settings import SftConfig
 from panjue.finetune.stop import StopOnSignal
 from panjue.finetune.trainer import ReplyTrainer
-from panjue.finetune.training_log import TrainingLog, print_plan
+from panjue.finetune.training_log import TrainingLog, print_plan, print_start
 from panjue.finetune.training_run import TrainingRun
+from panjue.prompts.labels import merged_labels
 from panjue.prompts.model import load_tokenizer, model_folder, threads_for
 from panjue.prompts.plumbing.errors import of_library
 from panjue.prompts.reader import Reader
@@ -64,6 +65,9 @@ def run_training(
     examples = Examples(config, reader)
     # Whether an answer is valid can be checked only when all labels are known.
     labels = task.ask.labels(examples)
+    if config.start:
+        print_start(console, config, config.start, examples, labels)
+        labels = merged_labels([config.start.labels, labels])
     maker = RowMaker(task, load_tokenizer(base), labels, config.max_tokens)
     classifier = run.classifier(examples, labels, console)
     row_key = run.row_key(classifier)

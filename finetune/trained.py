@@ -185,3 +185,11 @@ def refuse_other_choice(trained: Trained) -> None:
     if trained.chosen and trained.sha256 != trained.chosen.adapter_sha256:
         way_out = f"`panjue choose {trained.run}` again, or delete {CHOSEN}"
         raise UserError(f"{trained.folder}: is not the adapter that was chosen; {way_out}")
+
+
+def check_classes(task: Task, labels: Labels, folder: Path) -> None:
+    """Refuse a training with a class that the code of its task no longer has."""
+    for field, known in task.answer.order.items():
+        for name in labels.names(task.answer.kind(field)):
+            if name not in known and name != task.answer.nothing:
+                raise UserError(f"{folder}: the task has no {field} {name!r} any more; train again")

@@ -123,15 +123,16 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         train_dataset = with_empty(train_dataset, empty)
         attention = model.config.get_text_config()._attn_implementation
         batches = collate_segments if attention == PACKED else collate
+        # trl casts the adapter of a quantized base to bfloat16 (trl/trainer/sft_trainer.py:908), in
+        # which most of the late, small updates change nothing, and a trained one loses some.
+        adapter = {}
+        if getattr(model, "is_quantized", False):
+            adapter = {weight: weight.data for weight in model.parameters() if weight.requires_grad}
         super().__init__(model, args, data_collator=batches, train_dataset=train_dataset, **others)
         self.args.remove_unused_columns = False  # `collate` needs the length
-        self.model_accepts_loss_kwargs = True  # lets transformers count `num_items_in_batch`
-        # trl casts the adapter of a quantized base to bfloat16 (trl/trainer/sft_trainer.py:908), in
-        # which most of the late, small updates would change nothing.
-        if getattr(self.model, "is_quantized", False):
-            for weight in self.model.parameters():
-                if weight.requires_grad:
-                    weight.data = weight.data.float()
+        self.model_accepts_loss_kwargs = True  # makes transformers count `num_items_in_batch`
+        for weight, data in adapter.items():
+            weight.data = data.to(weight.device, torch.float32)
         if self.accelerator.mixed_precision != "no" and not self.is_fsdp_enabled:
             # Autocast chooses the type of each product. PEFT would first convert the inputs of LoRA
             # to float32, and autocast back to 16 bits, which takes a tenth of a step without a GPU.

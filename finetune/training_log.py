@@ -13,14 +13,19 @@ from transformers import TrainerCallback, TrainerState
 
 from panjue.finetune.data import IGNORED, TrainingRows
 from panjue.finetune.estimate import estimate
-from panjue.finetune.examples import Examples
+from panjue.finetune.examples import Examples, check_files, trained_on
 from panjue.finetune.model import gpu_memory, lacks_kernels
+from panjue.finetune.settings import SftConfig
+from panjue.finetune.trained import Trained
 from panjue.finetune.trainer import ReplyTrainer, step_size, steps
 from panjue.prompts.gpu import unused_device
 from panjue.prompts.labels import Labels
-from panjue.prompts.plumbing.errors import printable
+from panjue.prompts.plumbing.errors import UserError, printable
 from panjue.prompts.plumbing.files import atomic_write, dump, read_lines, stream
 from panjue.prompts.plumbing.progress import Meter, duration, meter
+from panjue.prompts.plumbing.records import TrainingSummary
+from panjue.prompts.plumbing.run import CONFIG
+from panjue.prompts.reader import text_hash
 
 GRADIENT_BYTES = 4
 """Bytes of the gradient for each trained weight, in float32."""
@@ -116,6 +121,51 @@ def print_plan(
         console.print(f"{name:12s} {printable(text)}")
     if with_example:
         print_example(console, trainer.train_dataset[0], trainer.processing_class)
+
+
+def print_start(
+    console: Console, config: SftConfig, start: Trained, examples: Examples, new: Labels
+) -> None:
+    """Print from which adapter a training starts, how many labels both have, and known cases.
+
+    `new` are the labels of the new cases alone.
+    """
+    summary = TrainingSummary.read(start.run) or TrainingSummary()
+    step = start.step(summary)
+    which = start.chosen or ("its adapter" if step is None else f"adapter of step {step}")
+    settings = ""
+    if config.path == start.run / CONFIG:
+        settings = f"; settings as in {config.path}, but for its data"
+    console.print(f"{'from':12s} {config.from_run}: {which}{settings}")
+    before = distinct(start.labels)
+    now = distinct(new)
+    if before:
+        known = f"{len(before)} of {config.from_run}, {len(before - now)} of them in no new case"
+        console.print(f"{'labels':12s} {known}; {len(now - before)} new")
+    if doubt := known_cases(start, examples):
+        console.print(f"{'held out':12s} {doubt}")
+
+
+def known_cases(start: Trained, examples: Examples) -> str:
+    """Return how many held-out cases an earlier training was trained on, or why nobody knows."""
+    task = examples.reader.task
+    held_out = {text_hash(example) for example in examples.held_out}
+    known = set()
+    try:
+        for record in start.record.stages:
+            check_files(record)
+            known |= {text_hash(example) for example in trained_on(record, task)} & held_out
+    except UserError as error:
+        return f"may have cases that {start.run} was trained on: {error}"
+    if not known:
+        return ""
+    count = f"{len(known)} of {len(held_out)} cases were trained on by {start.run}"
+    return f"{count}: their loss is too low, which favors the model; give another dev=FILE"
+
+
+def distinct(labels: Labels) -> set[tuple[str, str]]:
+    """Return the labels with their fields."""
+    return {(kind, label) for kind, counts in labels.counts.items() for label in counts}
 
 
 def data_plan(rows: TrainingRows, examples: Examples) -> Iterator[tuple[str, str]]:

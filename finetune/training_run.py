@@ -50,7 +50,7 @@ from panjue.prompts.plumbing.files import (
     sha256,
     write_json,
 )
-from panjue.prompts.plumbing.ours import followed, has_record, is_base, refuse_claim
+from panjue.prompts.plumbing.ours import has_record, is_base, refuse_claim
 from panjue.prompts.plumbing.records import (
     CHOSEN,
     DATA,
@@ -113,8 +113,10 @@ class TrainingRun:
 
     @classmethod
     def of(cls, config: SftConfig, base: Path, task: Task) -> "TrainingRun":
-        """Return the run of a new training; `base` is the folder of the base model."""
-        known: dict[str, Any] = config.model_dump(include=set(RunRecord.model_fields), mode="json")
+        """Return the run of a training that begins; `base` is the folder of the base model."""
+        known: dict[str, Any] = config.model_dump(
+            include=set(RunRecord.model_fields), mode="json", by_alias=False
+        )
         for name in DATA_FILES:
             file = getattr(config, name)
             known[f"{name}_sha256"] = sha256(file) if file else None
@@ -138,7 +140,25 @@ class TrainingRun:
                 **{name: version(name) for name in ("torch", "transformers", "trl", "peft")},
             },
         }
-        return cls(config, RunRecord(**known), base)
+        if config.start:
+            known |= {
+                "from_run_sha256": config.start.sha256,
+                "from_labels_sha256": config.start.labels_sha256,
+                "from_record": config.start.record,
+            }
+        run = cls(config, RunRecord(**known), base)
+        run.check_base_of_start()
+        return run
+
+    def check_base_of_start(self) -> None:
+        """Refuse another base than that of the adapter that this training starts from."""
+        start = self.config.start
+        if start is None or start.record.base_sha256 == self.record.base_sha256:
+            return
+        if change := base_change(start.record, self.base):
+            name = self.config.model
+            other = f"{self.config.from_run} was trained on another base than {name} is now"
+            raise UserError(f"from: {other} ({change}); set model= to that base")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -177,6 +197,7 @@ class TrainingRun:
             return "a version before 0.5 began it, and hashed the task's code in another way"
         same: dict[str, Any] = {}
         same["trainer"] = {name: v for name, v in kept.trainer.items() if name not in OF_SPEED}
+        same["from_labels_sha256"] = self.record.from_labels_sha256  # a part of `from_run_sha256`
         change = ""
         if kept.base_sha256 != self.record.base_sha256:
             change = base_change(kept, self.base)
@@ -186,9 +207,14 @@ class TrainingRun:
             same["task_sha256"] = self.record.task_sha256
         old = kept.model_copy(update=same)
         parts = old.difference(self.record, DATA, ROWS, WEIGHTS).split("; ")
-        if change:  # the names of files say more than their hash
-            of_files = f"base {self.record.base}: {change}"
-            parts = [of_files if part.startswith("base_sha256: ") else part for part in parts]
+        # Names and files say more than their hashes.
+        before, now = kept.from_run, self.record.from_run
+        named = {"from_run_sha256": f"from: {before or 'none'} -> {now or 'none'}"}
+        if before == now:
+            named["from_run_sha256"] = f"from: {now} was changed"
+        if change:
+            named["base_sha256"] = f"base {self.record.base}: {change}"
+        parts = [named.get(part.partition(": ")[0], part) for part in parts]
         shown = parts[:MAX_DIFFERENCES]
         if len(parts) > MAX_DIFFERENCES:
             shown.append(f"{len(parts) - MAX_DIFFERENCES} more")
@@ -285,9 +311,9 @@ class TrainingRun:
         """Return the summary of a new training: where its settings came from."""
         path = self.config.path
         changed = changed_settings(self.config)
-        if path and followed(path) == followed(self.config.run / CONFIG):
-            # The file has the settings of the command before.
-            before = TrainingSummary.read(self.config.run) or TrainingSummary()
+        if path and path.name == CONFIG and has_record(path.parent):
+            # The file has the settings of a training: of the command before, or that of `from`.
+            before = TrainingSummary.read(path.parent) or TrainingSummary()
             return TrainingSummary(config=before.config, changed={**before.changed, **changed})
         return TrainingSummary(config=path.stem if path else "", changed=changed)
 

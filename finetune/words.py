@@ -5,6 +5,7 @@ The Makefile's targets use the same functions.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.gpu import check_gpu
@@ -13,7 +14,14 @@ from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.run import CONFIG
 
 NEEDED = {"model": "NAME", "train": "FILE"}
-"""Settings that a new training must be given -> what the value is."""
+"""What a new training has to be given."""
+AS_IN_START = ("task=null", "model=null", "method=null", "lora={}", "quantization={}")
+"""Words with which these are as in the training that `from` names; see `start.completed`."""
+OTHER_DATA = (
+    *("train=null", "dev=null", "mix=null", "mix_ratio=1.0", "columns={}"),
+    *("on_bad_row=stop", "limit=null"),
+)
+"""Words with which the config of another training says nothing about data."""
 LORA_BYTES = 39_000 * 2**20
 """Least memory of a GPU to train an 8B model in bfloat16; a smaller one needs four bits."""
 
@@ -23,8 +31,9 @@ def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
 
     With `limit`, the run folder is not the one of the config.
 
-    If the first word has no `=`, it is the config: a file, or a name in finetune/configs. Otherwise
-    the config is that of the run folder if it exists, or the one for this machine's GPU.
+    A first word without `=` is the config: a file, or a name in finetune/configs. Else it is that
+    of the run folder, if there is one already, or that of the run that `from` names, without its
+    data, or the one for this machine's GPU.
     """
     settings = list(words)
     refuse_options(settings, SftConfig.model_fields)
@@ -39,10 +48,14 @@ def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
     of_run = Path(given.get("run", ""), CONFIG)
     if config is None and "run" in given and of_run.is_file():
         config = of_run
-    if config is None:
+    section: dict[str, Any] = {}
+    if config is not None:
+        section = load_values(config).get("sft") or {}
+    else:
         refuse_missing(given)
-        config = configs() / f"{config_for_gpu()}.yaml"
-    section = load_values(config).get("sft") or {}
+        config = config_of_start(given) or configs() / f"{config_for_gpu()}.yaml"
+        if "from" in given:
+            settings = [*AS_IN_START, *OTHER_DATA, *settings]
     if "run" not in given and ("run" not in section or "limit" in given):
         run = str(section.get("run") or default_run(config, given))
         limit = str(given.get("limit", section.get("limit")))
@@ -75,6 +88,8 @@ def config_file(word: str) -> Path:
 def refuse_missing(given: Mapping[str, str]) -> None:
     """Refuse a training that has neither a config nor a run folder, and lacks settings."""
     missing = [f"{name}={what}" for name, what in NEEDED.items() if name not in given]
+    if "from" in given:  # its base is the model
+        missing = [one for one in missing if not one.startswith("model=")]
     if not missing:
         return
     reason = "" if "run" not in given else f": {given['run']} has none"
@@ -82,6 +97,18 @@ def refuse_missing(given: Mapping[str, str]) -> None:
         f"say {' and '.join(missing)}, or run=FOLDER of a training{reason}; with make in capitals "
         "(CONFIG=demo trains a toy)"
     )
+
+
+def config_of_start(given: Mapping[str, str]) -> Path | None:
+    """Return the config of the run folder that `from` names; None: it is not given, or has none."""
+    if "from" not in given:
+        return None
+    config = Path(unquoted(given["from"]), CONFIG)
+    return config if config.is_file() else None
+
+
+def unquoted(value: str) -> str:
+    return value.strip("'\"")
 
 
 def config_for_gpu() -> str:
@@ -99,13 +126,14 @@ def config_for_gpu() -> str:
 
 
 def default_run(config: Path, given: Mapping[str, str]) -> Path:
-    """Return the default run folder, named after config, task, model and training cases."""
-    values = {name: value.strip("'\"") for name, value in given.items()}
+    """Return the run folder that is named by config, task, model, start and training cases."""
+    values = {name: unquoted(value) for name, value in given.items()}
     task = values.get("task", "")
     parts = [
-        config.stem,
+        "" if config == config_of_start(given) else config.stem,
         "" if task == "judgment" else task,
         Path(values.get("model", "")).name,
+        Path(values.get("from", "")).name,
         Path(values.get("train", "")).stem,
     ]
     return Path("runs", "-".join(filter(None, parts)).replace(" ", "_"))

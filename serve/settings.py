@@ -10,9 +10,14 @@ from typing import Any, Literal, cast, get_args
 
 from pydantic import Field, field_validator
 
-from panjue.finetune.trained import Trained, open_trained, refuse_other_choice, refuse_untrained
+from panjue.finetune.trained import (
+    Trained,
+    check_classes,
+    open_trained,
+    refuse_other_choice,
+    refuse_untrained,
+)
 from panjue.prompts.fingerprint import base_change
-from panjue.prompts.labels import Labels
 from panjue.prompts.model import model_folder, prompt_sha256
 from panjue.prompts.plumbing.config import (
     Config,
@@ -25,7 +30,7 @@ from panjue.prompts.plumbing.endpoint import parse_endpoint
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.run import CONFIG
 from panjue.prompts.reader import OnBadRow
-from panjue.prompts.task import Task, load_task
+from panjue.prompts.task import load_task
 
 AnswerSetting = Literal["auto", "model", "classifier"]
 
@@ -319,14 +324,6 @@ def check_trained(trained: Trained) -> None:
         changed = "prompt" if prompt != record.prompt_sha256 else "labels.json"
         raise UserError(f"{folder}: its {changed} has changed since training; restore it")
     check_classes(load_task(record.task), trained.labels, folder)
-
-
-def check_classes(task: Task, labels: Labels, folder: Path) -> None:
-    """Refuse a training with a class that the code of its task no longer has."""
-    for field, known in task.answer.order.items():
-        for name in labels.names(task.answer.kind(field)):
-            if name not in known and name != task.answer.nothing:
-                raise UserError(f"{folder}: the task has no {field} {name!r} any more; train again")
 
 
 def server_key(host: str) -> str | None:

@@ -16,8 +16,10 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from panjue.finetune.model import MAX_CONTAMINATION, contamination, problem_in_packs
+from panjue.finetune.library_settings import trainer_config
+from panjue.finetune.model import MAX_CONTAMINATION, contamination, load_model, problem_in_packs
 from panjue.finetune.packed_attention import (
     MAX_CHANGE,
     SHORT_TOKENS,
@@ -159,6 +161,20 @@ def test_a_family_is_planned_trained_and_merged(
     assert 0 < loss < 20
     model = served_model(read_trained(run / "adapter"), "merge").model  # it compares the outputs
     assert not [key for key in load_language_model(model).state_dict() if "vision" in key]
+
+
+@pytest.mark.parametrize("name", families(FAMILIES.keys() - UNKNOWN))
+def test_a_training_starts_from_the_adapter_of_a_family(
+    name: str, run_of: Callable[[str], Path], ground: Path
+) -> None:
+    run = run_of(name)
+    config = sft_settings(ground / "sft.yaml", [f"run={ground}/next", f"from={run}", "model=null"])
+    model = load_model(config, Path(config.model), trainer_config(config))
+    before = load_file(run / "adapter/adapter_model.safetensors")
+    model.save_pretrained(ground / f"next-{name}")  # as a training saves it
+    now = load_file(ground / f"next-{name}/adapter_model.safetensors")
+    assert now.keys() == before.keys()
+    assert all(torch.equal(now[weight], before[weight]) for weight in before)
 
 
 def test_what_vllm_does_not_know_is_refused_before_anything_is_read(

@@ -64,6 +64,14 @@ def test_a_training_that_it_began_is_refused(old: Path, panjue: Panjue) -> None:
     )
 
 
+def test_a_training_starts_from_its_adapter(old: Path, panjue: Panjue) -> None:
+    words = ("from=run", "train=demo/test.jsonl", "run=next", "trainer.max_steps=1")
+    done = panjue("sft", *words)
+    assert done.returncode == 0, done.stderr
+    assert "\nfrom         run: adapter of step " in done.stdout
+    assert "next (from run)" in panjue("runs", "next").stdout
+
+
 def test_its_answers_stay(old: Path, panjue: Panjue) -> None:
     before = sha256(old / "run/answers/test/submission.jsonl")
     for words in (

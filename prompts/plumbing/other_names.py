@@ -2,6 +2,7 @@
 
 OTHERS = {
     "model": "model_name_or_path base_model model_id",
+    "from": "adapter_name_or_path adapters lora_model_dir",
     "train": "dataset datasets train_file data_path",
     "dev": "eval_dataset val_dataset val_size split_dataset_ratio",
     "limit": "max_samples max_train_samples",

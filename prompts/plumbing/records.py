@@ -11,7 +11,7 @@
 `run.py` says where these files lie.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
@@ -93,7 +93,15 @@ class RunRecord(Record):
     base: Annotated[str, NAMES]
     base_sha256: Annotated[str, ROWS]
     base_files: Annotated[dict[str, str], NAMES] = Field(default_factory=dict)
-    """File of the base -> its hash; `base_sha256` covers all of them. Absent before version 0.5."""
+    """File of the base -> its hash; `base_sha256` is of them all. Versions before 0.5 had none."""
+    from_run: Annotated[str | None, NAMES] = None
+    """The training that this one started from, as the setting `from` named it; None: from none."""
+    from_run_sha256: Annotated[str | None, WEIGHTS] = None
+    """Of its adapter."""
+    from_labels_sha256: Annotated[str | None, DATA] = None
+    """Of its labels, which are labels of this training too."""
+    from_record: Annotated["RunRecord | None", NAMES] = None
+    """What that adapter was made from."""
     train: Annotated[str, NAMES]
     train_sha256: Annotated[str, DATA]
     dev: Annotated[str | None, NAMES] = None
@@ -136,6 +144,13 @@ class RunRecord(Record):
     """Only in the folder of a merged model: hash of the adapter that was merged into the base."""
     merged_files: Annotated[dict[str, str], RESULT] = Field(default_factory=dict)
     """Only in this folder, too: file of weights -> its hash. Absent before version 0.5."""
+
+    @property
+    def stages(self) -> Iterator["RunRecord"]:
+        """Yield this record, then that of the training that it started from, and so on."""
+        yield self
+        if self.from_record:
+            yield from self.from_record.stages
 
     @property
     def is_before_0_5(self) -> bool:

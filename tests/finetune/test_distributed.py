@@ -114,6 +114,8 @@ TRAININGS = {
     "fsdp": EVALUATED,
     "ddp-full": (*EVALUATED, "method=full"),
     "fsdp-full": (*EVALUATED, "method=full"),
+    "ddp-from": EVALUATED,
+    "fsdp-from": EVALUATED,
     "fsdp-bf16": (*OFTEN, "trainer.max_steps=1", "trainer.bf16=true"),
     "fsdp-killed": EVALUATED,
     "fsdp-resumed": EVALUATED,
@@ -135,7 +137,10 @@ def launch(config: Path, folder: Path, *names: str) -> str:
     runs = {name: folder / name.removesuffix("-again") for name in names}
     for run in runs.values():
         lend_rows(config.parent, run)
-    trainings = [(name, [*TRAININGS[name], f"run={run}"]) for name, run in runs.items()]
+    trainings = []
+    for name, run in runs.items():
+        start = [f"from={config.parent}/run"] if name.endswith("-from") else []
+        trainings.append((name, [*TRAININGS[name], f"run={run}", *start]))
     cases = (config.parent / "demo/train.jsonl").read_text("utf-8").splitlines(keepends=True)
     (folder / "few.jsonl").write_text("".join(cases[:13]), "utf-8")
     (folder / "one.jsonl").write_text(cases[13], "utf-8")
@@ -255,7 +260,7 @@ def test_the_launcher_passes_on_slurm_s_warning_and_under_nohup_no_closed_termin
 
 def test_fsdp2_equals_ddp_in_losses_norms_and_weights(launched: Launched) -> None:
     assert "processes    2, sharded weights (FSDP); each has 4 × 1 examples" in launched.said
-    assert launched.said.count("share of each weight: {0.5}") == 8, "of four trainings"
+    assert launched.said.count("share of each weight: {0.5}") == 10, "of five trainings"
     ddp, fsdp = (launched.folder / name for name in ("ddp", "fsdp"))
     assert len(numbers(ddp)) == 4
     for one, other in zip(numbers(ddp), numbers(fsdp), strict=True):
@@ -270,6 +275,25 @@ def test_fsdp2_equals_ddp_where_all_weights_are_trained(launched: Launched) -> N
     assert len(runs[0]) == len(runs[1]) == 4
     for one, other in zip(*runs, strict=True):
         assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_a_training_that_starts_from_an_adapter_does_so_in_all_processes(
+    workshop: Path, trained: Path, tmp_path: Path, launched: Launched
+) -> None:
+    """Under FSDP2 one process reads the weights of the base, and all read the adapter."""
+    main(workshop / "sft.yaml", [f"run={tmp_path}/one", *EVALUATED, f"from={trained}"])
+    one, ddp, fsdp = (
+        numbers(run)
+        for run in (tmp_path / "one", launched.folder / "ddp-from", launched.folder / "fsdp-from")
+    )
+    for alone, two, sharded in zip(one, ddp, fsdp, strict=True):
+        assert alone.get("loss", 0) == pytest.approx(two.get("loss", 0), rel=1e-3)
+        assert two.pop("grad_norm", 0) == pytest.approx(sharded.pop("grad_norm", 0), rel=1e-6)
+        assert two == sharded
+    assert one[0]["loss"] < numbers(launched.folder / "ddp")[0]["loss"], "it was trained before"
+    assert adapter_bytes(launched.folder / "ddp-from") == adapter_bytes(
+        launched.folder / "fsdp-from"
+    )
 
 
 def test_fsdp2_sums_gradients_in_float32_where_it_computes_in_bfloat16(launched: Launched) -> None:

@@ -59,6 +59,8 @@ def planned(words: str) -> str:
         "done/answers/other --cases b.jsonl",
         "generate: CONFIG=mine TEST=b.jsonl SFT='limit=9 batch=4' GENERATE=limit=9 -> sft mine "
         "limit=9 batch=4; generate runs/mine-limit9 b.jsonl limit=9",
+        "generate: TRAIN=c.jsonl TEST=b.jsonl SFT=from=done -> sft train=c.jsonl from=done; "
+        "generate runs/done-c b.jsonl",
         "check-submission: RUN=done TEST=b.jsonl GENERATE=limit=9 -> check "
         "done/answers/b-limit9 --cases b.jsonl",
         # words of the training in later commands: panjue says what differs
@@ -76,6 +78,7 @@ def test_what_is_run(example: str) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
+        ("sft: SFT=from=done", "say train=FILE, or run=FOLDER of a training; with make in cap"),
         ("sft: MODEL=m", "say train=FILE, or run=FOLDER of a training; with make in capitals"),
         ("score: TEST=b.jsonl", "say model=NAME and train=FILE, or run=FOLDER of a training; "),
         ("serve: RUN=mien", "say model=NAME and train=FILE, or run=FOLDER of a training: mien has"),

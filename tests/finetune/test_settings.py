@@ -21,7 +21,7 @@ from panjue.finetune.library_settings import (
 )
 from panjue.finetune.settings import LAUNCHED, BaseConfig, SftConfig, launch, sft_settings
 from panjue.finetune.sft import train
-from panjue.prompts.plumbing.config import load_section
+from panjue.prompts.plumbing.config import load_section, settings_of
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.other_names import OTHERS, OURS
 from panjue.serve.settings import ENDPOINT_SAMPLING, GenerateConfig
@@ -228,7 +228,7 @@ def test_our_names_of_others_are_settings() -> None:
         "lora": signature(LoraConfig).parameters,
         "sampling": ENDPOINT_SAMPLING,
     }
-    known = {*SftConfig.model_fields, *GenerateConfig.model_fields}
+    known = {*settings_of(SftConfig), *settings_of(GenerateConfig)}
     for ours in OTHERS:
         name = re.split("[ =]", ours)[0]
         section, dot, key = name.partition(".")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from panjue.finetune.settings import sft_settings
-from panjue.finetune.words import config_for_gpu, training_words
+from panjue.finetune.words import AS_IN_START, OTHER_DATA, config_for_gpu, training_words
 from panjue.prompts.plumbing.errors import UserError
 
 
@@ -26,11 +26,32 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.conf").write_text("sft: {}", "utf-8")
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun/config.yaml").write_text("sft: {run: begun}", "utf-8")
+    (tmp_path / "alone").mkdir()
+
+
+AFRESH = " ".join((*AS_IN_START, *OTHER_DATA))
 
 
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
+        # The next stage: the settings of the first one, but not its data.
+        (
+            "from=begun train=d/b.jsonl",
+            f"begun/config.yaml run=runs/begun-b {AFRESH} from=begun train=d/b.jsonl",
+        ),
+        (
+            "from=begun/ train=b.jsonl limit=5 lora.r=8",
+            f"begun/config.yaml run=runs/begun-b-limit5 {AFRESH} from=begun/ train=b.jsonl limit=5 "
+            "lora.r=8",
+        ),
+        (
+            "from=alone train=b.jsonl run=new",
+            f"C/gpu.yaml {AFRESH} from=alone train=b.jsonl run=new",
+        ),
+        ("from=alone train=b", f"C/gpu.yaml run=runs/gpu-alone-b {AFRESH} from=alone train=b"),
+        ("gpu from=begun train=b", "C/gpu.yaml run=runs/gpu-begun-b from=begun train=b"),
+        ("from=alone run=begun", "begun/config.yaml from=alone run=begun"),
         (
             "model=q/M-3 train=d/a.b.jsonl",
             "C/gpu.yaml run=runs/gpu-M-3-a.b model=q/M-3 train=d/a.b.jsonl",
@@ -73,6 +94,7 @@ THERE_ARE = "(there are bare, gpu, m2.5-0.5b, or give a file)"
     [
         ([], "say model=NAME and train=FILE, or run=FOLDER of a training; with make in capitals"),
         (["model=m"], "say train=FILE, or run=FOLDER"),
+        (["from=begun"], "say train=FILE, or run=FOLDER"),
         (["run=new", "train=t"], "say model=NAME, or run=FOLDER of a training: new has none"),
         (["gpv"], f"no config 'gpv'; did you mean 'gpu'? {THERE_ARE}"),
         (["m2.5-0.6b"], f"no config 'm2.5-0.6b'; did you mean 'm2.5-0.5b'? {THERE_ARE}"),

@@ -18,7 +18,7 @@ from vllm.config import ModelConfig
 from vllm.usage.usage_lib import is_usage_stats_enabled
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from panjue.finetune.trained import read_trained
+from panjue.finetune.trained import check_classes, read_trained
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.config import load_section
 from panjue.prompts.plumbing.errors import UserError
@@ -42,7 +42,6 @@ from panjue.serve.server import serve
 from panjue.serve.settings import (
     RESOURCES,
     GenerateConfig,
-    check_classes,
     environment,
     serve_settings,
 )

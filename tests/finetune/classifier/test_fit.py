@@ -26,6 +26,7 @@ from panjue.finetune.classifier.linear import MIN_ITEMS
 from panjue.finetune.classifier.opinions import Advisor, opinion_text
 from panjue.finetune.classifier.trees import Items, corrected_probabilities, fit_second_stage
 from panjue.prompts.example import Example
+from panjue.prompts.labels import merged_labels
 from panjue.prompts.task import Task, load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
 
@@ -33,7 +34,7 @@ SEVERITY = load_task("severity")
 JUDGMENT = load_task("judgment")
 ECTHR = load_task("ecthr")
 WORDS = {"偷": "一年以下", "抢": "三年以上五年以下", "杀": "十年以上"}
-CRIMES = {"盗窃罪": "264", "诈骗罪": "266"}
+CRIMES = {"盗窃罪": "264", "诈骗罪": "266", "放火罪": "114"}
 DEEDS = {"盗窃罪": "窃取", "诈骗罪": "骗得"}
 PENALTY_OF = {2: 13, 400: 6, 30: 8}  # of an amount in 万元
 NAMES = ("赵甲", "钱乙")
@@ -100,6 +101,28 @@ def test_labels_that_the_adapter_does_not_know_are_no_answers() -> None:
     [item] = fitted.classifier.probabilities(mix[0])
     assert set(item["label"]) == set(WORDS.values())
     assert sum(item["label"].values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("count", [60, MIN_CASES])
+def test_labels_of_an_earlier_training_that_no_case_has_are_unlikely(
+    count: int, tmp_path: Path
+) -> None:
+    """A training that starts from an adapter knows the labels of that one too."""
+    train = thefts(count)
+    earlier = case(0, "赵甲放火。", "放火罪", 3)
+    known = merged_labels([JUDGMENT.ask.labels([earlier]), JUDGMENT.ask.labels(train)])
+    fitted = fit(JUDGMENT, train, [], known, 0, Console(quiet=True))
+    assert bool(fitted.classifier.second) == (count == MIN_CASES)
+    save_fitted(fitted, JUDGMENT, known, tmp_path / "kept")
+    advisor = training_advisor(tmp_path / "kept", JUDGMENT, known)
+    alone = {"charges": "放火罪", "articles": "114", "penalty": PENALTIES[3]}
+    for example in (*train[:20], earlier):
+        for opinion in advisor.opinions(example):
+            for name, label in alone.items():
+                probabilities = opinion.probabilities[name]
+                assert probabilities.get(label, 0.0) < min(0.05, max(probabilities.values()))
+                assert label not in opinion.answer[name]
+    assert all("放火罪" not in text for text in advisor.known.values())
 
 
 def test_label_sets_with_the_empty_one_are_learnt() -> None:

@@ -1,0 +1,59 @@
+"""The trained adapter that a training starts from (`from=RUN`): what it decides."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from panjue.finetune.trained import Trained, check_classes, open_trained, refuse_other_choice
+from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.files import dump
+from panjue.prompts.task import load_task
+
+
+def open_start(values: Mapping[str, Any]) -> Trained | None:
+    """Open the training that the setting `from` names; None: it is not set."""
+    run = values.get("from")
+    if not isinstance(run, str):  # pydantic names the type of anything else
+        return None
+    try:
+        start = open_trained(Path(run))
+        refuse_other_choice(start)
+    except UserError as error:
+        raise UserError(f"from: {error}") from None
+    folder = start.folder
+    if not start.is_adapter:
+        raise UserError(f"from: {folder} is a whole model; leave out `from`, set model={folder}")
+    if start.labels_sha256 != start.record.labels_sha256:
+        raise UserError(f"from: {folder}/labels.json has changed since training; restore it")
+    check_classes(load_task(start.record.task), start.labels, folder)
+    return start
+
+
+def completed(values: Mapping[str, Any], start: Trained) -> dict[str, Any]:
+    """Return the settings with those of `start`, where nothing is said, or null.
+
+    These are its base, task, method, LoRA settings, `solve`, and whether prompts show opinions.
+    """
+    record = start.record
+    of_start = {
+        "task": record.task,
+        "model": record.base,
+        "method": record.method,
+        "opinions": record.opinions,
+    }
+    given = {key: value for key, value in values.items() if value is not None}
+    settings = {**values, **of_start, **given}
+    for section, before in (("lora", record.lora), ("solve", record.solve)):
+        now = given.get(section, {})
+        if isinstance(now, Mapping):  # pydantic names the type of anything else
+            settings[section] = {**before, **now}
+    if settings["method"] == "qlora" and not given.get("quantization"):
+        settings["quantization"] = record.quantization
+    return settings
+
+
+def refuse_unequal(name: str, value: Any, of_start: Any, run: Path | None) -> NoReturn:
+    """Refuse a setting that is not as it was in the training of `run`, and has to be."""
+    now, before = (one if isinstance(one, str) else dump(one) for one in (value, of_start))
+    way_out = f"leave out {name}, or set {name}={before}"
+    raise UserError(f"{name}: is {now}, and {run} was trained with {before}; {way_out}")
