@@ -1,4 +1,4 @@
-"""Why one case was answered so, in lines: what `panjue explain` prints."""
+"""`panjue explain` prints why one case was answered in this way."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,10 +18,10 @@ from panjue.serve.answers import Answered
 from panjue.serve.decoding import decoding_of, edited
 
 MOST_REASONS = 5
-"""Words, sentences and features for each label, and as many against it."""
+"""Most words, sentences and features for each label, and most against it."""
 
 SHOWN_LENGTH = 70
-"""Characters of a sentence; of a longer one the beginning is shown."""
+"""Most characters of a sentence that are shown."""
 
 CONTRIBUTES_FROM = 0.005
 
@@ -36,7 +36,7 @@ ABOUT = (
 
 
 def explain(answered: Answered, key: str, person: str | None) -> Iterator[str]:
-    """Yield the lines on the case of this id: on all its persons, or on one."""
+    """Yield the lines about the case with this id: about all its persons, or about one."""
     task = answered.task
     example = case_with_id(answered, key)
     rows = submission_rows(task, answered.folder)
@@ -58,7 +58,7 @@ def explain(answered: Answered, key: str, person: str | None) -> Iterator[str]:
 
 
 def case_with_id(answered: Answered, key: str) -> Example:
-    """Return the case of an id."""
+    """Return the case with an id."""
     first = ""
     for example in answered.examples():
         if str(example.id) == key:
@@ -68,7 +68,7 @@ def case_with_id(answered: Answered, key: str) -> Example:
 
 
 def items_meant(task: Task, case: PageCase, person: str | None) -> list[int]:
-    """Return the numbers of the items of this name, or of all; UserError: nobody has it."""
+    """Return the numbers of the items with this name, or of all; UserError: nobody has the name."""
     names = [name for name, _ in case.items]
     if person is None:
         return list(range(len(names)))
@@ -81,7 +81,7 @@ def items_meant(task: Task, case: PageCase, person: str | None) -> list[int]:
 
 
 def why_nothing(answered: Answered) -> str:
-    """Return why no text classifier can say anything."""
+    """Return why there are no reasons from a text classifier."""
     if n_voters := len(answered.record.voted):
         return f"the vote of {n_voters} runs has no text classifier of its own"
     if not answered.task.answer.fields:
@@ -115,7 +115,7 @@ def values(field: Field) -> str:
 
 
 def unknown_or_model(answered: Answered) -> str:
-    """Return who answered where no field has labels."""
+    """Return who answered if no field has labels."""
     if answered.record.voted:
         return VOTE
     return "" if edited(answered.task.data.submission.find(answered.folder)) else "model"
@@ -132,7 +132,7 @@ def answerer_in_words(by: str, answered: Answered) -> str:
 
 
 def other_answer(why: FieldWhy, opinion: tuple[Field, str] | None) -> str:
-    """Return what the other one says, of model and text classifier; empty: nobody asked it."""
+    """Return the answer of the other one, model or text classifier; empty if it was not asked."""
     if why.by not in ("model", "classifier"):
         return ""
     if opinion is None:
@@ -147,7 +147,7 @@ def other_answer(why: FieldWhy, opinion: tuple[Field, str] | None) -> str:
 
 
 def reason_lines(task: Task, field: str, example: Example, why: FieldWhy) -> Iterator[str]:
-    """Yield what the text classifier says of a field."""
+    """Yield lines on what the text classifier says about a field."""
     if why.reasons is None:
         return
     likeliest = []
@@ -171,7 +171,7 @@ def reason_lines(task: Task, field: str, example: Example, why: FieldWhy) -> Ite
 
 
 def stages(why: Why) -> Iterator[str]:
-    """Yield how a label comes to its probability, stage by stage."""
+    """Yield for each stage how it changes the score or probability of a label."""
     yield f"linear model {why.score:+.2f} ({why.bias:+.2f} whatever the text)"
     trees = why.trees
     if trees and trees.start is not None:
@@ -187,9 +187,9 @@ def stages(why: Why) -> Iterator[str]:
 
 
 def for_and_against(what: str, parts: Sequence[tuple[str, float]], joint: str) -> Iterator[str]:
-    """Yield lines of what speaks for a label, and of what speaks against it, the strongest first.
+    """Yield lines of reasons for a label, then of reasons against it; the strongest come first.
 
-    What would be shown as 0.00 is left out.
+    Reasons that would be shown as 0.00 are left out.
     """
     speaking_for = [text for text, contribution in parts if contribution >= CONTRIBUTES_FROM]
     against = [text for text, contribution in parts if contribution <= -CONTRIBUTES_FROM]

@@ -1,4 +1,4 @@
-"""Why a field was answered so: by whom, how surely, and what the text classifier has seen."""
+"""Why a field got its answer: who answered, with which confidence, and the classifier's reasons."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,22 +53,22 @@ FEATURES_READ = {
     "acts": ("acts counted", "起数、次数"),
     "dates": ("dates", "日期个数"),
 }
-"""Features of the trees, and what they are about -> how people read them, in English and Chinese.
-A score is the log-odds of the linear model."""
+"""Feature of the trees, or what it is about -> readable name in English and Chinese. A score is the
+log-odds of the linear model."""
 
 
 @dataclass(frozen=True)
 class FieldWhy:
-    """Why one field of one item was answered so."""
+    """Why one field of one item got its answer."""
 
     by: str
-    """`model`, `classifier`, `VOTE`, or what the task's fallback is called; empty: nobody knows."""
+    """`model`, `classifier`, `VOTE` or the name of the task's fallback; empty if unknown."""
     confidence: float | None  # None if the run has none
-    reasons: FieldReasons | None = None  # None if no text classifier is there
+    reasons: FieldReasons | None = None  # None without a text classifier
 
 
 PersonKey = tuple[str, int]
-"""A name, and the number of equal names before it; `("", 0)` where answers have no persons."""
+"""A name, and the number of equal names before it; `("", 0)` if answers have no persons."""
 
 
 def persons(task: Task, names: Sequence[str]) -> list[PersonKey]:
@@ -78,9 +78,9 @@ def persons(task: Task, names: Sequence[str]) -> list[PersonKey]:
 def answerers(
     task: Task, asked: Example, decoded: Decoded | None, decoding: Mapping[str, Any]
 ) -> dict[PersonKey, dict[str, str]]:
-    """Return person -> field -> who answered it: the model, or somebody else.
+    """Return person -> field -> who answered it: the model, or another.
 
-    `decoded` says which fields the reply to `asked` lacks; None: not known.
+    `decoded` says which fields the reply to `asked` lacks; None if that is unknown.
     """
     fallback = decoding.get("fallback", task.score.fallback)
     instead = "classifier" if fallback == CLASSIFIER_NAME else fallback
@@ -97,7 +97,7 @@ def answerers(
 
 
 def answered_labels(task: Task, row: Row) -> dict[PersonKey, dict[str, list[str]]]:
-    """Return person -> field -> its labels, as the classifier has them, of a submission row."""
+    """Return person -> field -> labels of a submission row, in the classifier's form."""
     if not task.answer.items and task.score.classes:
         [field] = task.answer.fields
         labels = [label for label in task.score.classes(row) if label != task.answer.nothing]
@@ -123,10 +123,10 @@ def field_reasons(
     advisor: Advisor,
     most: int,
 ) -> list[dict[PersonKey, dict[str, FieldReasons]]]:
-    """Return for each example: person -> field -> what the classifier says, also of the answer.
+    """Return for each example: person -> field -> the classifier's reasons, also for the answer.
 
-    The persons are those of the example, the answer is in its row of the submission. There are at
-    most `most` words, sentences and features for a label, and as many against it.
+    The persons are those of the example; the answer is in its row of the submission. Each label has
+    at most `most` words, sentences and features for it, and as many against it.
     """
     nothing: dict[str, list[str]] = {field: [] for field in task.answer.fields}
     answered = []
@@ -142,7 +142,7 @@ def field_reasons(
 
 
 def label_read(task: Task, field: str, label: str) -> str:
-    """Return a label of a field as people read it."""
+    """Return the readable form of a label of a field."""
     return task.score.readable.get(field, str)(label)
 
 
@@ -152,7 +152,7 @@ def whys_of(
     by: Mapping[PersonKey, Mapping[str, str]],
     confidences: Mapping[PersonKey, Mapping[str, float]],
 ) -> list[list[FieldWhy]]:
-    """Return for each of the items of these names: each decided field, why it was answered so."""
+    """Return for each item of these names, and for each decided field, why it got its answer."""
     whys = []
     for person in persons(task, names):
         of_item = []
@@ -169,8 +169,8 @@ def with_reasons(
     whys: Sequence[Sequence[FieldWhy]],
     found: Mapping[PersonKey, Mapping[str, FieldReasons]],
 ) -> list[list[FieldWhy]]:
-    """Return `whys_of` the items of these names with what the classifier says."""
-    if not whys:  # nothing was handed in
+    """Return `whys_of` the items of these names, together with the classifier's reasons."""
+    if not whys:  # no answer was handed in
         return []
     of_items = []
     for person, of_item in zip(persons(task, names), whys, strict=True):
@@ -181,10 +181,10 @@ def with_reasons(
 
 
 def for_page(task: Task, whys: Sequence[Sequence[FieldWhy]]) -> list[list[list[Any]]]:
-    """Return what a page has of it: item -> field -> who, how surely, likeliest labels, reasons.
+    """Return the data for a page: item -> field -> who, confidence, likeliest labels, reasons.
 
-    A reason is of one label: its probability, the score of the linear model, what the trees give or
-    null, how far the text is known, words, sentences; of a class also features.
+    A reason is about one label: its probability, the score of the linear model, what the trees add
+    or null, how far the text is known, words and sentences; for a class also features.
     """
     items = []
     for of_item in whys:

@@ -64,49 +64,50 @@ from panjue.serve.decoding import FIRST_LABEL, decoding_of, edited
 
 FOLDER = Path(__file__).parent / "page"
 HEAD_BYTES = 4096
-"""The title of a page is among its first bytes."""
+"""Number of first bytes of a page, which contain its title."""
 
 MAX_CASE_BYTES = 20_000_000
-"""So much of a page are its cases at the most: browsers open it at once, and it can be sent."""
+"""Most bytes of cases on a page, so that browsers open it at once, and it can be sent."""
 
 MOST = 3
-"""Words and features for each label on the page, and as many against it; one sentence each."""
+"""Most words and features for each label on the page, and most against it; one sentence each."""
 
 EXPLAINED_AT_ONCE = 64
-"""Cases that the text classifier gives reasons for together."""
+"""Number of cases for which the text classifier gives reasons at once."""
 
 JSON: dict[str, Any] = {"sort_keys": False, "ensure_ascii": False, "separators": (",", ":")}
-"""How a page writes its data: fields in the task's order, and Chinese in half of the bytes."""
+"""How a page writes its data: fields in the task's order, and Chinese unescaped in half the
+bytes."""
 
 
 @dataclass(frozen=True)
 class PageCase:
-    """One example in the page's case browser."""
+    """An example in the case browser of the page."""
 
     id: str
     groups: Mapping[str, str]
     text: list[tuple[str, int | None]]
-    """Its pieces in order: (piece, index in `items` of the name that it is, or None)."""
-    items: list[Item]  # with fields as their own gold where the file has none
+    """Pieces of the text in order: (piece, index of the name in `items` or None)."""
+    items: list[Item]  # fields are their own gold if the file has none
     opinions: list[list[tuple[Field, str]]]
-    """Item -> field -> the other one's answer, the text classifier's or the model's; and which of
-    `AGREEMENTS` the two have, or `NO_REPLY`. Empty if the classifier made the submission, or if
-    there is none."""
-    confidence: float | None  # mean over its judgments; None if the run has no confidences
+    """Item -> field -> the other one's answer (the text classifier's or the model's), and the key
+    of `AGREEMENTS` for the two answers, or `NO_REPLY`. Empty if the classifier made the submission,
+    or if there is no classifier."""
+    confidence: float | None  # mean over its fields; None if the run has no confidences
     whys: list[list[FieldWhy]]
-    """Item -> decided field -> why it was answered so; empty if the task decides no fields."""
-    handled: dict[str, str]  # what `shorten` and decoding did: keyword -> details
-    reply: list[str]  # the raw replies, one per call
+    """Item -> decided field -> why it got its answer; empty if the task has no decided fields."""
+    handled: dict[str, str]  # what shortening and decoding did: keyword -> details
+    reply: list[str]  # the raw replies, one for each call
 
 
 @dataclass(frozen=True)
 class TrainingShown:
-    """The training that answered, as the page shows it."""
+    """The training that answered, for the page."""
 
     record: RunRecord
     summary: TrainingSummary
     step: int | None
-    """The one that has the weights."""
+    """Step of the weights."""
     loss: float | None
     base: str
     start: str | None
@@ -114,9 +115,9 @@ class TrainingShown:
     picture: Picture | None
     took: str
     settings: dict[str, Any]
-    """All settings by names with dots, without paths."""
+    """All settings without paths, by names with dots."""
     changed: dict[str, Any]
-    """Those that the command line changed."""
+    """Settings that the command line changed."""
 
 
 @dataclass(frozen=True)
@@ -124,19 +125,19 @@ class PageData:
     """Everything on the page."""
 
     answered: Answered
-    scores: ScoreResult | None  # None if a case has no gold: the page has facts and answers alone
+    scores: ScoreResult | None  # None if a case has no gold: only facts and answers then
     decoding: Mapping[str, Any]  # the run's decode.json, if it describes this submission
     labels: Mapping[str, tuple[str, str]]
-    """Metric, field, baseline or `gold` -> what it is called, in English and in Chinese."""
-    by: tuple[str, str] | None  # who answered, if not the model everything
-    choice: Choice | None  # why, if held-out cases say so
-    training: TrainingShown | None  # None of an endpoint, or where it is another one now
-    cases: list[PageCase]  # the first ones, up to `MAX_CASE_BYTES`
-    n_cases: int  # all, which the numbers are of
-    agreements: dict[str, Counter[str]]  # field -> agreement -> how many of its items have it
+    """Metric, field, baseline or `gold` -> its name in English and in Chinese."""
+    by: tuple[str, str] | None  # who answered, if not only the model
+    choice: Choice | None  # why, if held-out cases decided it
+    training: TrainingShown | None  # None for an endpoint, or if it has changed since
+    cases: list[PageCase]  # the first cases, up to `MAX_CASE_BYTES`
+    n_cases: int  # number of all cases; the numbers are of all
+    agreements: dict[str, Counter[str]]  # field -> agreement -> number of items
     classes: dict[str, dict[str, tuple[int, int, float]]]
-    """Field -> class -> how many items have it in gold and in predictions, and its F1; in the
-    field's order or the commonest first."""
+    """Field -> class -> number of items in gold and in predictions, and F1. Classes are in the
+    order of the field, or the commonest comes first."""
 
 
 def write_page(opened: Answered) -> None:
@@ -161,7 +162,7 @@ def write_page(opened: Answered) -> None:
 
 
 def is_page(path: Path) -> bool:
-    """Say whether a file is a page of ours, which a link may keep outside of the run folder."""
+    """Say whether a file is a page of panjue; a link may keep it outside of the run folder."""
     if lies_in_ours(path):
         return True
     if not path.is_file():
@@ -191,7 +192,7 @@ def page_data(answered: Answered) -> PageData:
         answered, decoding, examples, has_gold=scores is not None, most=MOST, wants_reasons=has_room
     ):
         n_cases += 1
-        if n_bytes <= MAX_CASE_BYTES:  # all others are only counted: there may be a million
+        if n_bytes <= MAX_CASE_BYTES:  # all others are only counted, since there may be a million
             n_bytes += len(htmlsafe_json_dumps(case_for_page(task, case), **JSON).encode())
         if n_bytes <= MAX_CASE_BYTES:
             cases.append(case)
@@ -223,7 +224,7 @@ def page_data(answered: Answered) -> PageData:
 
 
 def _who_answered(answered: Answered, decoding: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return what the page says of who answered, in English and Chinese; None: the model did."""
+    """Return the text on who answered, in English and Chinese; None if the model did."""
     if not decoding and edited(answered.task.data.submission.find(answered.folder)):
         return (
             "The submission was changed since it was decoded: nobody knows who answered.",
@@ -245,7 +246,7 @@ def _who_answered(answered: Answered, decoding: Mapping[str, Any]) -> tuple[str,
 
 
 def _training(answered: Answered) -> TrainingShown | None:
-    """Return what is known of the training that answered; None if none did, or it is gone."""
+    """Return what is known about the training that answered; None without one, or if it is gone."""
     trained = answered.trained
     if trained is None or answered.changed or not answered.record.is_of_adapter:
         return None
@@ -287,10 +288,10 @@ def page_cases(
     most: int,
     wants_reasons: Callable[[], bool] = lambda: True,
 ) -> Iterator[PageCase]:
-    """Yield examples of the answered file with all that is known of their answers.
+    """Yield examples of the answered file with all that is known about their answers.
 
-    Of each label there are at most `most` reasons for it, and as many against it; none while
-    `wants_reasons` says no.
+    Each label has at most `most` reasons for it and as many against it; none while `wants_reasons`
+    says no.
     """
     task = answered.task
     classifier = answered.advisor()
@@ -315,7 +316,7 @@ def _cases(
     *,
     has_gold: bool,
 ) -> Iterator[tuple[PageCase, Example, Row | None]]:
-    """Yield what is known of examples but for reasons, with each example and its submission row."""
+    """Yield what is known about examples without reasons, with example and submission row."""
     task = answered.task
     rows = submission_rows(task, answered.folder)
     path = answered.folder / "confidence.jsonl"
@@ -333,10 +334,10 @@ def _cases(
         gold = task.gold(example) if has_gold else _own_gold(task, row, place)
         items = list(items_of(task, gold, row)) if gold else []
         calls = _calls(answered, completions, example) if completions else []
-        # Gold may list other persons than those whom the model was asked about.
+        # Gold may list other persons than those about whom the model was asked.
         asked = replace(example, names=tuple(item_names(task, row or {})) or example.names)
         decoded = None
-        if calls and decoding and not task.solve:  # of several replies none is the answer
+        if calls and decoding and not task.solve:  # of several replies, none is the answer
             decoded = task.ask.decode(first_reply(calls[0]), asked, answered.labels)
         opinions = []
         if advisor and gold:
@@ -385,7 +386,7 @@ def _own_gold(task: Task, row: Row | None, place: str) -> Row | None:
 
 
 def _calls(answered: Answered, completions: Rows, example: Example) -> list[dict[str, Any]]:
-    """Return the completion rows of an example: its only one, or one per call in order."""
+    """Return the completion rows of an example: its only row, or one for each call in order."""
     if not answered.task.solve:
         row = answered.row_if_any(completions, {"id": example.id})
         return [row] if row else []
@@ -398,10 +399,10 @@ def _calls(answered: Answered, completions: Rows, example: Example) -> list[dict
 def _what_happened(
     calls: Sequence[Mapping[str, Any]], decoded: Decoded | None, fallback: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield what happened to an example's calls: (keyword, details).
+    """Yield what happened to the calls of an example: (keyword, details).
 
-    `decoded` is the decoded reply; None if there is none, or if the answer is made of several.
-    `fallback` answers what is unreadable.
+    `decoded` is the decoded reply; None if there is none, or if several make the answer. `fallback`
+    answers what is unreadable.
     """
     refusals = [call["refused"] for call in calls if call.get("refused") is not None]
     asked = [call for call in calls if call.get("refused") is None]
@@ -426,7 +427,7 @@ def _what_happened(
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """How many items have each class of a field: in gold, in predictions, in both."""
+    """Counts of the items with each class of a field: in gold, in predictions, in both."""
 
     gold: Counter[str] = dataclass_field(default_factory=Counter)
     predicted: Counter[str] = dataclass_field(default_factory=Counter)
@@ -438,7 +439,7 @@ class ClassCounts:
         self.both.update(set(field.gold) & set(field.predicted))
 
     def table(self, order: Sequence[str]) -> dict[str, tuple[int, int, float]]:
-        """Return class -> items in gold, in predictions, F1; as `order` has them, or commonest."""
+        """Return class -> items in gold, in predictions, F1; by `order`, or the commonest first."""
         totals = self.gold + self.predicted
         ordered = [value for value in order if value in totals]
         commonest = [value for value, _ in totals.most_common()]
@@ -450,12 +451,12 @@ class ClassCounts:
 
 
 def case_for_page(task: Task, case: PageCase) -> dict[str, Any]:
-    """Return a case for the page's data."""
+    """Return the data of a case for the page."""
     return {**asdict(replace(case, whys=[])), "whys": for_page(task, case.whys)}
 
 
 def page(result: PageData) -> str:
-    """Return the page: tables, and the case browser with its data."""
+    """Return the page with tables, and with the case browser and its data."""
     answered = result.answered
     lines = list(remarks(result.scores, result.labels)) if result.scores else []
     skipped = answered.reader.skipped

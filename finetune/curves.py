@@ -1,4 +1,4 @@
-"""The curves of TensorBoard, in which each step of a training is once."""
+"""Curves for TensorBoard in which each step of a training appears once."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ from transformers.integrations import TensorBoardCallback
 
 
 class Curves(TensorBoardCallback):  # type: ignore[misc]  # transformers is untyped to mypy
-    """Writes what is logged; a training that resumes takes back the steps that it makes again."""
+    """Writes the log. A training that resumes takes back the steps that it trains again."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Begin a file; TensorBoard then drops the steps after the checkpoint from those before."""
+        """Begin a new file; TensorBoard then drops steps after the checkpoint from older files."""
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  # may be missing
 
         if state.is_world_process_zero:

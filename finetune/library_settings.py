@@ -116,8 +116,8 @@ READ_OF_TRL = {
     "skip_memory_metrics": "false reports how much memory the training took",
     "debug": "underflow_overflow ends where an activation has no finite value, and shows which",
 }
-"""Settings of trl that a training here reads -> what they decide. All others are refused: they are
-set by panjue, or would do nothing without a word, as would those of a trl that is newer."""
+"""Settings of trl that a training of panjue reads -> what they decide. All others are refused, also
+those of a newer trl: panjue sets them itself, or they would silently do nothing."""
 
 NEEDED_BY = {
     "dataloader_persistent_workers": "dataloader_num_workers",
@@ -125,7 +125,8 @@ NEEDED_BY = {
     "dataloader_multiprocessing_context": "dataloader_num_workers",
     "liger_kernel_config": "use_liger_kernel",
 }
-"""Settings of trl -> one without which they do nothing, or fail after the classifier is fitted."""
+"""Setting of trl -> another one that it needs. Without it, it does nothing, or fails after the
+classifier is fitted."""
 
 OF_TRACKIO = ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")
 
@@ -135,9 +136,9 @@ READ_QUANTIZATION = (
     "bnb_4bit_quant_type",
     "bnb_4bit_use_double_quant",
     "bnb_4bit_quant_storage",
-    "llm_int8_skip_modules",  # in spite of its name
+    "llm_int8_skip_modules",  # despite its name
 )
-"""Settings of BitsAndBytesConfig that four-bit weights have."""
+"""Settings of BitsAndBytesConfig that four-bit weights use."""
 
 FIXED = {
     "restore_callback_states_from_checkpoint": True,  # a resumed run keeps its patience count
@@ -164,10 +165,10 @@ POSITIVE = {
 """Settings that must be above 0; transformers takes 0 or less for `not set` in some of them."""
 
 SCALES = ("r", "lora_alpha", *PATTERNS)
-"""Settings of peft that are numbers above 0, or have them: of 0 nothing would be learnt."""
+"""Settings of peft that are or contain numbers above 0; with 0, nothing would be learnt."""
 
 OF_NAMES = ("target_modules", "exclude_modules", "modules_to_save", "target_parameters")
-"""Settings of peft that are lists of names; it takes a text in place of a list for a pattern."""
+"""Settings of peft that are lists of names. peft takes a text in place of a list as a pattern."""
 
 SEVERAL_NAMES = re.compile(r"[\w.]+(?:[,\s]+[\w.]+)+,?")
 
@@ -176,7 +177,7 @@ UNUSABLE = ("lora_bias", "alora_invocation_tokens")
 one, and vLLM 0.32 supports neither biases nor activated adapters."""
 
 TRIED_STEPS = 10
-"""Steps of the schedule that is tried before a training."""
+"""Number of steps of the schedule that is tried before a training."""
 
 USERS_WANDB_DIR = os.environ.get("WANDB_DIR")
 """Environment variable for wandb's folder, if the user does not want the run folder."""
@@ -230,7 +231,7 @@ def check_keep(config: SftConfig) -> None:
 
 
 def check_read(given: Mapping[str, Any]) -> None:
-    """Refuse settings of trl that nothing reads here, or that something else decides."""
+    """Refuse settings of trl that nothing reads here, or that another setting decides."""
     for name in given:
         if name in INSTEAD:
             raise UserError(f"trainer.{name}: use {INSTEAD[name]}")
@@ -246,7 +247,7 @@ def check_read(given: Mapping[str, Any]) -> None:
 
 
 def check_trainer(given: Mapping[str, Any]) -> None:
-    """Refuse settings of trl with which a training goes wrong."""
+    """Refuse settings of trl that make a training go wrong."""
     for name, kind in POSITIVE.items():
         value = given.get(name)
         is_number = isinstance(value, kind) and not isinstance(value, bool)
@@ -400,9 +401,9 @@ def check_reports(names: Sequence[str]) -> None:
 
 
 def check_optimizer(args: TrainerConfig) -> None:
-    """Make the optimizer once, for a tiny model: its package may be missing.
+    """Make the optimizer once for a tiny model, because its package may be missing.
 
-    Some are made for the layers of the model; these are not made here.
+    Optimizers that are made for the layers of a model are not tried here.
     """
     if args.optim_target_modules:
         return
@@ -414,9 +415,9 @@ def check_optimizer(args: TrainerConfig) -> None:
 
 
 def check_schedule(args: TrainerConfig) -> None:
-    """Go once through a schedule of the learning rate: it may lack an argument.
+    """Go once through a schedule of the learning rate, because it may lack an argument.
 
-    transformers would find out at the first step, after the text classifier is fitted.
+    transformers would fail only at the first step, after the text classifier is fitted.
     """
     optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=args.learning_rate)
     with of_library(f"trainer.lr_scheduler_kwargs: {args.lr_scheduler_type.value}"):

@@ -76,7 +76,7 @@ def check_trainable(config: SftConfig, console: Console) -> None:
 def check_lora_layers(settings: Mapping[str, Any], text: Any) -> None:
     """Add the adapter to a model without weights; refuse one that cannot be trained or merged."""
     with torch.device("meta"), catch_warnings():
-        simplefilter("ignore")  # peft's, of tied embeddings
+        simplefilter("ignore")  # peft's warning about tied embeddings
         model = AutoModelForCausalLM.from_config(text)
         adapted = with_lora(model, settings).get_base_model()
     if isinstance(adapted.get_output_embeddings(), LoraLayer):
@@ -215,7 +215,7 @@ MAX_CONTAMINATION = 1e-3
 """Largest `contamination` of a model that keeps the examples of a pack apart."""
 
 MAX_DIFFERENCE_IN_PACK = 0.1
-"""Largest `difference_in_pack` that another order of sums explains, in 16 bits and with experts."""
+"""Largest `difference_in_pack` from another order of sums, in 16 bits and with experts."""
 
 
 def choose_packing(config: SftConfig, model: Model, args: Any, console: Console) -> bool:
@@ -250,9 +250,9 @@ def computing_dtype(model: Model, args: Any) -> torch.dtype:
 
 
 def problem_in_packs(model: torch.nn.Module, max_tokens: int) -> str:
-    """Return why packs would train a model otherwise than examples alone; empty if they do not.
+    """Return why packs would train a model differently than examples alone; empty if not.
 
-    Where attention has windows or chunks that rows of `max_tokens` exceed, the probes do too.
+    If rows of `max_tokens` exceed windows or chunks of attention, the probes exceed them, too.
     """
     tokens = SHORT_TOKENS + span_of(model, max_tokens)
     leak = contamination(model, tokens)
@@ -280,19 +280,19 @@ def contamination(model: torch.nn.Module, tokens: int = SHORT_TOKENS) -> float:
 
 
 def difference_in_pack(model: torch.nn.Module, tokens: int) -> float:
-    """Return the relative L2 difference of an example's logits in a pack from those of it alone.
+    """Return the relative L2 difference between an example's logits in a pack and alone.
 
-    It was 0.7 to 1 where chunks of attention are counted from the beginning of the pack.
+    It was 0.7 to 1 for models that count chunks of attention from the beginning of the pack.
     """
     before, example = probe_examples(model, SHORT_TOKENS, tokens)
-    model.eval()  # dropout in attention would differ too
+    model.eval()  # dropout in attention would differ, too
     packed = logits_of_last(model, before, example)
     alone = logits_of_last(model, example)
     return float((packed - alone).norm() / alone.norm())
 
 
 def probe_examples(model: torch.nn.Module, *sizes: int) -> list[torch.Tensor]:
-    """Return examples of so many random tokens, [1, tokens] each."""
+    """Return examples of random tokens with these sizes, each [1, tokens]."""
     config: Any = model.config
     vocabulary = config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(0)
@@ -304,7 +304,7 @@ def probe_examples(model: torch.nn.Module, *sizes: int) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def logits_of_last(model: torch.nn.Module, *examples: torch.Tensor) -> torch.Tensor:
-    """Return the logits at both ends of the last of these examples, as a pack, [1, places, ids]."""
+    """Return the logits at both ends of the last example in a pack of these, [1, places, ids]."""
     pack = torch.cat(examples, 1)
     positions = torch.cat([torch.arange(part.shape[1]) for part in examples])[None].to(pack.device)
     places = ends(examples[-1].shape[1]) + pack.shape[1] - examples[-1].shape[1]

@@ -125,7 +125,8 @@ SPANS = (
     "attention_chunk_size",
     "floor_scale",
 )
-"""Settings of models that say after how many tokens, of a pack or an example, attention changes."""
+"""Settings of models for the number of tokens, of a pack or an example, after which attention
+changes."""
 
 AMPERE = (8, 0)
 """FlashAttention's kernels need this capability, and heads of no more than `MAX_WIDTH`."""
@@ -134,7 +135,7 @@ MAX_WIDTH = 256
 
 
 def span_of(model: Any, max_tokens: int) -> int:
-    """Return the longest window or chunk of a model's attention that rows exceed; 0 without one."""
+    """Return the longest window or chunk of attention that rows exceed; 0 without one."""
     config = model.config.get_text_config()
     spans = [getattr(config, name, None) for name in SPANS]
     return max((one for one in spans if isinstance(one, int) and one < max_tokens), default=0)
@@ -183,8 +184,8 @@ def can_run(device: torch.device, dtype: torch.dtype) -> bool:
 def training_without_chance(model: torch.nn.Module) -> Iterator[None]:
     """Put a model in training mode, as in a step, with the same random numbers in each block.
 
-    Layers of dropout are off. Attention has a dropout of its own: it is on, so that
-    `packed_attention`, which has none, sees it.
+    Layers of dropout are off. The separate dropout of attention is on, so that `packed_attention`,
+    which supports none, notices it.
     """
     device = next(model.parameters()).device
     model.train()
@@ -199,7 +200,7 @@ def training_without_chance(model: torch.nn.Module) -> Iterator[None]:
 
 @contextmanager
 def logits_only_of(model: Any, places: slice | Tensor) -> Iterator[None]:
-    """Let a model compute its logits at these places of a row only: a vocabulary may be large."""
+    """Let a model compute logits only at these places of a row, since a vocabulary may be large."""
 
     def select(_: torch.nn.Module, hidden: tuple[Tensor]) -> tuple[Tensor]:
         return (hidden[0][:, places],)
@@ -224,10 +225,10 @@ Probed = tuple[Tensor, Tensor]
 
 
 def probed(model: Any, longest: int, *, packed: bool) -> Probed:
-    """Return what a model makes of three examples in a pack, or of each alone.
+    """Return a model's results for three examples, in one pack or each alone.
 
-    Gradients of all weights would be twice as large as those of a step. That of the tokens has come
-    through the attention of all layers.
+    Gradients of all weights would be twice as large as those of a step. The gradient of the tokens
+    suffices, because it comes through the attention of all layers.
     """
     generator = torch.Generator().manual_seed(0)
     sizes = [SHORT_TOKENS, longest, SHORT_TOKENS]

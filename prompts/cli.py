@@ -47,7 +47,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, e.g. trainer.max_steps=10")]
 TAKES_WORDS = {"ignore_unknown_options": True}
-"""For commands with words key=value: they say how `--lora_rank 16` is written here."""
+"""Settings of commands with words key=value, which say how to write `--lora_rank 16` here."""
 RunFolder = Annotated[Path | None, typer.Argument(metavar="RUN", show_default=False)]
 ListSettings = Annotated[bool, typer.Option("--settings", help="list all settings, and end")]
 

@@ -25,9 +25,9 @@ OPINIONS = "{opinions}"
 """Field of a template for the text classifier's opinions (`finetune.classifier.opinions`)."""
 
 TEMPLATE_ARGS = {"enable_thinking": False}
-"""Arguments of chat templates, in training and serving: the reply starts with the JSON object. The
-templates of Qwen3's hybrid models then put an empty think block into the prompt; most others ignore
-the argument, and some refuse it, see `template_args`."""
+"""Arguments of chat templates, in training and serving, so that the reply starts with the JSON
+object. Templates of Qwen3's hybrid models then put an empty think block into the prompt. Most
+others ignore the argument; some refuse it, see `template_args`."""
 
 MARKUP = re.compile(r"<(?=[^>\s]{1,64}>)")
 
@@ -183,9 +183,9 @@ def prompt_ids(tokenizer: Any, messages: Messages) -> list[int]:
 
 @lru_cache(maxsize=8)
 def template_args(tokenizer: Any) -> Mapping[str, Any]:
-    """Return the arguments that the chat template of a tokenizer gets everywhere.
+    """Return the arguments that the chat template of a tokenizer always gets.
 
-    They are `TEMPLATE_ARGS`; none if the template refuses these, since its model always thinks.
+    They are `TEMPLATE_ARGS`; none if the template refuses them, because its model always thinks.
     """
     from jinja2 import TemplateError  # noqa: PLC0415  # scoring needs no template
 

@@ -1,11 +1,11 @@
-"""Why the text classifier gives a label its probability: words, sentences, what the trees see.
+"""Why the text classifier gives a label its probability: words, sentences, features of the trees.
 
-The linear model gives the log-odds of a label against all others: `bias`, and for each n-gram of
-the case and of the item's own clauses its TF-IDF times a weight. The trees see these scores, those
-of the whole case and facts about the item: they correct the log-odds of a label of a set, or choose
-among classes. Last, `known`, how far training knows the text, draws the probability to the label's
-frequency. All this is of the classifier that answers new cases; opinions on its training cases come
-from parts of it that had not seen them.
+The linear model computes the log-odds of a label against all others: `bias` plus, for each n-gram
+of the case and of the item's own clauses, its TF-IDF times a weight. The trees see these scores,
+the scores of the whole case, and facts about the item. They correct the log-odds of a label of a
+set, or choose among classes. Last, the probability moves towards the label's frequency; the less of
+the text is `known` from training, the more. All this holds for the classifier that answers new
+cases. Opinions on its training cases come from classifiers that were fitted without them.
 """
 
 from collections import defaultdict
@@ -32,55 +32,55 @@ if TYPE_CHECKING:
     import lightgbm
 
 OWN_NAME = "[this person]"
-"""A word's text has it in place of the name of the item's own person; no n-gram has brackets."""
+"""Replaces the name of the item's own person in the text of a word; no n-gram has brackets."""
 
 ANY_NAME = "[name]"
-"""In place of any other name; in an n-gram of the whole text, of any name."""
+"""Replaces any other name; in an n-gram of the whole text, any name."""
 
 OF_MONEY = ("largest amount of money", "sum of money", "amounts of money")
 OF_WEIGHT = ("largest weight", "sum of weights", "weights")
 EVIDENCE = (*OF_MONEY, *OF_WEIGHT, "acts", "dates", *WORDS)
-"""What the numbers are that `prompts.tasks.evidence` reads in a text; sizes are log10."""
+"""Names of the numbers that `prompts.tasks.evidence` reads from a text; sizes are log10."""
 
 LIKELIEST = 3
 
 
 EVERY_CASE = "[every case]"
-"""What all cases have in common where an answer has no list of persons."""
+"""The marks that all cases have in common if an answer has no list of persons."""
 
 
 class Word(NamedTuple):
-    """One or two tokens of the text, or in brackets where the item stands in its case."""
+    """One or two tokens of the text, or in brackets the position of the item in its case."""
 
     text: str
     contribution: float  # to the log-odds of the linear model
 
 
 class Sentence(NamedTuple):
-    """A sentence of the example's text; a pair of tokens belongs to that where it begins."""
+    """A sentence of the example's text; a pair of tokens belongs to the one where it begins."""
 
     start: int
     end: int
-    contribution: float  # the sum of its words' shares, each as often as it stands there
+    contribution: float  # sum of the shares of its words, each as often as it occurs in it
 
 
 class TreeFeature(NamedTuple):
-    """A feature that the trees see; `about` is the label or word that it is about, or empty."""
+    """A feature of the trees. `about` is the label or word that it is about, or empty."""
 
     name: str
     about: str
     value: float
-    contribution: float  # to what the trees give: LightGBM's `pred_contrib`, which is TreeSHAP
+    contribution: float  # to what the trees add: LightGBM's `pred_contrib`, which is TreeSHAP
 
 
 @dataclass(frozen=True)
 class TreesSay:
-    """What the trees give a label.
+    """What the trees add to the score of a label.
 
     Attributes:
-        start: The scaled score of the linear model, which they correct; None of a class.
-        given: What they add to it; of a class, its raw score before the softmax over all classes.
-        average: The part of `given` that does not depend on the item: the rest is the features'.
+        start: The scaled score of the linear model, which they correct; None for a class.
+        given: What they add to it; for a class, its raw score before the softmax over all classes.
+        average: The part of `given` that does not depend on the item; the rest is from features.
     """
 
     start: float | None
@@ -93,16 +93,16 @@ class TreesSay:
 class Why:
     """Why a label has its probability.
 
-    Words, sentences and features: first those that speak most for the label, the strongest first,
-    then those that speak most against it, the strongest last.
+    Words, sentences and features that speak most for the label come first, the strongest first.
+    Then come those that speak most against it, the strongest last.
 
     Attributes:
-        score: The log-odds of the linear model: `bias`, and what all words contribute.
+        score: The log-odds of the linear model: `bias` plus the contributions of all words.
         trees: None without trees, or if the label is not among those that they look at.
-        is_left_out: Whether the field has trees, which do not look at the label.
-        before: The probability before it is drawn to `frequency`, as far as the text is not known.
+        is_left_out: Whether the field has trees, but they do not look at the label.
+        before: The probability before it moves towards `frequency`, as the text is not known.
         known: How far the text is known, from 0 to 1.
-        frequency: How often training has the label; None in files of version 0.4.
+        frequency: Share of the label in training; None in files of version 0.4.
     """
 
     label: str
@@ -120,15 +120,15 @@ class Why:
 
 @dataclass(frozen=True)
 class FieldReasons:
-    """What the classifier says of one field of one item."""
+    """The classifier's likeliest labels for a field of an item, and its reasons."""
 
     likeliest: Sequence[tuple[str, float]]
-    """The labels of the highest probabilities, `LIKELIEST` at most."""
-    answered: Sequence[Why]  # of the labels that were answered, but for those it does not know
+    """The labels with the highest probabilities, at most `LIKELIEST`."""
+    answered: Sequence[Why]  # for the answered labels that it knows
 
 
 AnsweredLabels = Sequence[Mapping[str, Iterable[str]]]
-"""Of each item of an example: field -> the labels that were answered."""
+"""For each item of an example: field -> the labels that were answered."""
 
 
 def reasons(
@@ -137,13 +137,13 @@ def reasons(
     answered: Sequence[AnsweredLabels],
     most: int,
 ) -> list[list[dict[str, FieldReasons]]]:
-    """Return for each item of each example: field -> the likeliest labels, why those answered.
+    """Return for each item of each example: field -> likeliest labels, reasons of those answered.
 
     Args:
-        classifier: It was fitted on other examples.
-        examples: Some hundred at most.
-        answered: Of each example, which has as many items.
-        most: So many words, sentences and features for a label, and so many against it.
+        classifier: A classifier that was fitted on other examples.
+        examples: At most some hundred examples.
+        answered: The answered labels for each example, for each of its items.
+        most: Most words, sentences and features for a label, and most against it.
     """
     if not examples:
         return []
@@ -152,11 +152,11 @@ def reasons(
     grams_of_items = list(_grams_of_items(classifier, examples, seen))
     labels_of_items = list(chain.from_iterable(answered))
     of_items: list[dict[str, FieldReasons]] = [{} for _ in labels_of_items]
-    first_column = 0  # of the field, among the labels of all fields
+    first_column = 0  # column of the field's first label among the labels of all fields
     for name, of_field in classifier.fields.items():
         probabilities = of_field.as_far_as_known(before[name], seen.known)
         numbers = {label: number for number, label in enumerate(of_field.labels)}
-        wanted = []  # an item, and the number of a label that it is answered
+        wanted = []  # an item, and the number of a label that was answered for it
         for item, labels in enumerate(labels_of_items):
             wanted += [(item, numbers[label]) for label in labels[name] if label in numbers]
         of_trees = _trees_say(classifier, seen.items, name, before, wanted, most)
@@ -189,7 +189,7 @@ def reasons(
 
 
 def strongest(contributions: Array, most: int) -> list[int]:
-    """Return where the largest contributions above 0 are, and the smallest below 0, in order."""
+    """Return the positions of the largest contributions above 0, then of the smallest below 0."""
     counting = np.flatnonzero(contributions)
     order = counting[np.argsort(-contributions[counting], kind="stable")]
     n_for = int((contributions > 0).sum())
@@ -200,26 +200,27 @@ def strongest(contributions: Array, most: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Grams:
-    """The n-grams of one text, and where they stand."""
+    """The n-grams of one text, and their places."""
 
-    hashes: Hashes  # of those that count, ascending, [kept]
-    columns: Array  # of these in the view, [kept]
-    values: Array  # of these in the text's vector, [kept]
-    text: Text  # with its marks as people read them
-    tokens: Sequence[tuple[int, int]]  # where they start and end in the text
+    hashes: Hashes  # hashes of n-grams with a weight, ascending, [kept]
+    columns: Array  # their columns in the view, [kept]
+    values: Array  # their values in the text's vector, [kept]
+    text: Text  # with its marks in readable form
+    tokens: Sequence[tuple[int, int]]  # start and end of each in the text
     occurrences: Array
-    """Of each token, each pair of neighbors and each mark the number in `hashes`, or -1."""
+    """For each token, each pair of neighbors and each mark, the number in `hashes`, or -1."""
     in_sentences: tuple[Array, Array, Array]
-    """Of the n-grams that stand in sentences: number in `hashes`, number of the sentence, and one
-    by how often the text has the n-gram."""
+    """For each n-gram in a sentence: its number in `hashes`, the number of the sentence, and one
+    divided by how often the text has the n-gram."""
 
     found: dict[int, tuple[Array, Array]] = field(default_factory=dict)
-    """Column of a label -> `contributions`: the items of a case share the whole text."""
+    """Column of a label -> `contributions`, cached because the items of a case share the whole
+    text."""
 
     def contributions(
         self, of_view: csc_array, column: int, n_sentences: int
     ) -> tuple[Array, Array]:
-        """Return what n-grams contribute to the log-odds of a label, [kept], and by sentences."""
+        """Return the contributions to a label's log-odds of n-grams, [kept], and of sentences."""
         if column not in self.found:
             of_grams = self.values * _weights(of_view, column, self.columns)
             numbers, sentences, shares = self.in_sentences
@@ -229,7 +230,7 @@ class _Grams:
         return self.found[column]
 
     def text_of(self, hashed: int) -> str | None:
-        """Return how people read an n-gram where it is first; None if the text has it not."""
+        """Return the readable form of an n-gram at its first place; None if the text lacks it."""
         number = int(np.searchsorted(self.hashes, hashed))
         if number == len(self.hashes) or self.hashes[number] != hashed:
             return None
@@ -254,7 +255,7 @@ class _Grams:
 
 
 def _is_word(token: str) -> bool:
-    """Say whether a token is a word of a script with spaces, not a character, name or number."""
+    """Say whether a token is a word of a script with spaces, and no character, name or number."""
     return token[0].isalpha() and not "\u4e00" <= token[0] <= "\u9fff"
 
 
@@ -265,19 +266,19 @@ class _ItemGrams:
         self, of_case: _Grams, of_own: _Grams, sentences: Sequence[tuple[int, int]]
     ) -> None:
         self._texts = (of_case, of_own)
-        self._sentences = sentences  # starts and ends
+        self._sentences = sentences  # start and end of each
         hashes = np.concatenate([of_case.hashes, of_own.hashes])
         self._hashes, self._number = np.unique(hashes, return_inverse=True)
         if EVERY_CASE in of_own.text.marks:  # they are one word
             marks = of_own.occurrences[-len(of_own.text.marks) :]
             places = len(of_case.hashes) + marks[marks >= 0]
             self._number[places] = self._number[places[:1]]
-        self._read: dict[int, str] = {}  # number in `hashes` -> how people read it
+        self._read: dict[int, str] = {}  # number in `hashes` -> readable form
 
     def strongest(
         self, classifier: Classifier, column: int, most: int
     ) -> tuple[list[Word], list[Sentence]]:
-        """Return what speaks most for and against a label; of both texts together."""
+        """Return the words and sentences that speak most for and against a label, in both texts."""
         by_text = []
         by_sentence = np.zeros(len(self._sentences))
         for text, of_view in zip(self._texts, classifier.weights_by_label, strict=True):
@@ -303,7 +304,7 @@ def _grams_of_items(
     classifier: Classifier, examples: Sequence[Example], seen: Seen
 ) -> Iterator[_ItemGrams]:
     hashes_of_cases, hashes_of_items = seen.hashes
-    item = 0  # among those of all examples
+    item = 0  # number of the item among those of all examples
     for number, (example, case) in enumerate(zip(examples, seen.cases, strict=True)):
         lengths = map(len, split_sentences(example.text, None, example.names))
         bounds = list(pairwise(accumulate(lengths, initial=0)))
@@ -326,7 +327,7 @@ def _grams_of_items(
 
 
 def _row(rows: csr_array, number: int) -> tuple[Array, Array]:
-    """Return columns and values of a row; a slice of the array would be an array itself: slow."""
+    """Return columns and values of a row. To slice the sparse array would be slow."""
     part = slice(*rows.indptr[number : number + 2])
     return rows.indices[part], rows.data[part].astype(float)
 
@@ -336,7 +337,7 @@ def _grams(
 ) -> _Grams:
     """Read a text by its vector and the hashes of its n-grams.
 
-    Its marks are as people read them; `sentences` is the sentence of each of its characters.
+    Its marks have readable form. `sentences` has the sentence of each of its characters.
     """
     columns, values = row
     kept = view.kept[columns]
@@ -359,7 +360,7 @@ def _grams(
 
 
 def _places_in_text(case: MarkedCase) -> Array:
-    """Return where each character of a marked case begins in the text of its example."""
+    """Return for each character of a marked case the place in the text of its example."""
     edits = []
     removed = 0  # a character replaces each name
     for start, end, _ in case.name_places:
@@ -380,7 +381,7 @@ def _old_starts(rewritten: Rewritten) -> Array:
 
 
 def marks_read(number: int, items: int) -> list[str]:
-    """Return how people read the marks of an item, in the order of `features.views`."""
+    """Return the readable forms of an item's marks, in the order of `features.views`."""
     place = "7th or later" if number >= 6 else f"no. {number + 1}"
     of = "7 or more" if items >= 7 else f"{items}"
     last = "last" if number == items - 1 else "not last"
@@ -406,7 +407,7 @@ def _trees_say(
     wanted: Sequence[tuple[int, int]],
     most: int,
 ) -> dict[tuple[int, int], TreesSay]:
-    """Return what the trees of a field give pairs of an item and a label, of those they look at."""
+    """Return what a field's trees add to pairs of an item and a label that they look at."""
     of_field = classifier.second.get(name)
     if of_field is None or not wanted:
         return {}
@@ -415,7 +416,7 @@ def _trees_say(
     rows = class_rows(items, name, before, of_field.classes)
     features = class_features(classifier, name, rows.shape[1])
     by_class = trees_of_classes(of_field.trees)
-    items_of: dict[int, list[int]] = defaultdict(list)  # class -> the items that are answered it
+    items_of: dict[int, list[int]] = defaultdict(list)  # class -> the items that have it as answer
     for item, number in wanted:
         items_of[number].append(item)
     result = {}
@@ -428,7 +429,7 @@ def _trees_say(
 
 @lru_cache(maxsize=4)
 def trees_of_classes(trees: "lightgbm.Booster") -> "list[lightgbm.Booster]":
-    """Return the trees of each class alone: they contribute the same in a fraction of the time."""
+    """Return the trees of each class alone, which give the same contributions in less time."""
     import lightgbm
 
     classes = trees.num_model_per_iteration()
@@ -492,7 +493,7 @@ def _say(
 
 
 def class_features(classifier: Classifier, name: str, count: int) -> list[tuple[str, str]]:
-    """Return what the columns of `class_rows` are, and what each is about."""
+    """Return the names of the columns of `class_rows`, and what each is about."""
     labels = classifier.fields[name].labels
     features = [("score", label) for label in labels]
     for other in classifier.second[name].classes:

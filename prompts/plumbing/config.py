@@ -98,14 +98,14 @@ def built_section(
 
 
 def refuse_home(key: str, value: str) -> None:
-    """Refuse a path that begins with `~`: some shells leave it in words like run=~/mine."""
-    path = os.path.expanduser(value)  # as it is where there is no such user
+    """Refuse a path that begins with `~`, since some shells do not expand it in run=~/mine."""
+    path = os.path.expanduser(value)  # unchanged if there is no such user
     if path != value:
         raise UserError(f"{key}={value}: ~ is not expanded here; write {key}={path}")
 
 
 def refuse_options(words: Sequence[str], known: Container[str]) -> None:
-    """Refuse settings in the form of other programs, such as `--lora_rank 16`, in our words."""
+    """Refuse settings in the form of other programs (`--lora_rank 16`); say panjue's form."""
     for word, following in pairwise([*words, ""]):
         if not re.match("--?[a-zA-Z]", word):
             continue
