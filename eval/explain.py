@@ -14,7 +14,7 @@ from panjue.prompts.names import name_key
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Field
-from panjue.serve.answers import Answered
+from panjue.serve.answers import DEMO_ANSWERED, Answered
 from panjue.serve.decoding import decoding_of, edited
 
 MOST_REASONS = 5
@@ -28,6 +28,7 @@ CONTRIBUTES_FROM = 0.005
 INDENT = 22
 
 ABOUT = (
+    "This is what the text classifier sees, not how the model came to an answer of its own.",
     "Confidence is how likely exactly this answer is right; each label of a set stands alone.",
     "Contributions are log-odds. The linear model sets a label against all others; its words are",
     "one or two characters, words or numbers of the text, and of the clauses that name the person:",
@@ -46,6 +47,8 @@ def explain(answered: Answered, key: str, person: str | None) -> Iterator[str]:
     [case] = page_cases(answered, decoding, [example], has_gold=False, most=MOST_REASONS)
     chosen = items_meant(task, case, person)
     yield f"{answered.folder}: id {key}"
+    if answered.answers.is_of_demo:
+        yield DEMO_ANSWERED
     has_reasons = any(why.reasons for whys in case.whys for why in whys)
     if not has_reasons:
         yield f"nothing to explain: {why_nothing(answered)}"

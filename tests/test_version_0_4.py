@@ -60,6 +60,7 @@ def test_its_answers_are_scored_as_before_and_reported(old: Path, panjue: Panjue
     assert {name: after[name] for name in same} == {name: before[name] for name in same}
     assert after["baselines"].keys() == before["baselines"].keys()
     done(panjue, "report", "run/answers/model")
+    done(panjue, "explain", "run/answers/model", "0")
     two = panjue("score", "demo/test.jsonl", "run")
     assert two.returncode == 2
     assert "run: has several answers; say which: run/answers/model, run/answers/test" in two.stderr

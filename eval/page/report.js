@@ -180,8 +180,8 @@ function whyFold(fields, whys, opinions, text) {
   fold.append(make("summary", say("why", "理由")));
   fields.forEach((field, number) => fold.append(...whyField(field, whys[number], opinions?.[number], text)));
   fold.append(make("p", say(
-    "Confidence: how likely exactly this answer is right; each label of a set has a probability of its own. Numbers are log-odds: what a word or sentence adds to the linear model's score of the label, against all others. Trees then weigh that score, those of the whole case and what they count in the text. A word is one or two characters, or words of another script.",
-    "置信度指答案完全正确的概率；同一字段的各标签各有其概率。数字为对数几率：词句使线性模型对该标签的得分（相对其他标签）增减多少。树模型再综合该得分、全案得分和文中数得的情节。此处的“词”是一个字或相邻两字。"), { class: "note" }));
+    "This is what the text classifier sees, not how the model came to an answer of its own. Confidence: how likely exactly this answer is right; each label of a set has a probability of its own. Numbers are log-odds: what a word or sentence adds to the linear model's score of the label, against all others. Trees then weigh that score, those of the whole case and what they count in the text. A word is one or two characters, or words of another script.",
+    "以上是文本分类器的依据，不是模型自己的推理。置信度指答案完全正确的概率；同一字段的各标签各有其概率。数字为对数几率：词句使线性模型对该标签的得分（相对其他标签）增减多少。树模型再综合该得分、全案得分和文中数得的情节。此处的“词”是一个字或相邻两字。"), { class: "note" }));
   return fold;
 }
 
