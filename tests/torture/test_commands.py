@@ -58,6 +58,7 @@ WORDS: dict[str, dict[str, str]] = {
     "Several trainings vote": {},
     "Fair to whom": {"gender,region": "defendants"},
     "Score": {},
+    "Why this label": {"RUN/answers/NAME ID --person NAME": "RUN 0"},
     "Hand it in": {},
     "Who answers": {},  # after those that mean the run's only answers
     "Ask it": {},
