@@ -40,6 +40,16 @@ NAME_BASE = "name it with base=FOLDER, of `merge` and `bundle` --base FOLDER"
 VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks of adapters that vLLM can load unmerged."""
 
+ONLY_MERGED = {
+    "target_parameters": "adapts experts",
+    "use_dora": "is of DoRA",
+    "modules_to_save": "has whole layers (modules_to_save)",
+    "trainable_token_indices": "has tokens of its own (trainable_token_indices)",
+    "lora_bias": "has biases (lora_bias)",
+}
+"""Setting of peft -> what an adapter with it is or has. Unmerged, vLLM refuses it, or leaves a part
+of it out without a word."""
+
 GENERATION = "generation_config.json"
 """File with a model's sampling settings. The merged model gets its base's file unchanged."""
 
@@ -55,16 +65,21 @@ class Served(NamedTuple):
         """Return the adapter's rank, rounded up to one that vLLM supports; 0 without adapter."""
         if self.adapter is None:
             return 0
-        config = read_object(self.adapter / "adapter_config.json")
-        try:
-            of_layers = config.get("rank_pattern") or {}
-            highest = max([config["r"], *of_layers.values()])
-        except (LookupError, TypeError):
-            raise UserError(f"{self.adapter}/adapter_config.json: has no rank") from None
+        highest = highest_rank(self.adapter)
         rank = next((one for one in VLLM_RANKS if one >= highest), None)
         if rank is None:
             raise UserError(f"adapter: vLLM has no rank that high; {MERGE}")
         return rank
+
+
+def highest_rank(adapter: Path) -> int:
+    """Return the highest rank of an adapter's layers."""
+    config = read_object(adapter / "adapter_config.json")
+    try:
+        of_layers = config.get("rank_pattern") or {}
+        return int(max([config["r"], *of_layers.values()]))
+    except (LookupError, TypeError):
+        raise UserError(f"{adapter}/adapter_config.json: has no rank") from None
 
 
 def served_model(trained: Trained, adapter: str, base: str | None = None) -> Served:
@@ -76,11 +91,21 @@ def served_model(trained: Trained, adapter: str, base: str | None = None) -> Ser
         return Served(check_base(trained, base))
     if not trained.is_adapter:
         raise UserError(f"{folder}: is a full model without an adapter; {MERGE}")
-    if read_object(folder / "adapter_config.json").get("target_parameters"):
-        # vLLM would silently leave out these matrices and apply the others.
-        raise UserError(f"{folder}: adapts experts, which vLLM needs merged; {MERGE}")
+    if reason := why_only_merged(folder):
+        raise UserError(f"{folder}: {reason}, which vLLM needs merged; {MERGE}")
     model = check_base(trained, base)
     return Served(model, named_for_vllm(folder, model))
+
+
+def why_only_merged(adapter: Path) -> str:
+    """Return why vLLM cannot load an adapter unmerged; empty: by its config it can."""
+    config = read_object(adapter / "adapter_config.json")
+    for name, what in ONLY_MERGED.items():
+        if config.get(name):
+            return what
+    if config.get("bias", "none") != "none":
+        return f"has biases (bias={config['bias']})"
+    return f"has a rank above {VLLM_RANKS[-1]}" if highest_rank(adapter) > VLLM_RANKS[-1] else ""
 
 
 def named_for_vllm(adapter: Path, base: Path) -> Path:

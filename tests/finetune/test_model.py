@@ -62,11 +62,12 @@ def test_scaled_positions_lengthen_a_context(config: dict[str, Any], context: in
 
 @pytest.mark.parametrize(
     ("words", "rank"),
-    [({"use_rslora": True}, 8), ({"rank_pattern": {"q_proj": 24}}, 32), ({"use_dora": True}, 8)],
+    [({"use_rslora": True}, 8), ({"rank_pattern": {"q_proj": 24}}, 32), ({"use_dora": True}, 0)],
 )
 def test_variants_of_lora_are_merged(
     words: dict[str, object], rank: int, workshop: Path, tmp_path: Path
 ) -> None:
+    """`rank` is that of the unmerged adapter in vLLM; 0: there it has none."""
     settings = [f"lora.{key}={value}" for key, value in words.items()]
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNEVALUATED, *settings])
     adapter = tmp_path / "run/adapter"
@@ -76,6 +77,10 @@ def test_variants_of_lora_are_merged(
     )  # compares the outputs with those of base and adapter
     budget = Budget(64, 64)
     assert engine_settings(Served(tmp_path / "run/merged"), 0, budget)["enable_lora"] is False
+    if not rank:
+        with pytest.raises(UserError, match=r"adapter: is of DoRA, which vLLM needs merged; use"):
+            served_model(read_trained(adapter), "lora")
+        return
     served = served_model(read_trained(adapter), "lora")
     assert engine_settings(served, 0, budget)["max_lora_rank"] == rank
 
