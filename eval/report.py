@@ -254,6 +254,9 @@ def _training(answered: Answered) -> TrainingShown | None:
     summary = TrainingSummary.read(trained.run) or TrainingSummary()
     step = trained.step(summary)
     losses = read_losses(trained.run)
+    settings = record.part(WEIGHTS, ROWS, DATA)
+    if record.adopted:  # by which steps it was trained is not known
+        settings = {**record.part(ROWS, DATA), "lora": record.lora}
     return TrainingShown(
         record=record,
         summary=summary,
@@ -263,7 +266,7 @@ def _training(answered: Answered) -> TrainingShown | None:
         start=scrubbed(record.from_run),
         picture=picture(losses, step),
         took=duration(summary.seconds or 0),
-        settings=dict(flat(scrubbed(record.part(WEIGHTS, ROWS, DATA)))),
+        settings=dict(flat(scrubbed(settings))),
         changed=scrubbed(summary.changed),
     )
 

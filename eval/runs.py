@@ -29,6 +29,8 @@ from panjue.prompts.plumbing.run import (
     RESULTS,
     held_out_losses,
     is_held_out_folder,
+    refuse_unadopted,
+    unadopted,
     weights_folder,
 )
 from panjue.prompts.task import load_task
@@ -61,6 +63,7 @@ def list_runs(folder: Path) -> Listing:
     """Return the runs in a folder, or the folder itself if it is a run."""
     if not folder.is_dir():
         raise UserError(f"{folder}: there is no such folder; `panjue sft` makes runs/NAME")
+    refuse_unadopted(folder)
     folders = [folder] if is_run(folder) else sorted(filter(is_run, folder.iterdir()))
     if not folders:
         raise UserError(f"{folder}: has no run folders; `panjue sft` makes runs/NAME")
@@ -79,14 +82,19 @@ def list_runs(folder: Path) -> Listing:
 
 
 def is_run(folder: Path) -> bool:
-    """Say whether a folder has files that a training writes, and is no vote."""
-    if "test_sha256" in record_keys(folder / MANIFEST):
+    """Say whether a folder has files that a training writes, and is no vote.
+
+    The adapter of another trainer counts too, so that the list names it.
+    """
+    if "test_sha256" in record_keys(folder / MANIFEST) or not folder.is_dir():
         return False
-    return folder.is_dir() and any((folder / name).exists() for name in REPLACED)
+    return any((folder / name).exists() for name in REPLACED) or bool(unadopted(folder))
 
 
 def fault(folder: Path) -> str:
     """Return why a run folder has no complete training; empty if it has one."""
+    if problem := unadopted(folder):
+        return problem
     result = weights_folder(folder, if_any(Choice, folder / CHOSEN))
     if result is None and (folder / MANIFEST).exists():
         RunRecord.read(folder)
@@ -177,7 +185,7 @@ def cells(run: ListedRun) -> Iterator[str]:
     start = run.record.from_run
     yield f"{run.name} (from {Path(start).name})" if start else run.name
     yield base.parent.name if base.name in RESULTS else base.name
-    yield run.record.method
+    yield f"{run.record.method} (adopted)" if run.record.adopted else run.record.method
     yield str(run.record.examples or "")
     yield str(summary.steps or "")
     yield "" if run.loss is None else f"{run.loss:.4f}"

@@ -7,6 +7,8 @@ data.py, packed_attention.py, trainer.py with reply_loss.py and curves.py, check
 and stop.py, training_log.py with estimate.py, summary.py, trained.py (a training that was opened)
 and card.py (the model card).
 
+foreign.py and adopt.py make a run folder of an adapter that another trainer wrote.
+
 words.py finds the config and the run folder that the arguments of `panjue sft` mean. vllm_probe.py
 asks vLLM whether it knows a base. base.py makes the demo's base model. make.py decides what a
 target of the Makefile runs.

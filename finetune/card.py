@@ -93,13 +93,15 @@ def card_lines(trained: Trained, step: int | None) -> Iterator[str]:
     yield f"# {run.resolve().name}"
     yield ""
     base = scrubbed(record.base)
-    yield f"{KINDS[record.method]} for `{base}`, trained by panjue for its task `{record.task}`."
+    by = "trained by another program, and adopted" if record.adopted else "trained"
+    yield f"{KINDS[record.method]} for `{base}`, {by} by panjue for its task `{record.task}`."
     yield ""
     yield OF_DEMO if is_demo(trained.folder) else NOT_FOR
     yield "## Base and data"
     yield ""
     yield from table(("", "name", "SHA-256"), files(record))
-    yield f"Trained on {record.examples:,} examples. {labels_line(trained.labels)}"
+    use = "Labels and text classifier come from" if record.adopted else "Trained on"
+    yield f"{use} {record.examples:,} examples. {labels_line(trained.labels)}"
     yield ""
     yield "## Training"
     yield ""
@@ -148,6 +150,12 @@ def training_lines(record: RunRecord, summary: TrainingSummary) -> Iterator[str]
         took = f"{summary.tokens:,} tokens, {duration(summary.seconds or 0)} on {summary.device}"
         yield f"{summary.finished}: {summary.steps} steps, {took}."
         yield ""
+    if record.adopted:
+        yield "Which prompts and cases the adapter was trained on is not known."
+        yield ""
+        yield lora_line(record)
+        yield ""
+        return
     libraries = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     yield f"Method {record.method}, seed {record.seed}; {libraries}."
     yield ""
@@ -158,6 +166,12 @@ def training_lines(record: RunRecord, summary: TrainingSummary) -> Iterator[str]
         yield ""
         rows = [(f"`{name}`", f"`{dump(value)}`") for name, value in changed.items()]
         yield from table(("setting", "value"), rows)
+
+
+def lora_line(record: RunRecord) -> str:
+    """Return the settings of an adopted adapter, and who adopted it."""
+    settings = ", ".join(f"{name} {dump(value)}" for name, value in record.lora.items())
+    return f"Settings: {settings}. Adopted by panjue {record.versions.get('panjue', '')}."
 
 
 def held_out_lines(trained: Trained, summary: TrainingSummary, step: int | None) -> Iterator[str]:

@@ -25,6 +25,7 @@ from panjue.prompts.plumbing.config import (
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import flat
 from panjue.prompts.plumbing.ours import followed
+from panjue.prompts.plumbing.run import refuse_unadopted
 from panjue.prompts.plumbing.signals import stopping_signals
 from panjue.prompts.reader import OnBadRow, Reader
 from panjue.prompts.render import names_opinions
@@ -202,6 +203,7 @@ def _settings(cls: type[C], path: Path, overrides: Sequence[str]) -> C:
     if followed(Path(config.model)) in (followed(config.run), followed(config.result)):
         where = f"{config.model} is where this run writes"
         raise UserError(f"model: {where}; choose another {OTHER_RUN}")
+    refuse_unadopted(config.run)
     return config
 
 

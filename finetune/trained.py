@@ -33,6 +33,7 @@ from panjue.prompts.plumbing.run import (
     CASES_FILE,
     HELD_OUT,
     refuse_answers,
+    refuse_unadopted,
     run_around,
     step_of_kept,
     weights_folder,
@@ -103,6 +104,7 @@ def held_training(run: Path) -> Iterator[Trained | None]:
     None: nothing trained is there, as in the folder of an endpoint's answers.
     """
     if weights_folder(run, if_any(Choice, run / CHOSEN)) is None:
+        refuse_unadopted(run)
         yield None
         return
     with shared_lock(run):
@@ -110,6 +112,7 @@ def held_training(run: Path) -> Iterator[Trained | None]:
 
 
 def refuse_untrained(run: Path) -> NoReturn:
+    refuse_unadopted(run)
     missing = "" if run.is_dir() else "there is no such folder; "
     raise UserError(f"{run}: {missing}nothing trained is there; run `panjue sft` first")
 

@@ -109,14 +109,7 @@ def print_plan(
     *,
     with_example: bool,
 ) -> None:
-    plan = [*data_plan(rows, examples), *training_plan(trainer)]
-    label_fields = examples.reader.task.answer
-    alike = labels.look_alikes(map(label_fields.kind, label_fields.fields))
-    plan += [("labels", line) for line in islice(alike, MAX_SHOWN_EXAMPLES)]
-    plan += [("labels", line) for line in examples.reader.task.ask.doubts(labels)]
-    plan += [("names", line) for line in examples.names.lines()]
-    if examples.reader.skipped.rows:
-        plan.append(("skipped", str(examples.reader.skipped)))
+    plan = [*data_plan(rows, examples), *training_plan(trainer), *doubts_of(examples, labels)]
     for name, text in plan:
         console.print(f"{name:12s} {printable(text)}")
     if with_example:
@@ -201,6 +194,20 @@ def larger_limits(needed: Sequence[int], most_left: int) -> str:
     if len(longest_first) > most_left and longest_first[most_left] < highest:
         line += f", max_tokens={longest_first[most_left]} all but {most_left}"
     return line
+
+
+def doubts_of(examples: Examples, labels: Labels) -> Iterator[tuple[str, str]]:
+    """Yield what may be wrong with the cases: labels that look alike, missing names, bad rows."""
+    label_fields = examples.reader.task.answer
+    alike = labels.look_alikes(map(label_fields.kind, label_fields.fields))
+    for line in islice(alike, MAX_SHOWN_EXAMPLES):
+        yield "labels", line
+    for line in examples.reader.task.ask.doubts(labels):
+        yield "labels", line
+    for line in examples.names.lines():
+        yield "names", line
+    if examples.reader.skipped.rows:
+        yield "skipped", str(examples.reader.skipped)
 
 
 def first_lines(lines: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -349,17 +349,17 @@ class TrainingRun:
                 continue
             with atomic_folder(kept) as folder:
                 shutil.copytree(kept, folder, dirs_exist_ok=True)
-                self._complete(folder, labels, classifier, results)
+                self.complete(folder, labels, classifier, results)
                 write_card(read_trained(folder, self.config.run), step)
         with atomic_folder(self.config.result) as folder:
             with disk_errors_named(folder):
                 trainer.save_model(str(folder))
                 if self.config.method == "full":
                     keep_readable(model_folder(self.config.model), folder)
-            self._complete(folder, labels, classifier, results)
+            self.complete(folder, labels, classifier, results)
             write_card(read_trained(folder, self.config.run), summary.kept_step)
 
-    def _complete(
+    def complete(
         self, folder: Path, labels: Labels, classifier: Path | None, results: Mapping[str, Any]
     ) -> None:
         """Write the files that lie beside saved weights. `results` are entries of the record."""

@@ -24,7 +24,7 @@ from panjue.prompts.plumbing.config import load_values, setting_lines
 from panjue.prompts.plumbing.debug import debug_log, quiet_libraries
 from panjue.prompts.plumbing.errors import Stopped, UserError, in_one_line, printable
 from panjue.prompts.plumbing.files import exclusive_lock
-from panjue.prompts.plumbing.run import CONFIG, refuse_answers, weights_folder
+from panjue.prompts.plumbing.run import CONFIG, refuse_answers, refuse_unadopted, weights_folder
 from panjue.prompts.plumbing.threads import spin_briefly
 from panjue.prompts.plumbing.version import panjue_version
 from panjue.serve.engine_processes import watch_parent
@@ -151,6 +151,25 @@ def sft(
 
 
 @app.command()
+def adopt(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="FOLDER [FOLDER]... [KEY=VALUE]...")
+    ] = None,
+) -> None:
+    """Make a run folder of a LoRA adapter that another trainer wrote, and score it."""
+    with importing():
+        from panjue.finetune.foreign import adoption
+    adapters, config = adoption(words or [])
+    try:
+        with debug_log(config.run):
+            with importing():
+                from panjue.prompts.cli_adopt import adopt_adapters
+            adopt_adapters(adapters, config)
+    except KeyboardInterrupt:  # once cases are asked, the session receives it
+        raise Stopped("stopped; run the same command again", signal.SIGINT) from None
+
+
+@app.command()
 def merge(
     run: Path,
     base: Annotated[str | None, typer.Option(help="the base model, if it was moved")] = None,
@@ -170,6 +189,7 @@ def merge(
 @app.command(context_settings=TAKES_WORDS)
 def choose(run: Path, overrides: Overrides = None) -> None:
     """Choose the adapter of RUN with the best score on held-out cases by the task's metric."""
+    refuse_unadopted(run)  # before its lock is made there
     with importing():
         from panjue.prompts.cli_choose import adapters_of, choose_adapter
         from panjue.serve.settings import choose_settings

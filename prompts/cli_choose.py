@@ -40,7 +40,7 @@ from panjue.prompts.task import load_task
 from panjue.serve.decoding import decode
 from panjue.serve.job import Job, make_job
 from panjue.serve.merge import lock_of, place_of, served_model
-from panjue.serve.session import Session, read_cases, session
+from panjue.serve.session import Cases, Session, read_cases, session
 from panjue.serve.settings import GenerateConfig
 
 
@@ -73,11 +73,11 @@ def choose_adapter(run: Path, adapters: Sequence[Adapter], config: GenerateConfi
         with session(jobs[0], console) as asking:
             for adapter, job in zip(adapters, jobs, strict=True):
                 asking.switch(job)
-                values[name_of(adapter)] = values_of(adapter, asking, reader, file)
+                values[name_of(adapter)] = step_values(adapter, asking, reader, file)
     else:
         for adapter, job in zip(adapters, jobs, strict=True):
             with session(job, console) as asking:
-                values[name_of(adapter)] = values_of(adapter, asking, reader, file)
+                values[name_of(adapter)] = step_values(adapter, asking, reader, file)
     chosen = best_adapter(adapters, values)
     delete_other_merge(run, chosen)
     write_json(run / CHOSEN, chosen.model_dump(mode="json"))
@@ -96,25 +96,37 @@ def adapters_of(run: Path) -> list[Adapter]:
     step = summary.kept_step if summary else None
     if step is None:  # version 0.4 and earlier did not record it
         step = min(losses, key=lambda step: (losses[step], step), default=0)
-    others = {of: place for of, place in kept_adapters(run).items() if of in losses and of != step}
+    adopted = RunRecord.read(result).adopted  # which have no loss of ours
+    others = {}
+    for of, place in kept_adapters(run).items():
+        if of != step and (adopted or of in losses):
+            others[of] = place
     if not others:
         way_out = "train into another folder with keep=3"
+        if adopted:
+            way_out = "adopt several of its checkpoints: panjue adopt FOLDER FOLDER run=RUN"
         raise UserError(f"{run}: kept one adapter, so there is none to choose; {way_out}")
     places = {step: result, **others}
     adapters = [Adapter(read_trained(at, run), of, losses.get(of)) for of, at in places.items()]
     return sorted(adapters, key=lambda one: inf if one.loss is None else one.loss)
 
 
-def values_of(adapter: Adapter, asking: Session, reader: Reader, file: Path) -> MetricValues:
+def step_values(adapter: Adapter, asking: Session, reader: Reader, file: Path) -> MetricValues:
     """Answer held-out cases with an adapter; return the metric values of its answers."""
     place = adapter.trained.run / ANSWERS / f"{HELD_OUT}.step-{adapter.step}"
     cases = read_cases(file, reader, place)
-    refuse_others(asking.job, cases)
     asking.console.print(f"step {adapter.step}: {cases.count} held-out cases")
+    return values_of(asking, cases)
+
+
+def values_of(asking: Session, cases: Cases) -> MetricValues:
+    """Return the metric values of the model's answers to cases with gold, which it is asked."""
+    place = cases.folder
+    refuse_others(asking.job, cases)
     with exclusive_lock(place):
         decode(asking.ask(cases), "model")
     rows = submission_rows(asking.job.task, place)
-    return scored(reader, file, rows)
+    return scored(cases.reader, cases.file, rows)
 
 
 def are_unmerged(jobs: Sequence[Job]) -> bool:
@@ -173,19 +185,25 @@ def show_candidates(chosen: Choice, console: Console) -> None:
     table = Table(Column("metric", no_wrap=True), *[f"step {of.step}" for of in adapters])
     losses = ["-" if of.loss is None else f"{of.loss:.4f}" for of in adapters]
     table.add_row("held-out loss", *losses)
-    for metric in first.metrics:
-        cells = [shown(of, metric) for of in adapters]
-        table.add_row(metric, *cells, style="bold" if metric == best.metric else None)
+    add_metrics(table, [*adapters], best.metric)
     console.print(table)
     mean, low, high = best.less_first.get(chosen.adapter, (0.0, 0.0, 0.0))
     interval = interval_text((low, high), "+.4f", " to ")
     console.print(str(chosen))
+    of_first = "" if first.loss is None else ", of the lowest loss"
     console.print(
-        f"  less step {first.step}, of the lowest loss: {mean:+.4f} "
+        f"  less step {first.step}{of_first}: {mean:+.4f} "
         f"(95% interval {interval}, on the cases that have chosen)"
     )
     if chosen.counted < FEW:
         console.print(f"  under {FEW} cases count, so who is better may be luck")
+
+
+def add_metrics(table: Table, candidates: Sequence[Candidate], headline: str) -> None:
+    """Add a row for each metric to a table that has a column for each candidate."""
+    for metric in candidates[0].metrics:
+        cells = [shown(of, metric) for of in candidates]
+        table.add_row(metric, *cells, style="bold" if metric == headline else None)
 
 
 def shown(candidate: Candidate, metric: str) -> str:

@@ -224,20 +224,30 @@ def decide(asking: Session, trained: Trained, test: Cases, reader: Reader, file:
     name = f"{HELD_OUT}-{job.config.answers}" if job.config.answers else HELD_OUT
     with exclusive_lock(test.folder.with_name(name), wait=True):
         cases = read_cases(file, reader, test.folder.with_name(name))
-        refuse_others(job, cases)
-        record = record_of(job, cases, asked=True)
-        for choice in read_choices(trained):  # another process may have made one meanwhile
-            if is_made_of(choice, record):
-                break
-        else:
-            asking.console.print(f"{cases.count} held-out cases decide who answers each field")
-            answered = asking.ask(cases)
-            decode(answered, "model")
-            choice = best_by_field(answered)
-        choice = choice.model_copy(update={"most": job.config.held_out_cases})
-        if not job.config.limit:  # the choice of a trial is only for the trial
-            keep_choice(trained, choice)
+        choice = choice_by(asking, trained, cases)
         take_over(cases, test, record_of(job, test, asked=True))
+    return choice
+
+
+def choice_by(asking: Session, trained: Trained, held_out: Cases) -> Choice:
+    """Return who answers each field of held-out cases better, which are asked; it is kept.
+
+    The caller holds the lock of their folder.
+    """
+    job = asking.job
+    refuse_others(job, held_out)
+    record = record_of(job, held_out, asked=True)
+    for choice in read_choices(trained):  # another process may have made one meanwhile
+        if is_made_of(choice, record):
+            break
+    else:
+        asking.console.print(f"{held_out.count} held-out cases decide who answers each field")
+        answered = asking.ask(held_out)
+        decode(answered, "model")
+        choice = best_by_field(answered)
+    choice = choice.model_copy(update={"most": job.config.held_out_cases})
+    if not job.config.limit:  # the choice of a trial is only for the trial
+        keep_choice(trained, choice)
     return choice
 
 

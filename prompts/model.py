@@ -11,6 +11,7 @@ from panjue.prompts.plumbing.endpoint import making_client
 from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.files import read_object, read_record, sha256
 from panjue.prompts.plumbing.records import CHOICE
+from panjue.prompts.plumbing.run import way_to_adopt
 from panjue.prompts.plumbing.threads import SPINS
 from panjue.prompts.render import (
     control_ids,
@@ -59,7 +60,8 @@ def config_folder(name: str) -> Path:
         folder = _from_hub(name, CONFIG_FILES)
     if (folder / "adapter_config.json").exists():
         base = read_object(folder / "adapter_config.json").get("base_model_name_or_path")
-        raise UserError(f"{folder}: is an adapter; give the base model to be trained ({base})")
+        ways_out = [f"give the base model to be trained ({base})", way_to_adopt(folder)]
+        raise UserError(f"{folder}: is an adapter; {'; '.join(filter(None, ways_out))}")
     if not (folder / "config.json").exists():
         snapshots = sorted((folder / "snapshots").glob("*/config.json"))
         if snapshots:  # a folder of the hub's cache

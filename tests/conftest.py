@@ -191,6 +191,18 @@ def trained(workshop: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def foreign(workshop: Path) -> Path:
+    """Return a folder in which plain peft wrote an adapter and two checkpoints."""
+    from tests.foreign import write_foreign
+
+    folder = workshop / "foreign"
+    with FileLock(f"{workshop}.lock"):
+        if not (folder / "args.json").exists():  # which is written last
+            write_foreign(folder, workshop / "base/model", workshop / "demo/train.jsonl")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def small() -> dict[str, Any]:
     """Return the settings of every engine here: exact, and light enough for two cores."""
     engine = {"dtype": "float32", "max_num_seqs": 32, "enforce_eager": True}

@@ -118,6 +118,11 @@ class RunRecord(Record):
     solve: Annotated[dict[str, Any], ROWS] = Field(default_factory=dict)
     opinions: Annotated[bool, WEIGHTS] = False
     """Whether prompts show the text classifier's opinions."""
+    adopted: Annotated[tuple[str, ...], NAMES] = ()
+    """The folders of another trainer that the adapters come from. Nobody knows what they were
+    trained on: `train` gave the labels, the text classifier and the held-out cases."""
+    adopted_sha256: Annotated[str | None, WEIGHTS] = None
+    """Of the adapters in these folders."""
     prompt_sha256: Annotated[str, ROWS]
     task_sha256: Annotated[str | None, DATA] = None
     """Hash of the code and prompt in the task's folder, which make the token rows."""

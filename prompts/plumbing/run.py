@@ -8,12 +8,13 @@
 `records.py` defines the content of the files.
 """
 
+import shlex
 from contextlib import suppress
 from pathlib import Path
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines
-from panjue.prompts.plumbing.ours import record_keys
+from panjue.prompts.plumbing.ours import lies_in_ours, record_keys
 from panjue.prompts.plumbing.records import (
     CHOICE,
     CHOSEN,
@@ -35,6 +36,11 @@ CASES_FILE = "cases.jsonl"
 
 KEPT = "kept"
 """Folder in a run folder with adapters of other steps than the one with the lowest loss."""
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+PICKLED = "adapter_model.bin"
+"""What peft writes to the folder of an adapter; old versions wrote their weights as a pickle."""
 
 RESULTS = ("adapter", "model")
 """Folders in a run folder that hold the result of a training: LoRA weights, or all weights."""
@@ -102,6 +108,45 @@ def weights_folder(run: Path, chosen: Choice | None = None) -> Path | None:
     return None
 
 
+def foreign_adapters(folder: Path) -> list[Path]:
+    """Return where adapters lie in a folder that another trainer wrote: there, or in checkpoints.
+
+    What lies in a folder of ours is none, e.g. the checkpoint of an unfinished training.
+    """
+    checkpoints = []
+    for path in folder.glob("checkpoint-*"):
+        number = path.name.removeprefix("checkpoint-")
+        if number.isdecimal():
+            checkpoints.append((int(number), path))
+    found = []
+    for place in (folder, *(path for _, path in sorted(checkpoints))):
+        has_weights = any((place / name).is_file() for name in (ADAPTER_WEIGHTS, PICKLED))
+        if has_weights and (place / ADAPTER_CONFIG).is_file() and not lies_in_ours(place):
+            found.append(place)
+    return found
+
+
+def way_to_adopt(folder: Path) -> str:
+    """Return how an adapter of another trainer becomes a run; empty if there is none."""
+    found = foreign_adapters(folder)
+    if not found:
+        return ""
+    place = folder if folder in found else found[-1]
+    return f"`panjue adopt {shlex.quote(str(place))} run=RUN train=FILE` makes a run of it"
+
+
+def unadopted(folder: Path) -> str:
+    """Return that a folder is of another trainer, and the way out; empty: it is not."""
+    way_out = way_to_adopt(folder)
+    return f"has an adapter that panjue did not train; {way_out}" if way_out else ""
+
+
+def refuse_unadopted(folder: Path) -> None:
+    """Refuse a folder of another trainer where a run folder is meant."""
+    if problem := unadopted(folder):
+        raise UserError(f"{folder}: {problem}")
+
+
 def refuse_answers(run: Path) -> None:
     """Refuse a folder of answers as a run folder; it has labels and a manifest, too."""
     if "test_sha256" in record_keys(run / MANIFEST):
@@ -154,6 +199,8 @@ def find_answers(path: Path, gold: Path | None = None, gold_sha256: str = "") ->
     if len(folders) > 1:
         names = ", ".join(map(str, folders))
         raise UserError(f"{path}: has several answers; say which: {names}")
+    if not folders:
+        refuse_unadopted(path)
     return folders[0] if folders else None
 
 

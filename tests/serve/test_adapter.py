@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from panjue.finetune.trained import read_trained
+from panjue.finetune.trained import open_trained, read_trained
 from panjue.prompts.architecture import load_language_model
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
@@ -25,7 +25,8 @@ from panjue.serve.engine import (
     engine,
     first_token_logprobs,
 )
-from panjue.serve.merge import KNOWN_TEXT, WEIGHTS_FILE, logits, served_model
+from panjue.serve.merge import KNOWN_TEXT, WEIGHTS_FILE, logits, merge, served_model
+from tests.foreign import adopted
 
 Weights = dict[str, torch.Tensor]
 
@@ -63,6 +64,20 @@ def test_one_engine_answers_with_several_adapters_in_turns(
     assert found() != first
     unmerged.switch(served_model(read_trained(trained / "adapter"), "lora"))
     assert found() == first
+
+
+def test_an_adopted_adapter_is_unmerged_what_it_is_merged(
+    unmerged: Engine, foreign: Path, workshop: Path, trained: Path, tmp_path: Path
+) -> None:
+    adopted(tmp_path / "run", workshop, folders=[foreign])
+    of_peft = open_trained(tmp_path / "run")
+    unmerged.switch(served_model(of_peft, "lora"))
+    found = unmerged.runner.run(first_token_logprobs(unmerged.llm, unmerged.lora))
+    folder = merge(of_peft)
+    ids = torch.tensor([load_tokenizer(folder).encode(KNOWN_TEXT)])
+    expected = torch.log_softmax(logits(load_language_model(folder, dtype="auto"), ids)[0, -1], 0)
+    assert found == pytest.approx({token: expected[token].item() for token in found}, abs=1e-3)
+    unmerged.switch(served_model(read_trained(trained / "adapter"), "lora"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,274 @@
+"""Make a run folder of LoRA adapters that another trainer wrote: `panjue adopt`.
+
+It has what a training of ours would have left: record, labels, text classifier, config, card.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from rich.console import Console
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from panjue.finetune.card import write_card
+from panjue.finetune.checkpoints import disk_errors_named
+from panjue.finetune.distributed import join_processes
+from panjue.finetune.examples import Examples
+from panjue.finetune.foreign import ForeignAdapter, base_folder
+from panjue.finetune.model import check_trainable
+from panjue.finetune.settings import SftConfig
+from panjue.finetune.trained import read_trained
+from panjue.finetune.training_log import doubts_of
+from panjue.finetune.training_run import TrainingRun
+from panjue.prompts.architecture import TEXT_KEYS, is_part, text_config
+from panjue.prompts.fingerprint import base_sha256, file_sha256
+from panjue.prompts.labels import Labels
+from panjue.prompts.model import load_tokenizer, model_folder, threads_for
+from panjue.prompts.plumbing.errors import UserError, first_line, of_library, printable
+from panjue.prompts.plumbing.files import atomic_folder, read_object, write_json
+from panjue.prompts.plumbing.records import SUMMARY, TrainingSummary
+from panjue.prompts.plumbing.run import ADAPTER_CONFIG, ADAPTER_WEIGHTS, kept_place
+from panjue.prompts.reader import Reader
+from panjue.prompts.render import TEMPLATE_ARGS
+from panjue.prompts.task import load_task
+
+PREFIX = "base_model.model."
+"""How peft's names of weights begin; then comes the name of the module in the base."""
+
+NOT_KNOWN = (
+    "which prompts it was trained on; panjue asks with its own, without opinions",
+    "whether it was trained on the held-out cases; if it was, its scores on them are too high",
+)
+
+
+@dataclass(frozen=True)
+class FittingAdapter:
+    """A foreign adapter that fits its base, with the names that our text model has.
+
+    Attributes:
+        names: Of its weights: the name in the file -> the name here.
+        config: What our adapter_config.json says.
+        layers: The number of layers that it changes.
+    """
+
+    foreign: ForeignAdapter
+    names: Mapping[str, str]
+    config: Mapping[str, Any]
+    layers: int
+
+    def write(self, folder: Path) -> None:
+        """Write its weights and config to a folder; with the same names the file is copied."""
+        write_json(folder / ADAPTER_CONFIG, dict(self.config))
+        place = folder / ADAPTER_WEIGHTS
+        if all(name == ours for name, ours in self.names.items()):
+            shutil.copy(self.foreign.weights, place)
+            return
+        weights = load_file(self.foreign.weights)
+        renamed = {self.names[name]: weight for name, weight in weights.items()}
+        with disk_errors_named(folder):
+            save_file(renamed, place, {"format": "pt"})
+
+
+def adopt(config: SftConfig, adapters: Sequence[ForeignAdapter], console: Console) -> None:
+    """Make RUN of adapters, the last of which is its result, unless this is done."""
+    join_processes(config)
+    task = load_task(config.task)
+    *_, last = adapters
+    configs = base_folder(config.model, last)
+    fitting = [fitting_adapter(adapter, configs) for adapter in adapters]
+    check_trainable(config, console)
+    base = model_folder(config.model)
+    run = adopting_run(TrainingRun.of(config, base, task), adapters)
+    if run.is_finished():
+        console.print(f"{config.result}: already adopted, with these cases{run.doubt()}")
+        return
+    notes = [*described(fitting[-1], config), *template_note(last.folder, base)]
+    with run.lock(), threads_for(base):
+        for name, text in notes:
+            console.print(f"{name:12s} {printable(text)}")
+        reader = Reader(task, columns=config.columns, on_bad_row=config.on_bad_row)
+        examples = Examples(config, reader)
+        labels = task.ask.labels(examples)
+        counts = f"{len(examples.train)}, and {len(examples.held_out)} held out"
+        console.print(f"{'examples':12s} {counts}")
+        for name, text in doubts_of(examples, labels):
+            console.print(f"{name:12s} {printable(text)}")
+        classifier = run.classifier(examples, labels, console)
+        run.claim({})
+        reader.skipped.write(config.run / "skipped-train.jsonl")
+        save(run, fitting, labels, classifier, len(examples.train))
+    console.print(f"written: {config.result}")
+
+
+def adopting_run(run: TrainingRun, adapters: Sequence[ForeignAdapter]) -> TrainingRun:
+    """Return a run whose record says whose adapters it has."""
+    hashes = {}
+    for number, adapter in enumerate(adapters):
+        for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+            hashes[f"{number}/{name}"] = file_sha256(adapter.folder / name)
+    known = {
+        "adopted": tuple(str(adapter.folder) for adapter in adapters),
+        "adopted_sha256": base_sha256(hashes),
+    }
+    return replace(run, record=run.record.model_copy(update=known))
+
+
+def described(adapter: FittingAdapter, config: SftConfig) -> Iterator[tuple[str, str]]:
+    """Yield what is known of an adapter, and what nobody can know."""
+    rank = adapter.foreign.config["r"]
+    yield "adapter", f"LoRA of rank {rank} on {adapter.layers} layers of {config.model}"
+    for line in NOT_KNOWN:
+        yield "not known", line
+
+
+def fitting_adapter(adapter: ForeignAdapter, base: Path) -> FittingAdapter:
+    """Return an adapter with the names of its base; UserError: it does not fit there.
+
+    `base` needs its config alone. peft itself says, on a model without memory, which weights an
+    adapter with this config has there.
+    """
+    place = adapter.weights
+    shapes = shapes_in(place)
+    names = {name: name for name in shapes}
+    config = {**adapter.config, "revision": None}  # of a base that may be named otherwise
+    if is_part(base):
+        names = {name: name_in_text_model(name) for name in shapes}
+    if any(name != ours for name, ours in names.items()):
+        # A pattern of the whole model may not match the names in its text model.
+        config["target_modules"] = adapted_modules(names.values())
+        config["exclude_modules"] = None
+    model = empty_peft_model(adapter.folder / ADAPTER_CONFIG, config, base)
+    expected = get_peft_model_state_dict(model, save_embedding_layers=False)
+    possible = {**model.state_dict(), **expected}  # saved embeddings are not adapted
+    found = {ours: shapes[name] for name, ours in names.items()}
+    other_base = "it was trained on another base; say base=FOLDER with that one"
+    for name, shape in found.items():
+        if name not in possible:
+            raise UserError(f"{place}: has {name}, for which {base} has no place; {other_base}")
+        size = tuple(possible[name].shape)
+        if shape != size:
+            sizes = f"{name} is {list(shape)}, where {base} needs {list(size)}"
+            raise UserError(f"{place}: {sizes}; {other_base}")
+    for name in expected:
+        if name not in found:
+            raise UserError(f"{place}: has no {name}, which its config names; restore its files")
+    check_bias(place, config, model)
+    return FittingAdapter(adapter, names, config, len(adapted_modules(expected)))
+
+
+def shapes_in(weights: Path) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of the weights in a file, of which its header alone is read."""
+    try:
+        with safe_open(weights, "pt") as file:
+            names = file.keys()
+            return {name: tuple(file.get_slice(name).get_shape()) for name in names}
+    except (SafetensorError, OSError) as error:
+        problem = f"is no whole file of weights: {first_line(error)}"
+        raise UserError(f"{weights}: {problem}; copy or download it again") from None
+
+
+def name_in_text_model(name: str) -> str:
+    """Return the name that a weight of an adapter of a multimodal model has in its text model."""
+    inner = name.removeprefix(PREFIX)
+    for pattern, replacement in TEXT_KEYS.items():
+        inner = re.sub(pattern, replacement, inner)
+    return f"{PREFIX}{inner}"
+
+
+def adapted_modules(names: Any) -> list[str]:
+    """Return the modules that weights of these names adapt."""
+    modules = set()
+    for name in names:
+        module, found, _ = name.removeprefix(PREFIX).partition(".lora_")
+        if found:
+            modules.add(module)
+    return sorted(modules)
+
+
+def empty_peft_model(place: Path, config: Mapping[str, Any], base: Path) -> PeftModel:
+    """Return a base with an adapter of this config; its weights have shapes and no content."""
+    # Some starts read the weights of the base. Which one it was does not matter any more.
+    known = {**config, "init_lora_weights": True, "base_model_name_or_path": None}
+    with of_library(str(place)), torch.device("meta"):
+        lora = LoraConfig.from_peft_type(**known)
+        model = AutoModelForCausalLM.from_config(text_config(base))
+        return get_peft_model(model, lora, low_cpu_mem_usage=True)
+
+
+def check_bias(place: Path, config: Mapping[str, Any], model: PeftModel) -> None:
+    """Refuse an adapter with biases of its own on layers that have none: it cannot be merged."""
+    if not config.get("lora_bias"):
+        return
+    for name, module in model.named_modules():
+        if name.endswith(".base_layer") and getattr(module, "bias", None) is None:
+            layer = name.removeprefix(PREFIX).removesuffix(".base_layer")
+            reason = f"lora_bias, where {layer} has none in the base, cannot be merged nor served"
+            raise UserError(f"{place}: {reason}; train without it")
+
+
+def template_note(adapter: Path, base: Path) -> Iterator[tuple[str, str]]:
+    """Yield that an adapter has another chat template than its base, whose one is used.
+
+    UserError: the base has none, or its tokenizer cannot be used.
+    """
+    own = template_in(adapter)
+    way_out = f"give base=FOLDER, a copy of {base} with the chat template of {adapter}"
+    if own and not template_in(base):
+        raise UserError(f"{base}: has no chat template; {way_out}")
+    tokenizer = load_tokenizer(base)
+    if own and shown_by(tokenizer, own) != shown_by(tokenizer, tokenizer.chat_template):
+        differs = "that of the base is used, and the adapter has another one"
+        yield "template", f"{differs}; to use it, {way_out}"
+
+
+def template_in(folder: Path) -> str | None:
+    """Return the chat template in a folder with a tokenizer, if there is one."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text("utf-8")
+    config = folder / "tokenizer_config.json"
+    found = read_object(config).get("chat_template") if config.is_file() else None
+    if isinstance(found, list):  # several by name, in old versions of transformers
+        found = {one["name"]: one["template"] for one in found}.get("default")
+    return found
+
+
+def shown_by(tokenizer: Any, template: str) -> str:
+    """Return a message as a chat template shows it; or why it cannot."""
+    message = [{"role": "user", "content": "案情"}]
+    settings = {"tokenize": False, "add_generation_prompt": True, **TEMPLATE_ARGS}
+    try:
+        return str(tokenizer.apply_chat_template(message, chat_template=template, **settings))
+    except Exception as error:  # whatever a template raises
+        return f"it fails: {first_line(error)}"
+
+
+def save(
+    run: TrainingRun,
+    adapters: Sequence[FittingAdapter],
+    labels: Labels,
+    classifier: Path | None,
+    examples: int,
+) -> None:
+    """Write the adapters, the last one as RUN/adapter, the others as kept ones of their steps."""
+    *others, last = adapters
+    summary = TrainingSummary(finished=date.today().isoformat(), kept_step=last.foreign.step)
+    write_json(run.config.run / SUMMARY, summary.model_dump(mode="json"))
+    places = {}
+    for adapter in others:
+        assert adapter.foreign.step is not None, "checked with the words of the command"
+        places[kept_place(run.config.run, adapter.foreign.step)] = adapter
+    places[run.config.result] = last  # its record says that all is there
+    for place, adapter in places.items():
+        with atomic_folder(place) as folder:
+            adapter.write(folder)
+            run.complete(folder, labels, classifier, {"examples": examples})
+            write_card(read_trained(folder, run.config.run), adapter.foreign.step)
