@@ -22,6 +22,7 @@ from panjue.serve.engine import (
 )
 
 # isort: split
+from vllm.entrypoints.generate.structured_decisions.strategies import READ_STRATEGIES
 from vllm.entrypoints.launchers.api_server.entry import run_server_worker, setup_server
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
@@ -86,6 +87,9 @@ async def answer(args: Namespace) -> None:
 
     for number in stopping_signals():
         signal.signal(number, stop)
+    # Of an endpoint that is closed here. Its start renders the chat template with
+    # enable_thinking=False, which some templates refuse; without a strategy vLLM leaves it out.
+    READ_STRATEGIES.clear()
     address, listener = setup_server(args, reuse_port=False)
     # Only h11 limits headers; httptools reads headers of any size.
     await run_server_worker(address, listener, args, http=TimedHttp, server_header=False)

@@ -22,6 +22,7 @@ from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.serve.merge import KNOWN_TEXT, Served
 from panjue.serve.server import free_port, serve
 from panjue.serve.settings import serve_settings
+from tests.finetune.conftest import UNEVALUATED, main
 from tests.serve.conftest import LONG_CASE
 from tests.served import PanjueServe, left_of, until
 
@@ -195,6 +196,24 @@ def test_nothing_outlives_a_server_that_is_killed(panjue_serve: Callable[..., Pa
     children = server.tree.children(recursive=True)
     server.process.kill()
     assert left_of(children) == []
+
+
+def test_a_base_that_must_think_is_served(workshop: Path, tmp_path: Path) -> None:
+    base = shutil.copytree(workshop / "base/model", tmp_path / "base")
+    template = base / "chat_template.jinja"
+    refusal = "{{ raise_exception('This model always thinks.') }}"
+    refuses = f"{{% if enable_thinking is defined and not enable_thinking %}}{refusal}{{% endif %}}"
+    template.write_text(refuses + template.read_text("utf-8"), "utf-8")
+    main(workshop / "sft.yaml", [f"run={tmp_path}/run", f"model={base}", *UNEVALUATED])
+    server = PanjueServe(tmp_path / "run", "answer=model")
+    try:
+        server.ready()
+        asked = {"model": "panjue", "messages": [{"role": "user", "content": "甲"}]}
+        with server.client() as client:
+            done = client.post("/v1/chat/completions", json={**asked, "max_tokens": 3})
+        assert done.status_code == 200, done.text
+    finally:
+        server.end()
 
 
 def test_a_rank_beyond_vllms_is_refused(tmp_path: Path) -> None:
