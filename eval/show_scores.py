@@ -1,6 +1,7 @@
 """Show scores to people: tables on the console, and remarks in English and Chinese."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -24,6 +25,14 @@ MAX_SHOWN_NOTES = 5
 
 
 Titles = Mapping[str, tuple[str, str]]
+
+ANSWERERS_IN_CHINESE = {"model": "模型", "classifier": "分类器", "text classifier": "分类器"}
+
+OF_FIELD = re.compile(r"(\w+): (model|classifier)(?: \((\S+), (model|classifier) (\S+)\))?")
+"""Pattern of who answers a field, with the scores on held-out cases if these decided it."""
+
+OF_ALL = re.compile(r"answered by the (model|text classifier)(?:, as (\S+) says)?")
+"""Pattern of who answers all fields."""
 
 
 class Remark(NamedTuple):
@@ -96,7 +105,7 @@ def remarks(scores: ScoreResult, titles: Titles = MappingProxyType({})) -> Itera
     if asked := scores.never_asked:
         yield Remark(
             without_reply(asked),
-            f"{len(asked)} 个案件模型未作答，答案不是模型给出的；编号见 decode.json。",
+            f"{len(asked)} 个案件没有模型的答案，由其他来源补全；编号见 decode.json。",
         )
     if scores.notes:
         yield Remark(
@@ -114,7 +123,7 @@ def remarks(scores: ScoreResult, titles: Titles = MappingProxyType({})) -> Itera
     if scores.in_sample:
         yield Remark(
             f"{scores.in_sample}; expect lower scores on other cases",
-            "训练用过这些案件，或据此选择了由谁回答：换成其他案件，得分会更低。",
+            "训练用过这些案件，或用这些案件选择了由谁回答。换成其他案件，得分会更低。",
         )
     if scores.twins:
         yield _remark_on_twins(scores, scores.twins)
@@ -123,11 +132,38 @@ def remarks(scores: ScoreResult, titles: Titles = MappingProxyType({})) -> Itera
         if scores.total.mean[headline] < baseline[headline]:
             yield Remark(
                 f"{headline} is below the baseline '{name}': {baseline[headline]:.4f}",
-                f"{in_chinese(headline)}低于对照“{in_chinese(name)}”：{baseline[headline]:.4f}",
+                f"{in_chinese(headline)}低于基线“{in_chinese(name)}”：{baseline[headline]:.4f}",
             )
     yield from _remarks_on_changes(scores)
     if scores.answered_by:
-        yield Remark(scores.answered_by, f"各字段由谁回答：{scores.answered_by}")
+        chinese = answered_in_chinese(scores.answered_by, in_chinese)
+        yield Remark(scores.answered_by, f"各字段由谁回答：{chinese}")
+
+
+def answered_in_chinese(line: str, in_chinese: Callable[[str], str]) -> str:
+    """Return `Tally.answered_by` in Chinese; a line of another form stays as it is."""
+    if found := OF_ALL.fullmatch(line):
+        setting = f"（{found[2]}）" if found[2] else ""
+        return ANSWERERS_IN_CHINESE[found[1]] + setting
+    fields = line.removesuffix(", as decoded before")
+    shown = []
+    for part in fields.split("; "):
+        found = OF_FIELD.fullmatch(part)
+        if found is None:
+            return line
+        name, who, score, other, score_of_other = found.groups()
+        scores = ""
+        if other:
+            scores = (
+                f"（{with_zero(score)}，{ANSWERERS_IN_CHINESE[other]} {with_zero(score_of_other)}）"
+            )
+        shown.append(f"{in_chinese(name)}：{ANSWERERS_IN_CHINESE[who]}{scores}")
+    return "；".join(shown) + ("（与以前解析时相同）" if fields != line else "")
+
+
+def with_zero(score: str) -> str:
+    """Return a score such as `.97` or `-.24` with the zero before its point."""
+    return re.sub(r"^(-?)\.", r"\g<1>0.", score)
 
 
 def _remarks_on_changes(scores: ScoreResult) -> Iterator[Remark]:
@@ -135,11 +171,11 @@ def _remarks_on_changes(scores: ScoreResult) -> Iterator[Remark]:
     if scores.changed:
         yield Remark(
             f"{scores.changed}; these old answers are scored without baselines of their training",
-            f"训练结果已与作答时不同（{scores.changed}）；旧答案照常计分，不含该训练的对照。",
+            f"训练结果与回答时不同（{scores.changed}）；旧答案照常计分，不含该训练的基线。",
         )
     if scores.edited:
         yield Remark(
-            scores.edited, f"提交文件在解码后被改动过，无法得知由谁作答（{scores.edited}）。"
+            scores.edited, f"提交文件在解析后被改动过，无法得知由谁回答（{scores.edited}）。"
         )
     if scores.classifier_fault:
         yield Remark(
@@ -159,7 +195,7 @@ def _remark_on_twins(scores: ScoreResult, twins: NearTwins) -> Remark:
         return Remark("no example has a near twin in training", "训练数据中没有几乎相同的案件。")
     count = f"{twins.examples} of {scores.total.examples}"
     said = f"{count} examples have a near twin in training ({NEAR:.0%} of the n-grams)"
-    in_chinese = f"{count} 个案件在训练数据中有几乎相同的案件（{NEAR:.0%} 的 n-gram 相同）"
+    in_chinese = f"{count} 个案件在训练数据中有几乎相同的案件（{NEAR:.0%} 的 n 元组相同）"
     if twins.without is None:
         return Remark(said, f"{in_chinese}。")
     of_others = twins.without
@@ -186,7 +222,7 @@ def _remarks_on_numbers(scores: ScoreResult) -> Iterator[Remark]:
     if any(map(scores.uncounted_groups, scores.groups)):
         yield Remark(
             "* a group whose examples all have weight 0: its means are unweighted",
-            "* 该组案件的权重都是 0，不计入总分：此处为不加权平均。",
+            "* 该组案件的权重都是 0，不计入总分，此处为不加权平均。",
         )
     if total.unweighted:
         yield Remark(
@@ -216,6 +252,6 @@ def _remarks_of_the_contest(scores: ScoreResult, gold: str) -> Iterator[Remark]:
         yield Remark(
             f"labels outside the lists: {outside['gold']} in gold, "
             f"{outside['submission']} in the submission; as in the contest, none counts",
-            f"清单之外的标签：{gold} {outside['gold']} 个，提交文件 {outside['submission']} 个；"
+            f"列表以外的标签：{gold} {outside['gold']} 个，提交文件 {outside['submission']} 个；"
             "与比赛一致，均不计入。",
         )

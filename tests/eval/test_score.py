@@ -16,7 +16,7 @@ from rich.console import Console
 from panjue.eval.check import check
 from panjue.eval.metric_values import MetricValues, summarize
 from panjue.eval.score import ScoreResult, score
-from panjue.eval.show_scores import remarks, show
+from panjue.eval.show_scores import answered_in_chinese, remarks, show
 from panjue.prompts.example import Example
 from panjue.prompts.labels import collect
 from panjue.prompts.plumbing.errors import UserError
@@ -296,3 +296,24 @@ def test_names_that_their_facts_do_not_have_are_one_line(case: Row, row: Row, wr
     assert not any("not stand" in line for line in lines())
     write("gold.jsonl", [*cases[:2], {**cases[2], "fact": "甲行窃。"}])
     assert "1 of 6 names does not occur in their facts, first: id 2, 乙" in lines()
+
+
+@pytest.mark.parametrize(
+    ("line", "chinese"),
+    [
+        (
+            "charges: classifier (1.00, model .97); penalty: model (.31, classifier -.24)",
+            "罪名：分类器（1.00，模型 0.97）；刑罚：模型（0.31，分类器 -0.24）",
+        ),
+        (
+            "charges: classifier; penalty: model, as decoded before",
+            "罪名：分类器；刑罚：模型（与以前解析时相同）",
+        ),
+        ("answered by the model, as answer=model says", "模型（answer=model）"),
+        ("answered by the text classifier", "分类器"),
+        ("a line of another version", "a line of another version"),
+    ],
+)
+def test_who_answered_is_said_in_chinese(line: str, chinese: str) -> None:
+    titles = load_task("judgment").score.titles
+    assert answered_in_chinese(line, lambda name: titles.get(name, (name, name))[1]) == chinese
