@@ -227,22 +227,22 @@ def _who_answered(answered: Answered, decoding: Mapping[str, Any]) -> tuple[str,
     """Return the text on who answered, in English and Chinese; None if the model did."""
     if not decoding and edited(answered.task.data.submission.find(answered.folder)):
         return (
-            "The submission was changed since it was decoded: nobody knows who answered.",
-            "提交文件在解码后被改动过，无法得知由谁作答。",
+            "The submission was changed since it was decoded, so nobody knows who answered.",
+            "提交文件在解析后被改动过，无法得知由谁回答。",
         )
     if n_voters := len(answered.record.voted):
-        return f"The vote of {n_voters} runs.", f"由 {n_voters} 次训练投票作答。"
+        return f"{n_voters} runs voted on the answers.", f"答案由 {n_voters} 次训练投票得出。"
     if not decoding:
         return None
     if not decoding.get("calls"):
-        return "The text classifier answered, not the model.", "作答的是文本分类器，不是模型。"
+        return "The text classifier answered, not the model.", "答案来自文本分类器，不是模型。"
     of_classifier = [name for name, who in decoding.get("by_field", {}).items() if who != "model"]
     if not of_classifier:
         return None
     titles = [answered.task.score.titles.get(name, (name, name)) for name in of_classifier]
     english = ", ".join(title for title, _ in titles)
     chinese = "、".join(title for _, title in titles)
-    return f"Answered by the text classifier: {english}.", f"由文本分类器作答：{chinese}。"
+    return f"The text classifier answered: {english}.", f"由文本分类器回答：{chinese}。"
 
 
 def _training(answered: Answered) -> TrainingShown | None:

@@ -6,7 +6,7 @@ const inChinese = (address.get("lang") ?? navigator.language).startsWith("zh");
 document.documentElement.lang = inChinese ? "zh" : "en";
 const say = (english, chinese) => (inChinese ? chinese : english);
 // What happened to a reply -> its name; the English note says more.
-const HANDLED = { shortened: "缩短原文", cut: "超长截断", "content filter": "内容过滤", unreadable: "无法解析", repaired: "修复", "not asked": "模型未作答" };
+const HANDLED = { shortened: "缩短原文", cut: "超长截断", "content filter": "内容过滤", unreadable: "无法解析", repaired: "修复", "not asked": "模型未回答" };
 const labelOf = (name) => (Object.hasOwn(labels, name) ? say(...labels[name]) : name);
 
 function make(tag, text = "", attributes = {}) {
@@ -180,8 +180,8 @@ function whyFold(fields, whys, opinions, text) {
   fold.append(make("summary", say("why", "理由")));
   fields.forEach((field, number) => fold.append(...whyField(field, whys[number], opinions?.[number], text)));
   fold.append(make("p", say(
-    "This is what the text classifier sees, not how the model came to an answer of its own. Confidence: how likely exactly this answer is right; each label of a set has a probability of its own. Numbers are log-odds: what a word or sentence adds to the linear model's score of the label, against all others. Trees then weigh that score, those of the whole case and what they count in the text. A word is one or two characters, or words of another script.",
-    "以上是文本分类器的依据，不是模型自己的推理。置信度指答案完全正确的概率；同一字段的各标签各有其概率。数字为对数几率：词句使线性模型对该标签的得分（相对其他标签）增减多少。树模型再综合该得分、全案得分和文中数得的情节。此处的“词”是一个字或相邻两字。"), { class: "note" }));
+    "These are the text classifier's reasons, not the model's. Confidence is the probability that exactly this answer is right. Each label of a set has its own probability. Numbers are log-odds: how much a word or sentence adds to the linear model's score for the label. Then trees weigh this score, the scores of the whole case, and counts from the text. A word is one or two characters, or words of another script.",
+    "以上是文本分类器的依据，不是模型自己的理由。置信度是答案完全正确的概率；同一字段的每个标签各有自己的概率。数字是对数几率，即词句使线性模型对该标签的得分增加或减少多少。决策树再综合该得分、全案的得分和从文中数出的情节。这里的“词”是一个字或相邻的两个字。"), { class: "note" }));
   return fold;
 }
 
@@ -200,9 +200,9 @@ function whyField(field, [by, confidence, likeliest, reasons], opinion, text) {
 
 function whoAnswered(by, confidence) {
   const known = { ...ANSWERERS, vote: say("vote of several runs", "多次训练投票") };
-  const who = by === "" ? say("nobody knows who answered", "无法得知由谁作答")
-    : Object.hasOwn(known, by) ? say("answered by the ", "作答：") + known[by]
-    : say("not in the model's reply; filled in with: ", "模型未答，填入：") + labelOf(by);
+  const who = by === "" ? say("nobody knows who answered", "无法得知由谁回答")
+    : Object.hasOwn(known, by) ? say("answered by the ", "回答者：") + known[by]
+    : say("not in the model's reply; filled in with: ", "模型未答，补为：") + labelOf(by);
   return who + (confidence === null ? "" : say(", confidence ", "，置信度 ") + confidence.toFixed(2));
 }
 
@@ -218,7 +218,7 @@ function otherAnswer(by, opinion) {
 
 function reasonLines([label, share, score, trees, known, words, sentences, seen], text) {
   const stages = [say("linear model ", "线性模型 ") + signed(score)];
-  if (trees !== null) stages.push(say("trees ", "树模型 ") + signed(trees));
+  if (trees !== null) stages.push(say("trees ", "决策树 ") + signed(trees));
   if (known < 1) stages.push(say("share of the text that is known: ", "文中已知词句占比 ") + percent(known));
   const line = make("p", "", { class: "label" });
   line.append(make("b", `${label} ${percent(share)}`), " ", make("span", stages.join(say(", ", "，")), { class: "note" }));
@@ -242,8 +242,8 @@ function reasonLines([label, share, score, trees, known, words, sentences, seen]
   add(say("against", "反对的词"), spoken, -1);
   add(say("sentence for", "支持的句子"), quoted, 1);
   add(say("against", "反对的句子"), quoted, -1);
-  add(say("trees for", "树模型：支持"), counted, 1);
-  add(say("against", "树模型：反对"), counted, -1);
+  add(say("trees for", "决策树：支持"), counted, 1);
+  add(say("against", "决策树：反对"), counted, -1);
   return [line, grid];
 }
 

@@ -165,7 +165,7 @@ def test_the_training_and_the_choice_are_shown(of_training: Path) -> None:
     text = page(page_data(open_answers(of_training)))
     for shown in ("123,456", "2 h 10 min", "3.0 GiB (NVIDIA H100)", "held-out loss of"):
         assert shown in text
-    assert "Model and text classifier on 40 held-out cases" in text
+    assert "Model and text classifier answered 40 held-out cases" in text
     assert text.count("<circle") == 2, "each evaluation"
     assert "/somebody" not in text
     assert re.search(r"trainer.learning_rate</th><td>0.1</td>", text)
@@ -200,7 +200,7 @@ def test_a_page_that_is_full_says_so_and_counts_all_cases(
     assert (found.cases, found.n_cases) == (whole.cases[:1], 2)
     assert repr(found.scores) == repr(whole.scores)
     assert found.classes == whole.classes
-    assert "Here are the first 1 of 2 cases;" in page(found)
+    assert "This page lists the first 1 of 2 cases." in page(found)
     monkeypatch.setattr(report, "MAX_CASE_BYTES", 0)
     assert page_data(open_answers(hostile)).cases == []
 
@@ -510,7 +510,7 @@ def test_the_demo_s_model_is_named(
         assert (scored.returncode, reported.returncode) == (0, 0)
         names_it = {DEMO_ANSWERED in said.stdout for said in (scored, reported)}
         assert names_it == {"Its answers to real cases mean nothing" in text}
-        assert names_it == {"它对真实案件的回答和得分没有任何意义" in text}
+        assert names_it == {"它对真实案件的答案和得分没有任何意义" in text}
         return names_it == {True}
 
     change_json(hostile / "manifest.json", trained=str(tmp_path / "run/adapter"))

@@ -178,7 +178,7 @@ def test_the_fold_says_why(
         "zh": [
             "理由",
             "罪名：盗窃罪",
-            "作答：文本分类器，置信度 0.90；模型未答",
+            "回答者：文本分类器，置信度 0.90；模型未答",
             "支持的词",
             "〔本人〕望 +1.06",
             "反对的词",
@@ -200,7 +200,7 @@ def test_without_gold_nothing_is_said_to_be_right(
     write_answers(hostile, write("part.jsonl", [first, case(2, ("甲", *THEFT), gold=False)]))
     advised(lambda _example, _answer: None)
     show_report(opened, hostile)
-    assert opened.inner_text("#headline") == "2 cases without gold: there is no score."
+    assert opened.inner_text("#headline") == "2 cases without gold, so there is no score."
     assert opened.inner_text("#facts") == "事实。"
     rows = opened.locator("#case section >> nth=1 >> tr")
     heads = rows.nth(0).locator("th").all_inner_texts()

@@ -163,7 +163,7 @@ def test_the_folder_is_read_as_other_answers_are(
     assert panjue("fairness", test, out, "--by", "defendants").returncode == 0
     assert panjue("report", out).returncode == 0
     page = (out / "report.html").read_text("utf-8")
-    assert "The vote of 3 runs." in page
+    assert "3 runs voted on the answers." in page
     assert "text classifier answered" not in page
     with pytest.raises(UserError, match="is a vote, which has no replies; `panjue vote` makes it"):
         decoded(out)
