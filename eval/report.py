@@ -255,7 +255,7 @@ def _training(answered: Answered) -> TrainingShown | None:
     step = trained.step(summary)
     losses = read_losses(trained.run)
     settings = record.part(WEIGHTS, ROWS, DATA)
-    if record.adopted:  # by which steps it was trained is not known
+    if record.adopted:  # the steps of its training are not known
         settings = {**record.part(ROWS, DATA), "lora": record.lora}
     return TrainingShown(
         record=record,

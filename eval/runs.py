@@ -84,7 +84,7 @@ def list_runs(folder: Path) -> Listing:
 def is_run(folder: Path) -> bool:
     """Say whether a folder has files that a training writes, and is no vote.
 
-    The adapter of another trainer counts too, so that the list names it.
+    The adapter of another trainer counts, too, so that the list names it.
     """
     if "test_sha256" in record_keys(folder / MANIFEST) or not folder.is_dir():
         return False

@@ -1,6 +1,6 @@
-"""Make a run folder of LoRA adapters that another trainer wrote: `panjue adopt`.
+"""Make a run folder from LoRA adapters that another trainer wrote: `panjue adopt`.
 
-It has what a training of ours would have left: record, labels, text classifier, config, card.
+It contains what a training of panjue would leave: record, labels, text classifier, config, card.
 """
 
 import re
@@ -41,7 +41,7 @@ from panjue.prompts.render import TEMPLATE_ARGS
 from panjue.prompts.task import load_task
 
 PREFIX = "base_model.model."
-"""How peft's names of weights begin; then comes the name of the module in the base."""
+"""Prefix of peft's names of weights; the name of the module in the base follows."""
 
 NOT_KNOWN = (
     "which prompts it was trained on; panjue asks with its own, without opinions",
@@ -51,11 +51,11 @@ NOT_KNOWN = (
 
 @dataclass(frozen=True)
 class FittingAdapter:
-    """A foreign adapter that fits its base, with the names that our text model has.
+    """A foreign adapter that fits its base, with the names of panjue's text model.
 
     Attributes:
-        names: Of its weights: the name in the file -> the name here.
-        config: What our adapter_config.json says.
+        names: Name of a weight in the file -> its name here.
+        config: The content of the new adapter_config.json.
         layers: The number of layers that it changes.
     """
 
@@ -65,7 +65,7 @@ class FittingAdapter:
     layers: int
 
     def write(self, folder: Path) -> None:
-        """Write its weights and config to a folder; with the same names the file is copied."""
+        """Write weights and config to a folder; copy the file if the names are the same."""
         write_json(folder / ADAPTER_CONFIG, dict(self.config))
         place = folder / ADAPTER_WEIGHTS
         if all(name == ours for name, ours in self.names.items()):
@@ -78,7 +78,7 @@ class FittingAdapter:
 
 
 def adopt(config: SftConfig, adapters: Sequence[ForeignAdapter], console: Console) -> None:
-    """Make RUN of adapters, the last of which is its result, unless this is done."""
+    """Make RUN from adapters, unless already done. The last adapter is the result of the run."""
     join_processes(config)
     task = load_task(config.task)
     *_, last = adapters
@@ -109,7 +109,7 @@ def adopt(config: SftConfig, adapters: Sequence[ForeignAdapter], console: Consol
 
 
 def adopting_run(run: TrainingRun, adapters: Sequence[ForeignAdapter]) -> TrainingRun:
-    """Return a run whose record says whose adapters it has."""
+    """Return a run whose record says where its adapters come from."""
     hashes = {}
     for number, adapter in enumerate(adapters):
         for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
@@ -122,7 +122,7 @@ def adopting_run(run: TrainingRun, adapters: Sequence[ForeignAdapter]) -> Traini
 
 
 def described(adapter: FittingAdapter, config: SftConfig) -> Iterator[tuple[str, str]]:
-    """Yield what is known of an adapter, and what nobody can know."""
+    """Yield what is known about an adapter, and what panjue cannot know."""
     rank = adapter.foreign.config["r"]
     yield "adapter", f"LoRA of rank {rank} on {adapter.layers} layers of {config.model}"
     for line in NOT_KNOWN:
@@ -130,24 +130,24 @@ def described(adapter: FittingAdapter, config: SftConfig) -> Iterator[tuple[str,
 
 
 def fitting_adapter(adapter: ForeignAdapter, base: Path) -> FittingAdapter:
-    """Return an adapter with the names of its base; UserError: it does not fit there.
+    """Return an adapter with the names of its base; UserError: it does not fit the base.
 
-    `base` needs its config alone. peft itself says, on a model without memory, which weights an
-    adapter with this config has there.
+    `base` needs only its config. peft itself makes an adapter with this config on a model without
+    memory; this shows which weights it has.
     """
     place = adapter.weights
     shapes = shapes_in(place)
     names = {name: name for name in shapes}
-    config = {**adapter.config, "revision": None}  # of a base that may be named otherwise
+    config = {**adapter.config, "revision": None}  # of a base that may have another name
     if is_part(base):
         names = {name: name_in_text_model(name) for name in shapes}
     if any(name != ours for name, ours in names.items()):
-        # A pattern of the whole model may not match the names in its text model.
+        # A pattern for the whole model may not match the names in its text model.
         config["target_modules"] = adapted_modules(names.values())
         config["exclude_modules"] = None
     model = empty_peft_model(adapter.folder / ADAPTER_CONFIG, config, base)
     expected = get_peft_model_state_dict(model, save_embedding_layers=False)
-    possible = {**model.state_dict(), **expected}  # saved embeddings are not adapted
+    possible = {**model.state_dict(), **expected}  # saved embeddings are no adapted modules
     found = {ours: shapes[name] for name, ours in names.items()}
     other_base = "it was trained on another base; say base=FOLDER with that one"
     for name, shape in found.items():
@@ -165,7 +165,7 @@ def fitting_adapter(adapter: ForeignAdapter, base: Path) -> FittingAdapter:
 
 
 def shapes_in(weights: Path) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of the weights in a file, of which its header alone is read."""
+    """Return name -> shape of the weights in a file; only its header is read."""
     try:
         with safe_open(weights, "pt") as file:
             names = file.keys()
@@ -176,7 +176,7 @@ def shapes_in(weights: Path) -> dict[str, tuple[int, ...]]:
 
 
 def name_in_text_model(name: str) -> str:
-    """Return the name that a weight of an adapter of a multimodal model has in its text model."""
+    """Return the name in the text model for a weight of an adapter of a multimodal model."""
     inner = name.removeprefix(PREFIX)
     for pattern, replacement in TEXT_KEYS.items():
         inner = re.sub(pattern, replacement, inner)
@@ -184,7 +184,7 @@ def name_in_text_model(name: str) -> str:
 
 
 def adapted_modules(names: Any) -> list[str]:
-    """Return the modules that weights of these names adapt."""
+    """Return the modules that weights with these names adapt."""
     modules = set()
     for name in names:
         module, found, _ = name.removeprefix(PREFIX).partition(".lora_")
@@ -194,8 +194,8 @@ def adapted_modules(names: Any) -> list[str]:
 
 
 def empty_peft_model(place: Path, config: Mapping[str, Any], base: Path) -> PeftModel:
-    """Return a base with an adapter of this config; its weights have shapes and no content."""
-    # Some starts read the weights of the base. Which one it was does not matter any more.
+    """Return a base with an adapter of this config; the weights have shapes but no content."""
+    # Some initializations read the weights of the base; it no longer matters which one was used.
     known = {**config, "init_lora_weights": True, "base_model_name_or_path": None}
     with of_library(str(place)), torch.device("meta"):
         lora = LoraConfig.from_peft_type(**known)
@@ -204,7 +204,7 @@ def empty_peft_model(place: Path, config: Mapping[str, Any], base: Path) -> Peft
 
 
 def check_bias(place: Path, config: Mapping[str, Any], model: PeftModel) -> None:
-    """Refuse an adapter with biases of its own on layers that have none: it cannot be merged."""
+    """Refuse an adapter with its own biases on layers without bias, since it cannot be merged."""
     if not config.get("lora_bias"):
         return
     for name, module in model.named_modules():
@@ -215,9 +215,9 @@ def check_bias(place: Path, config: Mapping[str, Any], model: PeftModel) -> None
 
 
 def template_note(adapter: Path, base: Path) -> Iterator[tuple[str, str]]:
-    """Yield that an adapter has another chat template than its base, whose one is used.
+    """Yield a note if an adapter's chat template differs from its base's, which is used.
 
-    UserError: the base has none, or its tokenizer cannot be used.
+    UserError: the base has no template, or its tokenizer cannot be used.
     """
     own = template_in(adapter)
     way_out = f"give base=FOLDER, a copy of {base} with the chat template of {adapter}"
@@ -230,19 +230,19 @@ def template_note(adapter: Path, base: Path) -> Iterator[tuple[str, str]]:
 
 
 def template_in(folder: Path) -> str | None:
-    """Return the chat template in a folder with a tokenizer, if there is one."""
+    """Return the chat template in a folder with a tokenizer, if it has one."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text("utf-8")
     config = folder / "tokenizer_config.json"
     found = read_object(config).get("chat_template") if config.is_file() else None
-    if isinstance(found, list):  # several by name, in old versions of transformers
+    if isinstance(found, list):  # old versions of transformers have several by name
         found = {one["name"]: one["template"] for one in found}.get("default")
     return found
 
 
 def shown_by(tokenizer: Any, template: str) -> str:
-    """Return a message as a chat template shows it; or why it cannot."""
+    """Return a message rendered by a chat template, or why the template fails."""
     message = [{"role": "user", "content": "案情"}]
     settings = {"tokenize": False, "add_generation_prompt": True, **TEMPLATE_ARGS}
     try:
@@ -258,7 +258,7 @@ def save(
     classifier: Path | None,
     examples: int,
 ) -> None:
-    """Write the adapters, the last one as RUN/adapter, the others as kept ones of their steps."""
+    """Write the last adapter to RUN/adapter, and the others as kept adapters of their steps."""
     *others, last = adapters
     summary = TrainingSummary(finished=date.today().isoformat(), kept_step=last.foreign.step)
     write_json(run.config.run / SUMMARY, summary.model_dump(mode="json"))
@@ -266,7 +266,7 @@ def save(
     for adapter in others:
         assert adapter.foreign.step is not None, "checked with the words of the command"
         places[kept_place(run.config.run, adapter.foreign.step)] = adapter
-    places[run.config.result] = last  # its record says that all is there
+    places[run.config.result] = last  # last, since its record says that all is complete
     for place, adapter in places.items():
         with atomic_folder(place) as folder:
             adapter.write(folder)

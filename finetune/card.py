@@ -169,7 +169,7 @@ def training_lines(record: RunRecord, summary: TrainingSummary) -> Iterator[str]
 
 
 def lora_line(record: RunRecord) -> str:
-    """Return the settings of an adopted adapter, and who adopted it."""
+    """Return the settings of an adopted adapter, and which panjue adopted it."""
     settings = ", ".join(f"{name} {dump(value)}" for name, value in record.lora.items())
     return f"Settings: {settings}. Adopted by panjue {record.versions.get('panjue', '')}."
 

@@ -1,6 +1,6 @@
-"""LoRA adapters of other trainers: what the words of `panjue adopt` mean, and what is refused.
+"""LoRA adapters of other trainers: the arguments of `panjue adopt`, and what it refuses.
 
-Here an adapter is judged by its config alone; `adopt.py` looks at its weights and its base.
+This file looks only at the config of an adapter. `adopt.py` looks at its weights and its base.
 """
 
 import shlex
@@ -30,18 +30,18 @@ OF_ADOPTION = {
     "on_bad_row": "on_bad_row",
     "max_tokens": "max_tokens",
 }
-"""Setting of `panjue adopt` -> what `panjue sft` calls it. All others are of steps of training."""
+"""Setting of `panjue adopt` -> its name in `panjue sft`. All others are for training steps."""
 
 EXAMPLE = "panjue adopt FOLDER run=runs/adopted task=judgment train=train.jsonl"
 
 FOUR_BITS = ("-unsloth-bnb-4bit", "-bnb-4bit")
-"""How the names of Unsloth's uploads in four bits end."""
+"""Suffix of the names of Unsloth's uploads in four bits."""
 
 OF_FILES = (
     *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version"),
     *("revision", "runtime_config", "task_type"),
 )
-"""Settings of peft that say where an adapter is from, and nothing of what it does."""
+"""Settings of peft that say where an adapter comes from, but not what it does."""
 
 OF_LORA = (
     *("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules"),
@@ -49,17 +49,17 @@ OF_LORA = (
     *("fan_in_fan_out", "modules_to_save", "trainable_token_indices", "use_dora", "lora_bias"),
     *("ensure_weight_tying", "lora_dropout", "init_lora_weights"),
 )
-"""Settings of peft that say what an adapter is, and that peft merges."""
+"""Settings of peft that say what an adapter does, and that peft can merge."""
 
 UNUSED = (
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config"),  # of `init_lora_weights`
-    *("qalora_group_size", "megatron_core"),  # of `use_qalora`, `megatron_config`
+    *("qalora_group_size", "megatron_core"),  # of `use_qalora` and `megatron_config`
 )
 """Settings of peft that do nothing unless another one is set."""
 
 PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
-"""Values of `init_lora_weights` that leave the base as it is, as vllm/lora/peft_helper.py has them.
-Others, such as pissa, train on a changed base, which is nowhere any more."""
+"""Values of `init_lora_weights` that do not change the base, as in vllm/lora/peft_helper.py.
+Others, such as pissa, train on a changed base, which no longer exists."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class ForeignAdapter:
     """An adapter that another trainer wrote.
 
     Attributes:
-        config: What its adapter_config.json has.
-        step: Of its training, as the name `checkpoint-N` or trainer_state.json has it, if any does.
+        config: The content of its adapter_config.json.
+        step: The step of its training, from the name `checkpoint-N` or trainer_state.json, if any.
     """
 
     folder: Path
@@ -81,15 +81,15 @@ class ForeignAdapter:
 
     @property
     def lora(self) -> dict[str, Any]:
-        """Return its settings of LoRA, less those that are empty."""
+        """Return its settings of LoRA, without empty ones."""
         return {name: self.config[name] for name in OF_LORA if self.config.get(name)}
 
 
 def adoption(words: Sequence[str]) -> tuple[list[ForeignAdapter], SftConfig]:
-    """Return what `panjue adopt` is to adopt, and its settings, as those of a training.
+    """Return the adapters that `panjue adopt` adopts, and its settings in the form of a training.
 
-    The last adapter becomes RUN/adapter. What a training would have that nobody knows of this one,
-    such as its steps, is left out.
+    The last adapter becomes RUN/adapter. Settings of a training that are unknown here, such as its
+    steps, are left out.
     """
     folders = [Path(word) for word in words if "=" not in word or Path(word).is_dir()]
     settings = [word for word in words if "=" in word and not Path(word).is_dir()]
@@ -108,7 +108,7 @@ def adoption(words: Sequence[str]) -> tuple[list[ForeignAdapter], SftConfig]:
     renamed += [word for word in settings if "." in word.partition("=")[0]]
     if "base" not in given:
         renamed.append(f"model={dump(base_of(last))}")
-    # Of the config for this machine the run gets the sections `generate` and `serve` alone.
+    # The run gets only the sections `generate` and `serve` of the config for this machine.
     path = configs() / f"{config_for_gpu()}.yaml"
     config = load_section(SftConfig, path, "adopt", renamed)
     check_places(config, adapters)
@@ -119,7 +119,7 @@ def adoption(words: Sequence[str]) -> tuple[list[ForeignAdapter], SftConfig]:
 
 
 def read_foreign(folder: Path) -> ForeignAdapter:
-    """Open the folder of another trainer; UserError: there is no adapter that can be adopted."""
+    """Open the folder of another trainer; UserError: it has no adapter that can be adopted."""
     if not folder.is_dir():
         download = f"of the hub: hf download {folder} --local-dir FOLDER first"
         raise UserError(f"{folder}: there is no such folder; {download}")
@@ -148,7 +148,7 @@ def read_foreign(folder: Path) -> ForeignAdapter:
 
 
 def check_kind(place: Path, config: dict[str, Any]) -> None:
-    """Refuse what is no LoRA adapter of a language model."""
+    """Refuse anything that is no LoRA adapter of a language model."""
     kind = config.get("peft_type")
     if kind != "LORA":
         raise UserError(f"{place}: peft_type {kind}; panjue takes LoRA adapters: train one")
@@ -161,7 +161,7 @@ def check_kind(place: Path, config: dict[str, Any]) -> None:
 
 
 def check_features(place: Path, config: dict[str, Any]) -> None:
-    """Refuse settings with which the adapter can be neither merged nor loaded right."""
+    """Refuse settings with which the adapter can be neither merged nor loaded correctly."""
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower() not in PLAIN_STARTS:
         raise UserError(
@@ -176,7 +176,7 @@ def check_features(place: Path, config: dict[str, Any]) -> None:
 
 
 def step_of_foreign(folder: Path) -> int | None:
-    """Return the step of an adapter, if its folder's name or trainer_state.json says it."""
+    """Return the step of an adapter, from its folder's name or trainer_state.json; else None."""
     number = folder.resolve().name.removeprefix("checkpoint-")
     if number.isdecimal():
         return int(number)
@@ -186,7 +186,7 @@ def step_of_foreign(folder: Path) -> int | None:
 
 
 def check_steps(adapters: Sequence[ForeignAdapter]) -> None:
-    """Refuse several adapters that are not of one training, each of a step of its own."""
+    """Refuse several adapters unless they are different steps of one training."""
     if len(adapters) == 1:
         return
     folders: dict[int, Path] = {}
@@ -201,7 +201,7 @@ def check_steps(adapters: Sequence[ForeignAdapter]) -> None:
 
 
 def base_of(adapter: ForeignAdapter) -> str:
-    """Return the base that an adapter names; UserError: it names none that it could answer with."""
+    """Return the base that an adapter names; UserError: it names no usable base."""
     place = adapter.folder / ADAPTER_CONFIG
     name = adapter.config.get("base_model_name_or_path")
     if not name:
@@ -224,7 +224,7 @@ def base_of(adapter: ForeignAdapter) -> str:
 
 
 def base_folder(name: str, adapter: ForeignAdapter) -> Path:
-    """Return the folder with the configs of a base; UserError: it is not there."""
+    """Return the folder with the configs of a base; UserError: it is missing."""
     try:
         return config_folder(name)
     except UserError as error:
@@ -232,7 +232,7 @@ def base_folder(name: str, adapter: ForeignAdapter) -> Path:
 
 
 def check_places(config: SftConfig, adapters: Sequence[ForeignAdapter]) -> None:
-    """Refuse a run folder in which an adapter or the base lies, or that lies in one of these."""
+    """Refuse a run folder that contains an adapter or the base, or that lies in one of them."""
     run = followed(config.run)
     for folder in (*(adapter.folder for adapter in adapters), Path(config.model)):
         place = followed(folder)

@@ -1,4 +1,4 @@
-"""The trained adapter that a training starts from (`from=RUN`): what it decides."""
+"""The trained adapter from which a training starts (`from=RUN`), and the settings it decides."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +11,9 @@ from panjue.prompts.task import load_task
 
 
 def open_start(values: Mapping[str, Any]) -> Trained | None:
-    """Open the training that the setting `from` names; None: it is not set."""
+    """Open the training that the setting `from` names; None if it is not set."""
     run = values.get("from")
-    if not isinstance(run, str):  # pydantic names the type of anything else
+    if not isinstance(run, str):  # pydantic refuses any other type
         return None
     try:
         start = open_trained(Path(run))
@@ -30,9 +30,9 @@ def open_start(values: Mapping[str, Any]) -> Trained | None:
 
 
 def completed(values: Mapping[str, Any], start: Trained) -> dict[str, Any]:
-    """Return the settings with those of `start`, where nothing is said, or null.
+    """Return the settings; those that are absent or null come from `start`.
 
-    These are its base, task, method, LoRA settings, `solve`, and whether prompts show opinions.
+    These are base, task, method, LoRA settings, `solve`, and whether prompts show opinions.
     """
     record = start.record
     of_start = {
@@ -45,7 +45,7 @@ def completed(values: Mapping[str, Any], start: Trained) -> dict[str, Any]:
     settings = {**values, **of_start, **given}
     for section, before in (("lora", record.lora), ("solve", record.solve)):
         now = given.get(section, {})
-        if isinstance(now, Mapping):  # pydantic names the type of anything else
+        if isinstance(now, Mapping):  # pydantic refuses any other type
             settings[section] = {**before, **now}
     if settings["method"] == "qlora" and not given.get("quantization"):
         settings["quantization"] = record.quantization
@@ -53,7 +53,7 @@ def completed(values: Mapping[str, Any], start: Trained) -> dict[str, Any]:
 
 
 def refuse_unequal(name: str, value: Any, of_start: Any, run: Path | None) -> NoReturn:
-    """Refuse a setting that is not as it was in the training of `run`, and has to be."""
+    """Refuse a setting that must be as in the training of `run`, but is not."""
     now, before = (one if isinstance(one, str) else dump(one) for one in (value, of_start))
     way_out = f"leave out {name}, or set {name}={before}"
     raise UserError(f"{name}: is {now}, and {run} was trained with {before}; {way_out}")

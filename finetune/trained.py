@@ -1,4 +1,4 @@
-"""A training that is there, opened once: a command holds it and passes it on."""
+"""A finished training, which a command opens once and passes on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,13 +46,13 @@ class Trained:
     """The weights of a training, with what lies beside them.
 
     Attributes:
-        run: The run folder; an adapter alone is its own.
-        folder: Of the weights: an adapter, or a whole model.
-        record: What they were made from.
-        sha256: Their fingerprint (`model_sha256`).
+        run: The run folder; an adapter outside a run is its own run folder.
+        folder: Folder of the weights: an adapter, or a whole model.
+        record: What the weights were made from.
+        sha256: Fingerprint of the weights (`model_sha256`).
         labels: The label sets of the training.
-        labels_sha256: Of the file that has them.
-        chosen: Why it is this adapter, if `panjue choose` has chosen one; None: of lowest loss.
+        labels_sha256: Hash of the file with the label sets.
+        chosen: Why `panjue choose` chose this adapter; None if it has the lowest loss.
     """
 
     run: Path
@@ -79,19 +79,19 @@ class Trained:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """Return who answers each field, the model or the text classifier, by held-out cases.
+        """Return the choices by held-out cases of who answers each field, model or text classifier.
 
-        There is one choice for each way in which the model was asked, the newest last.
+        There is one choice for each way in which the model was asked; the newest comes last.
         """
         return read_choices(self)
 
     def step(self, summary: TrainingSummary) -> int | None:
-        """Return the step of these weights; None if nobody has recorded it."""
+        """Return the step of these weights; None if it was not recorded."""
         return step_of_kept(self.folder) or summary.kept_step
 
 
 def open_trained(run: Path) -> Trained:
-    """Open the training of a run folder; UserError: nothing trained is there."""
+    """Open the training of a run folder; UserError: there is none."""
     refuse_answers(run)
     trained = find_trained(run)
     return trained or refuse_untrained(run)
@@ -99,9 +99,9 @@ def open_trained(run: Path) -> Trained:
 
 @contextmanager
 def held_training(run: Path) -> Iterator[Trained | None]:
-    """Open the training of a run folder, which no training or choice changes within the block.
+    """Open the training of a run folder. No training or choice can change it within the block.
 
-    None: nothing trained is there, as in the folder of an endpoint's answers.
+    Return None if there is no training, as in the folder of an endpoint's answers.
     """
     if weights_folder(run, if_any(Choice, run / CHOSEN)) is None:
         refuse_unadopted(run)
@@ -118,7 +118,7 @@ def refuse_untrained(run: Path) -> NoReturn:
 
 
 def find_trained(run: Path) -> Trained | None:
-    """Open the training of a run folder; None if nothing trained is there."""
+    """Open the training of a run folder; None if there is none."""
     chosen = if_any(Choice, run / CHOSEN)
     folder = weights_folder(run, chosen)
     return None if folder is None else read_trained(folder, run, chosen)
@@ -127,7 +127,7 @@ def find_trained(run: Path) -> Trained | None:
 def read_trained(folder: Path, run: Path | None = None, chosen: Choice | None = None) -> Trained:
     """Open the training whose weights are in `folder`; `run` is by default the folder around it."""
     label_file = folder / "labels.json"
-    has_labels = label_file.exists()  # else whoever needs them refuses the training
+    has_labels = label_file.exists()  # else a caller that needs them refuses the training
     return Trained(
         run=run_around(folder) if run is None else run,
         folder=folder,
@@ -140,9 +140,9 @@ def read_trained(folder: Path, run: Path | None = None, chosen: Choice | None = 
 
 
 def read_choices(trained: Trained) -> tuple[Choice, ...]:
-    """Read the choices that lie beside weights; until version 0.5, beside held-out answers.
+    """Read the choices beside weights; before version 0.5, they were beside held-out answers.
 
-    A choice of other weights, which lay there before, is none of these.
+    A choice for other weights, which lay there before, does not count.
     """
     if found := if_any(Choices, trained.folder / CHOICE):
         of_these = (
@@ -154,7 +154,7 @@ def read_choices(trained: Trained) -> tuple[Choice, ...]:
         try:
             choice = if_any(Choice, folder / CHOICE)
             record = AnswersRecord.read(folder)
-        except UserError:  # of a version before 0.4, or broken: then held-out cases are asked again
+        except UserError:  # before version 0.4, or broken: held-out cases are asked again
             continue
         if choice and record.is_of_adapter and record.trained_sha256 == trained.sha256:
             cases = folder / CASES_FILE
@@ -166,7 +166,7 @@ def read_choices(trained: Trained) -> tuple[Choice, ...]:
 
 
 def made_from(record: AnswersRecord) -> dict[str, Any]:
-    """Return what a choice says of the answers that it was made from."""
+    """Return the entries of a choice about the answers from which it was made."""
     return {
         "file_sha256": record.test_sha256,
         "half": record.half,
@@ -176,7 +176,7 @@ def made_from(record: AnswersRecord) -> dict[str, Any]:
 
 
 def keep_choice(trained: Trained, choice: Choice) -> None:
-    """Write a choice beside the weights, over an earlier one of the same way of asking."""
+    """Write a choice beside the weights; replace an earlier one for the same way of asking."""
     with exclusive_lock(trained.folder, f".{CHOICE}.lock", wait=True):
         others = [one for one in read_choices(trained) if one.asked != choice.asked]
         choices = Choices(choices=(*others, choice))
@@ -184,7 +184,7 @@ def keep_choice(trained: Trained, choice: Choice) -> None:
 
 
 def refuse_other_choice(trained: Trained) -> None:
-    """Refuse weights that are others than those that `panjue choose` has chosen."""
+    """Refuse weights if `panjue choose` has chosen others."""
     if trained.chosen and trained.sha256 != trained.chosen.adapter_sha256:
         way_out = f"`panjue choose {trained.run}` again, or delete {CHOSEN}"
         raise UserError(f"{trained.folder}: is not the adapter that was chosen; {way_out}")

@@ -197,7 +197,7 @@ def larger_limits(needed: Sequence[int], most_left: int) -> str:
 
 
 def doubts_of(examples: Examples, labels: Labels) -> Iterator[tuple[str, str]]:
-    """Yield what may be wrong with the cases: labels that look alike, missing names, bad rows."""
+    """Yield what may be wrong with the cases: labels that look equal, missing names, bad rows."""
     label_fields = examples.reader.task.answer
     alike = labels.look_alikes(map(label_fields.kind, label_fields.fields))
     for line in islice(alike, MAX_SHOWN_EXAMPLES):

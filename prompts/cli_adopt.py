@@ -1,4 +1,4 @@
-"""`panjue adopt`: a run folder of adapters of another trainer, and how well they answer."""
+"""`panjue adopt`: make a run folder from other trainers' adapters, and score them."""
 
 import shlex
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ from panjue.serve.settings import choose_settings, generate_settings
 
 
 def adopt_adapters(adapters: Sequence[ForeignAdapter], config: SftConfig) -> None:
-    """Make RUN of the adapters, then ask held-out cases: the one there is, or which one is best.
+    """Make RUN from the adapters. Then ask held-out cases: score one, or choose among several.
 
-    What is adopted stays if the engine cannot start.
+    The run stays adopted if the engine cannot start.
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
     adopt(config, adapters, console)
@@ -49,9 +49,9 @@ def adopt_adapters(adapters: Sequence[ForeignAdapter], config: SftConfig) -> Non
 
 
 def ask_held_out(trained: Trained, console: Console) -> None:
-    """Ask the held-out cases, and print how well the model answers, and the text classifier.
+    """Ask the held-out cases, and print how well the model and the text classifier answer them.
 
-    Who answers each field is kept beside the weights, as `panjue generate` would.
+    Keep the choice of who answers each field beside the weights, like `panjue generate`.
     """
     run = trained.run
     job = make_job(run, trained, generate_settings(run, trained))

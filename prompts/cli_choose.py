@@ -120,7 +120,7 @@ def step_values(adapter: Adapter, asking: Session, reader: Reader, file: Path) -
 
 
 def values_of(asking: Session, cases: Cases) -> MetricValues:
-    """Return the metric values of the model's answers to cases with gold, which it is asked."""
+    """Ask the model cases with gold; return the metric values of its answers."""
     place = cases.folder
     refuse_others(asking.job, cases)
     with exclusive_lock(place):

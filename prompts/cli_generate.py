@@ -230,7 +230,7 @@ def decide(asking: Session, trained: Trained, test: Cases, reader: Reader, file:
 
 
 def choice_by(asking: Session, trained: Trained, held_out: Cases) -> Choice:
-    """Return who answers each field of held-out cases better, which are asked; it is kept.
+    """Ask held-out cases; keep and return the choice of who answers each field better.
 
     The caller holds the lock of their folder.
     """

@@ -47,8 +47,8 @@ ONLY_MERGED = {
     "trainable_token_indices": "has tokens of its own (trainable_token_indices)",
     "lora_bias": "has biases (lora_bias)",
 }
-"""Setting of peft -> what an adapter with it is or has. Unmerged, vLLM refuses it, or leaves a part
-of it out without a word."""
+"""Setting of peft -> what an adapter with it is or has. vLLM refuses such an adapter unmerged, or
+silently leaves out a part of it."""
 
 GENERATION = "generation_config.json"
 """File with a model's sampling settings. The merged model gets its base's file unchanged."""
@@ -98,7 +98,7 @@ def served_model(trained: Trained, adapter: str, base: str | None = None) -> Ser
 
 
 def why_only_merged(adapter: Path) -> str:
-    """Return why vLLM cannot load an adapter unmerged; empty: by its config it can."""
+    """Return why vLLM cannot load an adapter unmerged; empty if its config allows it."""
     config = read_object(adapter / "adapter_config.json")
     for name, what in ONLY_MERGED.items():
         if config.get(name):

@@ -119,10 +119,10 @@ class RunRecord(Record):
     opinions: Annotated[bool, WEIGHTS] = False
     """Whether prompts show the text classifier's opinions."""
     adopted: Annotated[tuple[str, ...], NAMES] = ()
-    """The folders of another trainer that the adapters come from. Nobody knows what they were
-    trained on: `train` gave the labels, the text classifier and the held-out cases."""
+    """The folders of another trainer from which the adapters come. It is unknown what they were
+    trained on; labels, text classifier and held-out cases come from `train`."""
     adopted_sha256: Annotated[str | None, WEIGHTS] = None
-    """Of the adapters in these folders."""
+    """Hash of the adapters in these folders."""
     prompt_sha256: Annotated[str, ROWS]
     task_sha256: Annotated[str | None, DATA] = None
     """Hash of the code and prompt in the task's folder, which make the token rows."""

@@ -40,7 +40,7 @@ KEPT = "kept"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
-"""What peft writes to the folder of an adapter; old versions wrote their weights as a pickle."""
+"""Files that peft writes to the folder of an adapter; old versions wrote weights as a pickle."""
 
 RESULTS = ("adapter", "model")
 """Folders in a run folder that hold the result of a training: LoRA weights, or all weights."""
@@ -109,9 +109,9 @@ def weights_folder(run: Path, chosen: Choice | None = None) -> Path | None:
 
 
 def foreign_adapters(folder: Path) -> list[Path]:
-    """Return where adapters lie in a folder that another trainer wrote: there, or in checkpoints.
+    """Return the folders of adapters in another trainer's folder: itself, or its checkpoints.
 
-    What lies in a folder of ours is none, e.g. the checkpoint of an unfinished training.
+    Adapters in a folder of panjue do not count, e.g. in checkpoints of an unfinished training.
     """
     checkpoints = []
     for path in folder.glob("checkpoint-*"):
@@ -127,7 +127,7 @@ def foreign_adapters(folder: Path) -> list[Path]:
 
 
 def way_to_adopt(folder: Path) -> str:
-    """Return how an adapter of another trainer becomes a run; empty if there is none."""
+    """Return how to make a run from another trainer's adapter; empty if there is none."""
     found = foreign_adapters(folder)
     if not found:
         return ""
@@ -136,13 +136,13 @@ def way_to_adopt(folder: Path) -> str:
 
 
 def unadopted(folder: Path) -> str:
-    """Return that a folder is of another trainer, and the way out; empty: it is not."""
+    """Return a text if a folder has another trainer's adapter, with the way out; else empty."""
     way_out = way_to_adopt(folder)
     return f"has an adapter that panjue did not train; {way_out}" if way_out else ""
 
 
 def refuse_unadopted(folder: Path) -> None:
-    """Refuse a folder of another trainer where a run folder is meant."""
+    """Refuse another trainer's folder in place of a run folder."""
     if problem := unadopted(folder):
         raise UserError(f"{folder}: {problem}")
 
