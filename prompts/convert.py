@@ -45,6 +45,10 @@ FORMS_OF_TASK: dict[str, dict[str, Form]] = {
 LAST_FORMS: dict[str, dict[str, Form]] = {"judgment": {"table": table.TABLE}}
 """Forms that are considered only if no other form fits, since others have the same columns."""
 
+INSTRUCTION = 12
+"""Characters: what many questions all begin with is an instruction, if it is as long."""
+ENOUGH_QUESTIONS = 10
+
 LOOKED_AT = 100
 """Number of first rows that show the form of a file; the first row that fits a form counts."""
 
@@ -60,6 +64,7 @@ class Conversion:
     rows: int = 0
     written: int = 0
     of_nobody: int = 0
+    beginning: str | None = None  # of all questions; empty: they differ
     left_out: Counter[str] = field(default_factory=Counter)  # kind of reason -> number of cases
     first_left_out: str = ""
 
@@ -68,6 +73,9 @@ class Conversion:
         yield f"{self.path}: {self.form.title} ({self.source.description}), {self.rows} rows"
         for note in self.form.notes:
             yield f"note: {note}"
+        if self.written >= ENOUGH_QUESTIONS and len(self.beginning or "") == INSTRUCTION:
+            yield f"note: all questions begin with {self.beginning!r}…, and so do the facts;"
+            yield f"  if those of TEST do not, take the instruction out of {self.path} first"
         if self.of_nobody:
             yield f"note: {self.of_nobody} articles of the general part, cited for nobody by name"
         yield f"written: {self.out}, {self.written} cases"
@@ -241,6 +249,9 @@ def _write(
                 _leave_out(done, left, place, result)
                 continue
             done.of_nobody += result.pop(chat.OF_NOBODY, 0)
+            if done.form in chat.QUESTIONS:
+                start = result["fact"][:INSTRUCTION]
+                done.beginning = start if done.beginning in (None, start) else ""
             writer(result)
             done.written += 1
     if is_documents:

@@ -156,3 +156,5 @@ SHAREGPT = Form("ShareGPT", lambda row: "conversations" in row, _turns("conversa
 MESSAGES = Form("OpenAI's messages", lambda row: "messages" in row, _turns("messages"))
 COMPLETION = _pair("prompt", "completion")
 RESPONSE = _pair("query", "response")
+QUESTIONS = (ALPACA, SHAREGPT, MESSAGES, COMPLETION, RESPONSE)
+"""Forms whose facts are a whole question, with the instruction that it may have."""

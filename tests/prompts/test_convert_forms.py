@@ -322,6 +322,30 @@ def test_replies_of_other_trainers(form: str, tmp_path: Path) -> None:
     assert [reason.split(": ")[1] for reason in left_out(done.out)] == expected
 
 
+def test_an_instruction_that_becomes_part_of_all_facts_is_named(tmp_path: Path) -> None:
+    def told(asked: str, rows: int) -> list[str]:
+        chats = [
+            {
+                "conversations": [
+                    {"from": "human", "value": f"{asked}{number}月，张某入户盗窃。"},
+                    {"from": "gpt", "value": next(iter(REPLIES))},
+                ]
+            }
+            for number in range(rows)
+        ]
+        done = converted(tmp_path, dumped(chats))
+        assert [row["fact"] for row in written(done.out)] == [
+            chat["conversations"][0]["value"] for chat in chats
+        ]
+        return [line for line in done.lines() if "question" in line]
+
+    instruction = "请阅读以下案情，只用 JSON 回答。\n案情："
+    [note] = told(instruction, 10)
+    assert note == "note: all questions begin with '请阅读以下案情，只用 J'…, and so do the facts;"
+    assert not told(instruction, 9)
+    assert not told("经审理查明：", 10)
+
+
 def test_a_dialogue_of_several_turns_is_left_out(tmp_path: Path) -> None:
     good = CHATS["ShareGPT"](next(iter(REPLIES)))
     long = {**good, "id": "2", "conversations": good["conversations"][1:] * 2}
