@@ -1,8 +1,10 @@
 """Name the form of a file without cases of a task: other trainers' data, a table, an archive."""
 
+import codecs
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +54,13 @@ one such key."""
 HEAD = 2**16
 """Number of first bytes that are looked at; they contain a few rows."""
 
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
 KEY = re.compile(r'(?<!\\)"(\w+)"\s*:')
 
 FORMS = {
     re.compile(r"\[?\s*\{\s*'\w+'\s*:"): "Python's repr (single quotes), not JSON",
-    re.compile(r"[\w\"]+(?:[,;\t]\s*[\w.\"]+)+\s*\n"): "a table (CSV), not JSON",
+    re.compile(r"[\w\"]+(?:[,;\t]\s*[\w.\"()（） ]+)+\s*\n"): "a table (CSV), not JSON",
 }
 """Beginning of a text -> what the file is."""
 
@@ -92,7 +96,7 @@ def _formats(head: bytes, task: Task) -> Iterator[str]:
     for beginning, name in BEGINNINGS.items():
         if head.startswith(beginning):
             yield name
-    text = head.decode("utf-8", errors="replace").lstrip()
+    text = _decoded(head).lstrip()
     keys = set(KEY.findall(text))
     of_task = [field for row in _sample_rows(task) for field in row if field != "id"]
     is_of_task = len(keys.intersection(of_task)) >= OWN_KEYS
@@ -111,6 +115,14 @@ def _formats(head: bytes, task: Task) -> Iterator[str]:
         yield "JavaScript around JSON (JSONP)"
     if {"context", "question", "answers"} <= keys and "paragraphs" not in keys:
         yield "flat rows of SQuAD"
+
+
+def _decoded(head: bytes) -> str:
+    """Return the text of the first bytes; Excel writes tables in GB18030 and UTF-16."""
+    for encoding in ("utf-8", "utf-16" if head.startswith(UTF_16) else "gb18030"):
+        with suppress(UnicodeDecodeError):
+            return codecs.getincrementaldecoder(encoding)().decode(head)
+    return head.decode("utf-8", errors="replace")
 
 
 def example_of(task: Task) -> Iterator[str]:

@@ -107,7 +107,7 @@ class Reader:
         if name := other_format(path, self.task):
             reason = f"{path}: is no file of cases: it looks like {name}"
             way_out = f"panjue convert FILE OUT makes cases of many forms ({DATA_PAGE})"
-            raise Unreadable("; ".join((reason, *example_of(self.task), way_out))) from None
+            raise Unreadable("; ".join((reason, way_out, *example_of(self.task)))) from None
 
     def _read(self, path: Path) -> Iterator[Example]:
         place_of_id: dict[str, int | str] = {}

@@ -56,6 +56,19 @@ def test_every_command_names_what_it_cannot_read(kind: str, demo: Path, panjue: 
             assert re.search(told, done.stderr), words
 
 
+TABLE = "案号,事实,被告人,罪名,法条,刑期（月）\n1,张某盗窃。,张某,盗窃罪,264,9\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "gb18030", "utf-16"])
+def test_a_table_is_named_in_every_encoding_that_excel_writes(
+    encoding: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "案件.csv"
+    path.write_bytes(TABLE.encode(encoding))
+    with pytest.raises(UserError, match=r"looks like a table \(CSV\), not JSON; panjue convert"):
+        list(Reader(load_task("judgment")).read(path))
+
+
 def test_a_skipped_row_is_listed_whatever_the_name_of_its_file(tmp_path: Path) -> None:
     skipped = Skipped({(Path(os.fsdecode(b"\xff.jsonl")), 3): "not JSON"})
     skipped.write(tmp_path / "skipped.jsonl")
