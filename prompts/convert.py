@@ -45,6 +45,8 @@ FORMS_OF_TASK: dict[str, dict[str, Form]] = {
 LAST_FORMS: dict[str, dict[str, Form]] = {"judgment": {"table": table.TABLE}}
 """Forms that are considered only if no other form fits, since others have the same columns."""
 
+OUR_COLUMNS = "; columns of a table are 编号, 案情, 被告人, 罪名, 法条, 刑期 (prompts/DATA.md)"
+
 INSTRUCTION = 12
 """Characters: what many questions all begin with is an instruction, if it is as long."""
 ENOUGH_QUESTIONS = 10
@@ -170,7 +172,7 @@ def _form_of(source: SourceFile, task: str, name: str, own: Form) -> Form:
     keys = ", ".join(map(str, islice(first, 12)))
     raise UserError(
         f"{source.path}: is of no form that is known for {task}: its rows have {keys[:200]}; "
-        f"known are {', '.join(names)}"
+        f"known are {', '.join(names)}" + (OUR_COLUMNS if source.is_table and last else "")
     )
 
 

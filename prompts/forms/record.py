@@ -110,6 +110,9 @@ def _articles(item: Any) -> Iterable[str]:
     return [article for _, article in cited]
 
 
+NO_UNIT = "a term without a unit; call it months, or 刑期（月）"
+
+
 def penalty_in(record: Row) -> dict[str, Any]:
     """Return the official penalty of an object with a term in words, in months or in fields."""
     months = column(record, MONTHS)
@@ -129,9 +132,9 @@ def penalty_in(record: Row) -> dict[str, Any]:
     if isinstance(term, Mapping):
         return _of_fields(term)
     if not isinstance(term, str):
-        raise NotSaid("a term without a unit", str(term))
+        raise NotSaid(NO_UNIT, str(term))
     if re.fullmatch(r"[\d.]+", term.strip()):
-        raise NotSaid("a term without a unit", term)
+        raise NotSaid(NO_UNIT, term)
     if term.strip() in PENALTY_WORDS and not penalty_of(term):
         raise NotSaid("a class of penalties in place of a term", term)
     return principal_of(term)

@@ -30,8 +30,15 @@ def is_table_row(row: Row) -> bool:
 
 
 def key_of_case(row: Row) -> object:
-    """Return what the rows of a case have in common: the id, or the facts without an id."""
-    found = column(row, ID) if has(row, ID) else column(row, FACT)
+    """Return what the rows of a case have in common: the id, or the facts without an id.
+
+    Raises:
+        NotSaid: it is empty, as below a merged cell: the row may be of the case above.
+    """
+    names = ID if has(row, ID) else FACT
+    found = column(row, names)
+    if found is None:
+        raise NotSaid(f"a row without {'an id' if names is ID else 'facts'}; fill merged cells in")
     return str(found)
 
 

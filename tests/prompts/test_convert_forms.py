@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from panjue.prompts.convert import Conversion, convert, left_out_path
+from panjue.prompts.forms.record import NO_UNIT
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
@@ -281,9 +282,7 @@ REPLIES = {
     ],
     "被告人张某犯盗窃罪，判处有期徒刑三年，并处罚金五千元。": "no article of a crime is named",
     "被告人张某犯盗窃罪，判处三年以上徒刑。刑法第264条": "a penalty that cannot be read",
-    '[{"name": "张某", "charges": ["盗窃罪"], "articles": [264], "penalty": 8}]': (
-        "a term without a unit"
-    ),
+    '[{"name": "张某", "charges": ["盗窃罪"], "articles": [264], "penalty": 8}]': NO_UNIT,
     "对不起，我不能回答。": "no person with a crime",
 }
 """Reply -> penalty and articles of each person; or why it is left out."""
@@ -378,7 +377,7 @@ def test_tables_of_persons(encoding: str, tmp_path: Path) -> None:
         [(["掩饰、隐瞒犯罪所得罪"], ["312-1"], {})],
     ]
     assert done.left_out == {
-        "a term without a unit": 1,
+        NO_UNIT: 1,
         "several persons in one field": 1,
         "a person without a crime": 1,
         "a person without a penalty": 1,
@@ -387,6 +386,31 @@ def test_tables_of_persons(encoding: str, tmp_path: Path) -> None:
         "another number of cells than the header": 1,
     }
     assert (done.rows, done.written) == (10, 2)
+
+
+MERGED = {
+    "id and facts": (["编号,案情,被告人", "2,乙丙盗窃。,乙", ",,丙"], "an id"),
+    "id": (["编号,案情,被告人", "2,乙丙盗窃。,乙", ",乙丙盗窃。,丙"], "an id"),
+    "facts": (["案情,被告人", "乙丙盗窃。,乙", ",丙"], "facts"),
+}
+
+
+@pytest.mark.parametrize("cells", MERGED)
+def test_below_merged_cells_nobody_is_missing_from_a_case(cells: str, tmp_path: Path) -> None:
+    [header, *rows], missing = MERGED[cells]
+    others = ["戊盗窃。,戊", "己盗窃。,己"]
+    if "编号" in header:
+        others = [f"{number},{row}" for number, row in enumerate(others, start=3)]
+    done = converted(tmp_path, "\n".join([header, *rows, *others]))
+    assert [row["defendants"] for row in written(done.out)] == [["己"]]
+    reason = f"a row without {missing}; fill merged cells in"
+    beside = "a row beside it cannot be read: a person may be missing"
+    assert left_out(done.out) == [f"2: {beside}", f"3: {reason}", f"4: {beside}"]
+
+
+def test_a_table_of_other_columns_is_told_ours(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"have 案件号, 情况; .*columns of a table are 编号"):
+        converted(tmp_path, "案件号,情况\n1,甲盗窃。\n")
 
 
 def test_rows_of_a_case_need_not_follow_each_other(tmp_path: Path) -> None:
@@ -542,7 +566,7 @@ def test_the_command_says_what_was_written_and_left_out(tmp_path: Path, panjue: 
         f"left out: 4, listed in {out}.left-out.jsonl",
         "  1  no article of a crime is named",
         "  1  a penalty that cannot be read",
-        "  1  a term without a unit",
+        f"  1  {NO_UNIT}",
         "  1  no person with a crime",
     ]
     assert written(left_out_path(out))[0] == {
