@@ -165,7 +165,16 @@ def about_columns(data: Data, row: Mapping[str, Any], columns: Sequence[str], re
     `columns` are the names in the file; `row` has the task's names.
     """
     for name in known_columns(data):
-        if repr(name) in reason and name not in row:
+        outer, _, inner = name.rpartition("/")
+        owner = _first_object(row.get(outer)) if outer else row
+        if repr(inner) in reason and owner is not None and inner not in owner:
+            has = f"an object in {outer!r} has" if outer else "the row has"
+            found = named_columns(list(owner) if outer else columns)
             way_out = f"columns.{name}=COLUMN (score and check: --columns {name}=COLUMN)"
-            return f"; the row has {named_columns(columns)}; say {way_out}"
+            return f"; {has} {found}; say {way_out}"
     return ""
+
+
+def _first_object(value: Any) -> Mapping[str, Any] | None:
+    """Return the first object of a list of objects; None: it is no such list."""
+    return value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else None

@@ -174,6 +174,23 @@ def test_the_way_out_is_the_setting(tmp_path: Path) -> None:
         read({"uid": 1, "fact": "某案"}, tmp_path, {}, "judgment")
 
 
+def test_the_way_out_of_a_list_of_objects_is_the_setting_too(tmp_path: Path) -> None:
+    penalty = {"surveillance": 0, "detention": 0, "imprisonment": 9}
+    penalty |= {"death_penalty": False, "life_imprisonment": False}
+    outcome = {"姓名": "张某", "罪名": ["盗窃罪"], "法条": ["264"], "刑期": penalty}
+    row = {"id": 1, "fact": "张某盗窃。", "defendants": ["张某"], "outcomes": [outcome]}
+    columns: dict[str, str] = {}
+    for name, given in zip(("name", "charges", "articles", "penalty"), outcome, strict=True):
+        with pytest.raises(UserError) as error:
+            read(row, tmp_path, columns, "judgment")
+        ours = f"columns.outcomes/{name}=COLUMN"
+        assert "; an object in 'outcomes' has " in str(error.value)
+        assert given in str(error.value)
+        assert f"; say {ours} (score and check: " in str(error.value)
+        columns[f"outcomes/{name}"] = given
+    assert read(row, tmp_path, columns, "judgment").answer is not None
+
+
 def test_names_can_be_swapped_and_null_is_no_column(tmp_path: Path) -> None:
     row = {"id": 3, "label": "某案", "text": 1}
     swapped = read(row, tmp_path, {"text": "label", "label": "text"}, "fscs")

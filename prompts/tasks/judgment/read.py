@@ -68,7 +68,7 @@ def _judgments(outcomes: Any) -> list[dict[str, Any]]:
     judgments = []
     for outcome in outcomes:
         if not isinstance(outcome, dict) or not isinstance(outcome.get("name"), str):
-            raise UserError(f"'outcomes' needs a name of each, found {quoted(outcome)}")
+            raise UserError(f"'outcomes' needs the 'name' of each, found {quoted(outcome)}")
         name = visible(outcome["name"])
         with located(f"defendant {name!r}"):
             judgments.append({"name": name, **_judgment(outcome)})
