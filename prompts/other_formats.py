@@ -31,6 +31,8 @@ BEGINNINGS = {
 }
 """First bytes of a file -> what the file is."""
 
+SUBMISSION = "a submission, which comes after the cases"
+
 FORMAT_KEYS = {
     "Alpaca (instruction, output)": {"instruction", "output"},
     "ShareGPT (conversations)": {"conversations", "from", "value"},
@@ -43,7 +45,7 @@ FORMAT_KEYS = {
     "Label Studio": {"data", "annotations"},
     "CMRC2018": {"context_text", "query_text"},
     "LeCaRD": {"ajjbqk", "pjjg"},
-    "a submission, which comes after the cases": {"judgments", "penalty"},
+    SUBMISSION: {"judgments", "penalty"},
 }
 """Form -> keys that its rows have; no row of a task has all of them."""
 

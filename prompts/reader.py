@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from panjue.prompts.columns import Columns, about_columns, renamed
 from panjue.prompts.example import Example, groups_of, known_groups
-from panjue.prompts.other_formats import DATA_PAGE, example_of, other_format
+from panjue.prompts.other_formats import DATA_PAGE, SUBMISSION, example_of, other_format
 from panjue.prompts.plumbing.decode import flatten_forms
 from panjue.prompts.plumbing.errors import Unreadable, UserError, printable
 from panjue.prompts.plumbing.files import (
@@ -106,6 +106,8 @@ class Reader:
         """Raise Unreadable if the file seems to have another form than the task's files."""
         if name := other_format(path, self.task):
             reason = f"{path}: is no file of cases: it looks like {name}"
+            if name == SUBMISSION:
+                raise Unreadable(reason) from None
             way_out = f"panjue convert FILE OUT makes cases of many forms ({DATA_PAGE})"
             raise Unreadable("; ".join((reason, way_out, *example_of(self.task)))) from None
 

@@ -170,7 +170,7 @@ def test_swapped_arguments_say_which_comes_first(
         said = f"panjue: {folder}/run: has answers; the file of cases comes first: "
         assert (done.returncode, done.stderr) == (2, f"{said}{test} {folder}/run\n")
         done = panjue(*words, folder / "submission.jsonl", test)
-        assert "it looks like a submission, which comes after the cases" in done.stderr
+        assert done.stderr.endswith("it looks like a submission, which comes after the cases\n")
     for incomplete in (("generate",), ("generate", trained), ("serve",)):
         done = panjue(*incomplete)
         assert (done.returncode, "give RUN" in done.stderr) == (2, True)
