@@ -187,6 +187,7 @@ def lora_of(start: Trained, settings: Mapping[str, Any]) -> LoraConfig:
     """Return peft's settings of a trained adapter, to train it on with these settings."""
     lora: LoraConfig = LoraConfig.from_pretrained(str(start.folder))
     lora.inference_mode = False
+    lora.init_lora_weights = True  # they are replaced; some starts would change the base
     lora.base_model_name_or_path = None  # where it was then, of which peft would warn
     lora.lora_dropout = settings.get(MAY_CHANGE, lora.lora_dropout)
     return lora
