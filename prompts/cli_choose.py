@@ -184,7 +184,8 @@ def show_candidates(chosen: Choice, console: Console) -> None:
     best = chosen.best[WHOLE]
     table = Table(Column("metric", no_wrap=True), *[f"step {of.step}" for of in adapters])
     losses = ["-" if of.loss is None else f"{of.loss:.4f}" for of in adapters]
-    table.add_row("held-out loss", *losses)
+    if any(of.loss is not None for of in adapters):  # nobody knows one of an adopted adapter
+        table.add_row("held-out loss", *losses)
     add_metrics(table, [*adapters], best.metric)
     console.print(table)
     mean, low, high = best.less_first.get(chosen.adapter, (0.0, 0.0, 0.0))

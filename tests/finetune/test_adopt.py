@@ -157,9 +157,9 @@ def test_python_and_other_runs_name_adopt(
         pass
     assert told in str(error.value)
     assert told in panjue("serve", trained, f"other={folder}").stderr
-    done = panjue(
-        "generate", trained, workshop / "demo/test.jsonl", "answer=model", f"base={folder}"
-    )
+    mine = shutil.copytree(trained, tmp_path / "mine")
+    test = workshop / "demo/test.jsonl"
+    done = panjue("generate", mine, test, "answer=model", f"base={folder}")
     assert (done.returncode, told in done.stderr) == (2, True)
     for name in (ADAPTER_WEIGHTS, ADAPTER_CONFIG):  # as trainers leave it that only checkpoint
         (folder / name).unlink()
