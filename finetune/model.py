@@ -58,8 +58,6 @@ def check_trainable(config: SftConfig, console: Console) -> None:
     if 0 < context < config.max_tokens:
         reason = f"{config.model} reads at most {context} tokens"
         raise UserError(f"max_tokens: {reason}; set max_tokens={context}")
-    if config.method != "full" and not config.start:  # else its adapter is there already
-        check_lora_layers(config.lora, text)
     if isinstance(config, BaseConfig) or console.quiet:  # quiet: another process asks
         return
     [architecture] = text.architectures
@@ -73,12 +71,18 @@ def check_trainable(config: SftConfig, console: Console) -> None:
         console.print(f"{'answering':12s} {reason}")
 
 
-def check_lora_layers(settings: Mapping[str, Any], text: Any) -> None:
-    """Add the adapter to a model without weights; refuse one that cannot be trained or merged."""
+def check_lora_layers(config: SftConfig) -> None:
+    """Add the adapter to a model without weights; refuse one that cannot be trained or merged.
+
+    An adapter to start from is there already.
+    """
+    if config.method == "full" or config.start:
+        return
+    text = text_config(config_folder(config.model))
     with torch.device("meta"), catch_warnings():
         simplefilter("ignore")  # peft's warning about tied embeddings
         model = AutoModelForCausalLM.from_config(text)
-        adapted = with_lora(model, settings).get_base_model()
+        adapted = with_lora(model, config.lora).get_base_model()
     if isinstance(adapted.get_output_embeddings(), LoraLayer):
         raise UserError("lora.target_modules: trl trains no LoRA of the output layer; leave it out")
     if isinstance(adapted.get_input_embeddings(), LoraLayer) and text.tie_word_embeddings:

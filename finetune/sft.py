@@ -16,6 +16,7 @@ from panjue.finetune.kept import KeepAdapters
 from panjue.finetune.library_settings import check_library_settings, trainer_config
 from panjue.finetune.model import (
     check_embeddings,
+    check_lora_layers,
     check_trainable,
     choose_packing,
     load_model,
@@ -45,6 +46,7 @@ def train(config: SftConfig) -> None:
     disable_progress_bars()  # for packing rows
     task = load_task(config.task, config.solve)
     check_trainable(config, console)
+    check_lora_layers(config)
     base = model_folder(config.model)
     run = TrainingRun.of(config, base, task)
     if not config.dry_run and run.is_finished():
