@@ -74,7 +74,7 @@ def check_trainable(config: SftConfig, console: Console) -> None:
 def check_lora_layers(config: SftConfig) -> None:
     """Add the adapter to a model without weights; refuse one that cannot be trained or merged.
 
-    An adapter to start from is there already.
+    It checks nothing if the training starts from an adapter, since that one exists already.
     """
     if config.method == "full" or config.start:
         return
@@ -191,7 +191,7 @@ def lora_of(start: Trained, settings: Mapping[str, Any]) -> LoraConfig:
     """Return peft's settings of a trained adapter, to train it on with these settings."""
     lora: LoraConfig = LoraConfig.from_pretrained(str(start.folder))
     lora.inference_mode = False
-    lora.init_lora_weights = True  # they are replaced; some starts would change the base
+    lora.init_lora_weights = True  # they are replaced; some values would change the base
     lora.base_model_name_or_path = None  # where it was then, of which peft would warn
     lora.lora_dropout = settings.get(MAY_CHANGE, lora.lora_dropout)
     return lora

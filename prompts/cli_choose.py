@@ -184,7 +184,7 @@ def show_candidates(chosen: Choice, console: Console) -> None:
     best = chosen.best[WHOLE]
     table = Table(Column("metric", no_wrap=True), *[f"step {of.step}" for of in adapters])
     losses = ["-" if of.loss is None else f"{of.loss:.4f}" for of in adapters]
-    if any(of.loss is not None for of in adapters):  # nobody knows one of an adopted adapter
+    if any(of.loss is not None for of in adapters):  # an adopted adapter has none
         table.add_row("held-out loss", *losses)
     add_metrics(table, [*adapters], best.metric)
     console.print(table)

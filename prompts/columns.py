@@ -176,5 +176,5 @@ def about_columns(data: Data, row: Mapping[str, Any], columns: Sequence[str], re
 
 
 def _first_object(value: Any) -> Mapping[str, Any] | None:
-    """Return the first object of a list of objects; None: it is no such list."""
+    """Return the first object of a list of objects; None if it is not such a list."""
     return value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else None

@@ -48,7 +48,7 @@ LAST_FORMS: dict[str, dict[str, Form]] = {"judgment": {"table": table.TABLE}}
 OUR_COLUMNS = "; columns of a table are 编号, 案情, 被告人, 罪名, 法条, 刑期 (prompts/DATA.md)"
 
 INSTRUCTION = 12
-"""Characters: what many questions all begin with is an instruction, if it is as long."""
+"""If many questions begin with this number of equal characters, these are an instruction."""
 ENOUGH_QUESTIONS = 10
 
 LOOKED_AT = 100
@@ -66,7 +66,7 @@ class Conversion:
     rows: int = 0
     written: int = 0
     of_nobody: int = 0
-    beginning: str | None = None  # of all questions; empty: they differ
+    beginning: str | None = None  # the beginning of all questions; empty if they differ
     left_out: Counter[str] = field(default_factory=Counter)  # kind of reason -> number of cases
     first_left_out: str = ""
 

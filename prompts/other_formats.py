@@ -120,7 +120,7 @@ def _formats(head: bytes, task: Task) -> Iterator[str]:
 
 
 def _decoded(head: bytes) -> str:
-    """Return the text of the first bytes; Excel writes tables in GB18030 and UTF-16."""
+    """Return the first bytes as text. Excel writes tables in GB18030 and UTF-16."""
     for encoding in ("utf-8", "utf-16" if head.startswith(UTF_16) else "gb18030"):
         with suppress(UnicodeDecodeError):
             return codecs.getincrementaldecoder(encoding)().decode(head)

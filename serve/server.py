@@ -87,8 +87,8 @@ async def answer(args: Namespace) -> None:
 
     for number in stopping_signals():
         signal.signal(number, stop)
-    # Of an endpoint that is closed here. Its start renders the chat template with
-    # enable_thinking=False, which some templates refuse; without a strategy vLLM leaves it out.
+    # panjue closes the endpoint that uses these strategies. For it, vLLM renders the chat template
+    # with enable_thinking=False, which some templates refuse; without a strategy it does not.
     READ_STRATEGIES.clear()
     address, listener = setup_server(args, reuse_port=False)
     # Only h11 limits headers; httptools reads headers of any size.

@@ -157,4 +157,4 @@ MESSAGES = Form("OpenAI's messages", lambda row: "messages" in row, _turns("mess
 COMPLETION = _pair("prompt", "completion")
 RESPONSE = _pair("query", "response")
 QUESTIONS = (ALPACA, SHAREGPT, MESSAGES, COMPLETION, RESPONSE)
-"""Forms whose facts are a whole question, with the instruction that it may have."""
+"""Forms in which a whole question becomes the facts, with any instruction in it."""

@@ -33,7 +33,7 @@ def key_of_case(row: Row) -> object:
     """Return what the rows of a case have in common: the id, or the facts without an id.
 
     Raises:
-        NotSaid: it is empty, as below a merged cell: the row may be of the case above.
+        NotSaid: it is empty, as below a merged cell. The row may belong to the case above.
     """
     names = ID if has(row, ID) else FACT
     found = column(row, names)
