@@ -201,7 +201,9 @@ def check_library_settings(config: SftConfig) -> None:
     check_trainer(config.trainer)
     check_managed("lora", config.lora, ("layer_replication", "inference_mode"))  # neither works
     check_known("lora", config.lora, signature(LoraConfig).parameters)
-    check_lora(config.lora)
+    # An adopted adapter may have what no training here has.
+    of_start = config.start.record.lora if config.start else {}
+    check_lora({name: v for name, v in config.lora.items() if of_start.get(name) != v})
     if (config.method == "qlora") != bool(config.quantization):
         way_out = "quantization={} empties it" if config.quantization else "set both or neither"
         raise UserError(f"quantization: goes with method=qlora; {way_out}")

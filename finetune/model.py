@@ -44,6 +44,7 @@ from panjue.prompts.architecture import (
 from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.model import config_folder
 from panjue.prompts.plumbing.errors import LIBRARY_ERRORS, UserError, first_line, of_library
+from panjue.prompts.plumbing.run import ADAPTER_WEIGHTS
 
 Model: TypeAlias = PreTrainedModel | PeftModel
 
@@ -200,7 +201,7 @@ def lora_of(start: Trained, settings: Mapping[str, Any]) -> LoraConfig:
 def load_weights(model: PeftModel, start: Trained) -> None:
     """Replace the LoRA matrices of `model` by those of a trained adapter, all of them."""
     folder = start.folder
-    file = folder / "adapter_model.safetensors"
+    file = folder / ADAPTER_WEIGHTS
     if not file.is_file():  # peft would look for a pickle, and on the hub
         raise UserError(f"{file}: is missing; restore it")
     unfit = f"{file}: has other weights than adapter_config.json says; restore them"

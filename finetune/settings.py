@@ -169,20 +169,16 @@ C = TypeVar("C", bound=SftConfig)
 def sft_settings(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
     """Read the section `sft` of the config at `path` and check it before torch is imported."""
     config = _settings(SftConfig, path, overrides)
-    if not is_hub_name(config.model):
-        base_folder(config)
-    return config
-
-
-def base_folder(config: SftConfig) -> Path:
-    """Return the folder of the base, downloaded; the base of another training may have moved."""
+    if is_hub_name(config.model):
+        return config
     try:
-        return model_folder(config.model)
+        model_folder(config.model)
     except UserError as error:
         if config.start is None or config.model != config.start.record.base:
             raise
         of_start = f"the base of {config.from_run}; if it has moved, say model=FOLDER"
         raise UserError(f"{error} ({of_start})") from None
+    return config
 
 
 def base_settings(path: Path, overrides: Sequence[str] = ()) -> BaseConfig:

@@ -43,7 +43,9 @@ def completed(values: Mapping[str, Any], start: Trained) -> dict[str, Any]:
     }
     given = {key: value for key, value in values.items() if value is not None}
     settings = {**values, **of_start, **given}
-    for section, before in (("lora", record.lora), ("solve", record.solve)):
+    # The weights start as those of `start`, however these started.
+    lora = {name: value for name, value in record.lora.items() if name != "init_lora_weights"}
+    for section, before in (("lora", lora), ("solve", record.solve)):
         now = given.get(section, {})
         if isinstance(now, Mapping):  # pydantic refuses any other type
             settings[section] = {**before, **now}

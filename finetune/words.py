@@ -9,8 +9,9 @@ from typing import Any
 
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.gpu import check_gpu
-from panjue.prompts.plumbing.config import load_values, refuse_home, refuse_options
+from panjue.prompts.plumbing.config import load_values, refuse_home, refuse_options, settings_of
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
+from panjue.prompts.plumbing.records import MANIFEST, RunRecord
 from panjue.prompts.plumbing.run import CONFIG
 
 NEEDED = {"model": "NAME", "train": "FILE"}
@@ -36,7 +37,7 @@ def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
     data, or the one for this machine's GPU.
     """
     settings = list(words)
-    refuse_options(settings, SftConfig.model_fields)
+    refuse_options(settings, settings_of(SftConfig))
     config = None
     if settings and "=" not in settings[0]:
         config = config_file(settings.pop(0))
@@ -44,7 +45,8 @@ def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
         if "=" not in word:
             raise UserError(f"{word!r}: settings are written key=value; a config comes before them")
     given = dict(word.split("=", 1) for word in settings)
-    refuse_home("run", given.get("run", ""))
+    for name in ("run", "from"):
+        refuse_home(name, given.get(name, ""))
     of_run = Path(given.get("run", ""), CONFIG)
     if config is None and "run" in given and of_run.is_file():
         config = of_run
@@ -100,10 +102,16 @@ def refuse_missing(given: Mapping[str, str]) -> None:
 
 
 def config_of_start(given: Mapping[str, str]) -> Path | None:
-    """Return the config of the run folder that `from` names; None: it is not given, or has none."""
+    """Return the config of the run folder that `from` names; None: it is not given, or has none.
+
+    That of an adopted adapter says nothing of how to train.
+    """
     if "from" not in given:
         return None
-    config = Path(unquoted(given["from"]), CONFIG)
+    run = Path(unquoted(given["from"]))
+    if (run / MANIFEST).is_file() and RunRecord.read(run).adopted:
+        return None
+    config = run / CONFIG
     return config if config.is_file() else None
 
 

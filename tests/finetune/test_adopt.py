@@ -16,6 +16,7 @@ from panjue.finetune.foreign import step_of_foreign
 from panjue.finetune.settings import sft_settings
 from panjue.finetune.sft import train
 from panjue.finetune.trained import Trained, open_trained, read_trained
+from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.cli_choose import adapters_of
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.config import load_values
@@ -470,3 +471,32 @@ def test_another_chat_template_is_named(folder: Path, workshop: Path, tmp_path: 
     (base / "chat_template.jinja").unlink()
     with pytest.raises(UserError, match=r"has no chat template; give base=FOLDER, a copy of"):
         adopted(tmp_path / "other", workshop, f"base={base}", folders=[folder])
+
+
+def test_a_training_starts_from_an_adopted_adapter(
+    adopted_run: Path, foreign: Path, workshop: Path, tmp_path: Path, panjue: Panjue
+) -> None:
+    """With the config for this machine: that of the run says nothing of steps."""
+    run = tmp_path / "next"
+    words = [f"from={adopted_run}", f"train={workshop}/demo/train.jsonl", f"run={run}"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReplyTrainer, "train_or_resume", lambda *_: None)
+        done = panjue("sft", *words, "max_tokens=1024", "trainer.eval_strategy=no")
+    assert done.returncode == 0, done.stderr
+    assert f"from         {adopted_run}: its adapter\n" in done.stdout
+    assert (
+        f"held out     may have cases that {adopted_run} was trained on: of an ado" in done.stdout
+    )
+    before, now = load_file(foreign / ADAPTER_WEIGHTS), load_file(run / "adapter" / ADAPTER_WEIGHTS)
+    assert now.keys() == before.keys()
+    assert all(torch.equal(now[name], before[name]) for name in before)
+    opened = open_trained(run)
+    assert not opened.record.opinions
+    assert opened.record.trainer["learning_rate"] > 0
+    assert [bool(one.adopted) for one in opened.record.stages] == [False, True]
+    done = panjue("sft", *words[:2], f"run={tmp_path}/other", "lora.r=4")
+    assert "lora.r: is 4, and " in done.stderr
+    done = panjue("sft", f"from={foreign}", words[1])
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"panjue: from: {foreign}: ")
+    assert "`panjue adopt " in done.stderr

@@ -94,6 +94,8 @@ THERE_ARE = "(there are bare, gpu, m2.5-0.5b, or give a file)"
     [
         ([], "say model=NAME and train=FILE, or run=FOLDER of a training; with make in capitals"),
         (["model=m"], "say train=FILE, or run=FOLDER"),
+        (["--from", "begun", "train=t"], "--from: is written from=begun here"),
+        (["from=~/begun", "train=t"], "from=~/begun: ~ is not expanded here; write from=/"),
         (["from=begun"], "say train=FILE, or run=FOLDER"),
         (["run=new", "train=t"], "say model=NAME, or run=FOLDER of a training: new has none"),
         (["gpv"], f"no config 'gpv'; did you mean 'gpu'? {THERE_ARE}"),
