@@ -201,7 +201,7 @@ def check_library_settings(config: SftConfig) -> None:
     check_trainer(config.trainer)
     check_managed("lora", config.lora, ("layer_replication", "inference_mode"))  # neither works
     check_known("lora", config.lora, signature(LoraConfig).parameters)
-    # An adopted adapter may have what no training here has.
+    # An adopted adapter may have settings that panjue cannot train with.
     of_start = config.start.record.lora if config.start else {}
     check_lora({name: v for name, v in config.lora.items() if of_start.get(name) != v})
     if (config.method == "qlora") != bool(config.quantization):

@@ -43,7 +43,7 @@ def completed(values: Mapping[str, Any], start: Trained) -> dict[str, Any]:
     }
     given = {key: value for key, value in values.items() if value is not None}
     settings = {**values, **of_start, **given}
-    # The weights start as those of `start`, however these started.
+    # The weights come from `start`, so it does not matter how those were initialized.
     lora = {name: value for name, value in record.lora.items() if name != "init_lora_weights"}
     for section, before in (("lora", lora), ("solve", record.solve)):
         now = given.get(section, {})

@@ -102,9 +102,9 @@ def refuse_missing(given: Mapping[str, str]) -> None:
 
 
 def config_of_start(given: Mapping[str, str]) -> Path | None:
-    """Return the config of the run folder that `from` names; None: it is not given, or has none.
+    """Return the config of the run folder that `from` names, if `from` is given and has one.
 
-    That of an adopted adapter says nothing of how to train.
+    The config of an adopted adapter does not say how to train.
     """
     if "from" not in given:
         return None
