@@ -8,7 +8,7 @@ from panjue.eval.field_why import FEATURES_READ, VOTE, FieldWhy, label_read
 from panjue.eval.metric_values import submission_rows
 from panjue.eval.report import PageCase, page_cases
 from panjue.finetune.classifier.trees import CANDIDATES
-from panjue.finetune.classifier.why import TreeFeature, Why
+from panjue.finetune.classifier.why import Most, TreeFeature, Why
 from panjue.prompts.example import Example
 from panjue.prompts.names import name_key
 from panjue.prompts.plumbing.errors import UserError
@@ -17,8 +17,7 @@ from panjue.prompts.tasks.metrics import Field
 from panjue.serve.answers import DEMO_ANSWERED, Answered
 from panjue.serve.decoding import decoding_of, edited
 
-MOST_REASONS = 5
-"""Most words, sentences and features for each label, and most against it."""
+MOST_REASONS = Most(words=5, sentences=5, of_classes=5, of_sets=5)
 
 SHOWN_LENGTH = 70
 """Most characters of a sentence that are shown."""

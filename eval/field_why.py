@@ -7,7 +7,7 @@ from typing import Any
 from panjue.eval.metric_values import item_names
 from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
 from panjue.finetune.classifier.opinions import Advisor
-from panjue.finetune.classifier.why import FieldReasons, Why, reasons
+from panjue.finetune.classifier.why import FieldReasons, Most, Why, reasons
 from panjue.prompts.example import Decoded, Example
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row, numbered, texts
@@ -121,12 +121,11 @@ def field_reasons(
     examples: Sequence[Example],
     rows: Sequence[Row | None],
     advisor: Advisor,
-    most: int,
+    most: Most,
 ) -> list[dict[PersonKey, dict[str, FieldReasons]]]:
     """Return for each example: person -> field -> the classifier's reasons, also for the answer.
 
-    The persons are those of the example; the answer is in its row of the submission. Each label has
-    at most `most` words, sentences and features for it, and as many against it.
+    The persons are those of the example; the answer is in its row of the submission.
     """
     nothing: dict[str, list[str]] = {field: [] for field in task.answer.fields}
     answered = []
@@ -203,13 +202,9 @@ def for_page(task: Task, whys: Sequence[Sequence[FieldWhy]]) -> list[list[list[A
 
 
 def _reason_for_page(task: Task, field: str, why: Why) -> list[Any]:
-    speaking_for = [one for one in why.sentences if one.contribution > 0]
-    against = [one for one in why.sentences if one.contribution < 0]
-    sentences = [*speaking_for[:1], *against[-1:]]
     features = []
-    if why.trees and why.trees.start is None:
-        for one in why.trees.features:
-            features.append([one.name, one.about, round(one.value, 2), round(one.contribution, 2)])
+    for one in why.trees.features if why.trees else ():
+        features.append([one.name, one.about, round(one.value, 2), round(one.contribution, 2)])
     return [
         label_read(task, field, why.label),
         round(why.probability, 3),
@@ -217,6 +212,6 @@ def _reason_for_page(task: Task, field: str, why: Why) -> list[Any]:
         round(why.trees.given, 2) if why.trees else None,
         round(why.known, 2),
         [[word.text, round(word.contribution, 2)] for word in why.words],
-        [[one.start, one.end, round(one.contribution, 2)] for one in sentences],
+        [[one.start, one.end, round(one.contribution, 2)] for one in why.sentences],
         features,
     ]

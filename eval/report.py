@@ -39,6 +39,7 @@ from panjue.eval.show_scores import Remark, remarks
 from panjue.eval.shown import class_fields, items_of
 from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
 from panjue.finetune.classifier.opinions import Advisor
+from panjue.finetune.classifier.why import Most
 from panjue.prompts.example import Decoded, Example, first_reply
 from panjue.prompts.names import split_at_names
 from panjue.prompts.plumbing.config import scrubbed
@@ -69,8 +70,7 @@ HEAD_BYTES = 4096
 MAX_CASE_BYTES = 20_000_000
 """Most bytes of cases on a page, so that browsers open it at once, and it can be sent."""
 
-MOST = 3
-"""Most words and features for each label on the page, and most against it; one sentence each."""
+MOST_ON_PAGE = Most(words=3, sentences=1, of_classes=3, of_sets=0)
 
 EXPLAINED_AT_ONCE = 64
 """Number of cases for which the text classifier gives reasons at once."""
@@ -189,7 +189,12 @@ def page_data(answered: Answered) -> PageData:
         return n_bytes <= MAX_CASE_BYTES
 
     for case in page_cases(
-        answered, decoding, examples, has_gold=scores is not None, most=MOST, wants_reasons=has_room
+        answered,
+        decoding,
+        examples,
+        has_gold=scores is not None,
+        most=MOST_ON_PAGE,
+        wants_reasons=has_room,
     ):
         n_cases += 1
         if n_bytes <= MAX_CASE_BYTES:  # all others are only counted, since there may be a million
@@ -288,13 +293,12 @@ def page_cases(
     examples: Iterable[Example],
     *,
     has_gold: bool,
-    most: int,
+    most: Most,
     wants_reasons: Callable[[], bool] = lambda: True,
 ) -> Iterator[PageCase]:
     """Yield examples of the answered file with all that is known about their answers.
 
-    Each label has at most `most` reasons for it and as many against it; none while `wants_reasons`
-    says no.
+    No case has reasons while `wants_reasons` returns False.
     """
     task = answered.task
     classifier = answered.advisor()

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from heapq import nsmallest
 from itertools import accumulate, chain, islice, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +21,7 @@ from scipy.sparse import csc_array, csr_array
 from panjue.finetune.classifier.classifier import Classifier, Seen
 from panjue.finetune.classifier.features import PLACES, Array, MarkedCase, View
 from panjue.finetune.classifier.grams import FIRST_NAME, Hashes, Text, token_places
+from panjue.finetune.classifier.label_sets import LabelField
 from panjue.finetune.classifier.trees import FieldTrees, Items, candidates, class_rows
 from panjue.prompts.example import Example
 from panjue.prompts.plain import Edit, Rewritten
@@ -127,6 +127,15 @@ class FieldReasons:
     answered: Sequence[Why]  # for the answered labels that it knows
 
 
+class Most(NamedTuple):
+    """Most reasons for a label, and most against it."""
+
+    words: int
+    sentences: int
+    of_classes: int  # features of trees that choose among classes
+    of_sets: int  # features of trees that correct the labels of a set
+
+
 AnsweredLabels = Sequence[Mapping[str, Iterable[str]]]
 """For each item of an example: field -> the labels that were answered."""
 
@@ -135,7 +144,7 @@ def reasons(
     classifier: Classifier,
     examples: Sequence[Example],
     answered: Sequence[AnsweredLabels],
-    most: int,
+    most: Most,
 ) -> list[list[dict[str, FieldReasons]]]:
     """Return for each item of each example: field -> likeliest labels, reasons of those answered.
 
@@ -143,7 +152,7 @@ def reasons(
         classifier: A classifier that was fitted on other examples.
         examples: At most some hundred examples.
         answered: The answered labels for each example, for each of its items.
-        most: Most words, sentences and features for a label, and most against it.
+        most: With no features of label sets, LightGBM need not compute them, which is faster.
     """
     if not examples:
         return []
@@ -178,14 +187,19 @@ def reasons(
                 probability=float(probabilities[item, number]),
             )
             whys[item].append(why)
-        by_label = of_field.by_label(probabilities)
-        for item, (of_labels, of_answer) in enumerate(zip(by_label, whys, strict=True)):
-            likeliest = nsmallest(LIKELIEST, ((-p, label) for label, p in of_labels.items()))
-            pairs = [(label, -negative) for negative, label in likeliest]
-            of_items[item][name] = FieldReasons(pairs, of_answer)
+        for item, likeliest in enumerate(_likeliest(of_field, probabilities)):
+            of_items[item][name] = FieldReasons(likeliest, whys[item])
         first_column += len(of_field.labels)
     by_item = iter(of_items)
     return [list(islice(by_item, size)) for size in seen.items.sizes.tolist()]
+
+
+def _likeliest(of_field: LabelField, probabilities: Array) -> Iterator[list[tuple[str, float]]]:
+    """Yield the likeliest labels of each item, of equal ones the first by name."""
+    by_name = np.array(sorted(range(len(of_field.labels)), key=of_field.labels.__getitem__), int)
+    order = np.argsort(-probabilities[:, by_name], axis=1, kind="stable")[:, :LIKELIEST]
+    for of_item, numbers in zip(probabilities, by_name[order], strict=True):
+        yield [(of_field.labels[number], float(of_item[number])) for number in numbers]
 
 
 def strongest(contributions: Array, most: int) -> list[int]:
@@ -276,7 +290,7 @@ class _ItemGrams:
         self._read: dict[int, str] = {}  # number in `hashes` -> readable form
 
     def strongest(
-        self, classifier: Classifier, column: int, most: int
+        self, classifier: Classifier, column: int, most: Most
     ) -> tuple[list[Word], list[Sentence]]:
         """Return the words and sentences that speak most for and against a label, in both texts."""
         by_text = []
@@ -286,9 +300,11 @@ class _ItemGrams:
             by_text.append(of_grams)
             by_sentence += in_sentences
         sums = np.bincount(self._number, np.concatenate(by_text), minlength=len(self._hashes))
-        words = [Word(self._word(place), float(sums[place])) for place in strongest(sums, most)]
+        words = [
+            Word(self._word(place), float(sums[place])) for place in strongest(sums, most.words)
+        ]
         sentences = []
-        for number in strongest(by_sentence, most):
+        for number in strongest(by_sentence, most.sentences):
             sentences.append(Sentence(*self._sentences[number], float(by_sentence[number])))
         return words, sentences
 
@@ -405,14 +421,15 @@ def _trees_say(
     name: str,
     before: Mapping[str, Array],
     wanted: Sequence[tuple[int, int]],
-    most: int,
+    most: Most,
 ) -> dict[tuple[int, int], TreesSay]:
     """Return what a field's trees add to pairs of an item and a label that they look at."""
     of_field = classifier.second.get(name)
     if of_field is None or not wanted:
         return {}
     if of_field.is_set:
-        return _corrections(of_field, items, name, classifier.fields[name].labels, wanted, most)
+        labels = classifier.fields[name].labels
+        return _corrections(of_field, items, name, labels, wanted, most.of_sets)
     rows = class_rows(items, name, before, of_field.classes)
     features = class_features(classifier, name, rows.shape[1])
     by_class = trees_of_classes(of_field.trees)
@@ -421,9 +438,12 @@ def _trees_say(
         items_of[number].append(item)
     result = {}
     for number, of_class in items_of.items():
-        given = by_class[number].predict(rows[of_class], pred_contrib=True, num_threads=1)
-        for item, contributions in zip(of_class, given, strict=True):
-            result[item, number] = _say(None, contributions, features, rows[item], most)
+        parts = by_class[number].predict(rows[of_class], pred_contrib=True, num_threads=1)
+        for item, contributions in zip(of_class, parts, strict=True):
+            given = float(contributions.sum())
+            average = float(contributions[-1])
+            strong = _strongest_features(contributions, features, rows[item], most.of_classes)
+            result[item, number] = TreesSay(None, given, average, strong)
     return result
 
 
@@ -467,29 +487,31 @@ def _corrections(
     if not row_of:
         return {}
     rows = found.rows[[*row_of.values()]]
-    starts = found.logits(of_field.start)[[*row_of.values()]]
-    given = of_field.trees.predict(rows, pred_contrib=True, num_threads=1)
+    starts = found.logits(of_field.start)[[*row_of.values()]].tolist()
+    given = of_field.trees.predict(rows, raw_score=True, num_threads=1).tolist()
+    said = rows if most else rows[:1]  # of one at least: the average is that of all
+    parts = of_field.trees.predict(said, pred_contrib=True, num_threads=1)
+    average = float(parts[0, -1])
     result = {}
-    for (item, number), row, start, of_row in zip(row_of, rows, starts, given, strict=True):
-        features = [(column, "") for column in found.columns]
-        features[0] = ("label", labels[number])
-        result[item, number] = _say(float(start), of_row, features, row, most)
+    for place, (item, number) in enumerate(row_of):
+        strong: Sequence[TreeFeature] = ()
+        if most:
+            features = [(column, "") for column in found.columns]
+            features[0] = ("label", labels[number])
+            strong = _strongest_features(parts[place], features, rows[place], most)
+        result[item, number] = TreesSay(starts[place], given[place], average, strong)
     return result
 
 
-def _say(
-    start: float | None,
-    contributions: Array,
-    features: Sequence[tuple[str, str]],
-    values: Array,
-    most: int,
-) -> TreesSay:
-    """Read contributions of features, with the average as the last one."""
+def _strongest_features(
+    contributions: Array, features: Sequence[tuple[str, str]], values: Array, most: int
+) -> list[TreeFeature]:
+    """Return the features that contribute most; the last contribution is no feature's."""
     strong = []
     for number in strongest(contributions[:-1], most):
         value = float(values[number])
         strong.append(TreeFeature(*features[number], value, float(contributions[number])))
-    return TreesSay(start, float(contributions.sum()), float(contributions[-1]), strong)
+    return strong
 
 
 def class_features(classifier: Classifier, name: str, count: int) -> list[tuple[str, str]]:

@@ -23,6 +23,7 @@ from panjue.finetune.classifier.why import (
     EVERY_CASE,
     OWN_NAME,
     FieldReasons,
+    Most,
     Why,
     reasons,
     trees_of_classes,
@@ -42,7 +43,8 @@ from tests.finetune.classifier.test_fit import (
     thefts,
 )
 
-ALL = 10**6
+ALL = Most(*[10**6] * 4)
+FEW = Most(words=1, sentences=1, of_classes=1, of_sets=0)
 TOLERANCE = 1e-6
 
 
@@ -55,7 +57,7 @@ def of_one(
     classifier: Classifier,
     example: Example,
     answered: Sequence[Mapping[str, Sequence[str]]],
-    most: int,
+    most: Most,
 ) -> list[dict[str, FieldReasons]]:
     [of_items] = reasons(classifier, [example], [answered], most)
     return of_items
@@ -257,7 +259,7 @@ def test_words_and_sentences_worked_by_hand() -> None:
     [why] = second["charges"].answered
     assert dict(why.words)[f"{ANY_NAME}盗"] == pytest.approx(-0.5)
     assert (why.trees, why.is_left_out, why.known, why.frequency) == (None, False, 1, None)
-    first, _ = of_one(classifier, example, [{"charges": ["盗窃罪"]}] * 2, 1)
+    first, _ = of_one(classifier, example, [{"charges": ["盗窃罪"]}] * 2, FEW)
     [best] = first["charges"].answered
     assert [word.text for word in best.words] == ["盗窃", "拒捕"], "one for and one against"
 
@@ -265,7 +267,7 @@ def test_words_and_sentences_worked_by_hand() -> None:
 def test_a_label_that_nobody_trained_has_no_reason() -> None:
     classifier = knowing({"盗窃": 3.0}, {"盗窃": 1.0})
     example = Example(1, "赵甲盗窃。", ("赵甲",))
-    [of_item] = of_one(classifier, example, [{"charges": ["抢劫罪", "盗窃罪"]}], 5)
+    [of_item] = of_one(classifier, example, [{"charges": ["抢劫罪", "盗窃罪"]}], FEW)
     assert [why.label for why in of_item["charges"].answered] == ["盗窃罪"]
     assert [label for label, _ in of_item["charges"].likeliest] == ["盗窃罪"]
 
@@ -275,7 +277,7 @@ def test_sentences_are_those_of_the_text_as_it_was_given() -> None:
     text = "第一&times;句，\n赵 甲盗窃。第二\n句，İ赵　甲盗窃3万元，\n拒捕。第三句。"
     example = Example(1, text, ("赵甲",))
     classifier = knowing({"拒捕": 2.0, "窃3万": 1.0}, {"第二": 1.0})
-    [of_item] = of_one(classifier, example, [{"charges": ["盗窃罪"]}], 5)
+    [of_item] = of_one(classifier, example, [{"charges": ["盗窃罪"]}], ALL)
     [why] = of_item["charges"].answered
     assert {word.text for word in why.words} == {"拒捕", "窃3万"}
     [sentence] = why.sentences
@@ -290,7 +292,7 @@ def test_any_text_has_reasons(text: str, names: list[str]) -> None:
     classifier = knowing({"甲": 1.0}, {"甲": 1.0, "乙": -1.0})
     example = Example(1, text, tuple(names))
     answered = [{"charges": ["盗窃罪"]}] * len(example.names)
-    for of_item in of_one(classifier, example, answered, 5):
+    for of_item in of_one(classifier, example, answered, ALL):
         [why] = of_item["charges"].answered
         words = sum(word.contribution for word in why.words)
         assert why.score == pytest.approx(why.bias + words, abs=1e-5)
@@ -300,8 +302,8 @@ def test_any_text_has_reasons(text: str, names: list[str]) -> None:
 def test_many_at_once_have_the_same_reasons(judging: Classifier) -> None:
     cases = thefts(5, seed=1)
     answered = [all_labels(judging, 2)] * len(cases)
-    assert reasons(judging, cases, answered, 3) == [
-        of_one(judging, example, of_case, 3)
+    assert reasons(judging, cases, answered, ALL) == [
+        of_one(judging, example, of_case, ALL)
         for example, of_case in zip(cases, answered, strict=True)
     ]
 
@@ -309,6 +311,6 @@ def test_many_at_once_have_the_same_reasons(judging: Classifier) -> None:
 def test_an_empty_set_has_its_likeliest_labels_and_no_reasons() -> None:
     cases = [replace(one, answer={"labels": ["Article 3"]}) for one in examples(40)]
     classifier = classifier_of(ECTHR, cases)
-    [of_item] = of_one(classifier, cases[0], [{"labels": []}], 5)
+    [of_item] = of_one(classifier, cases[0], [{"labels": []}], FEW)
     assert not of_item["labels"].answered
     assert [label for label, _ in of_item["labels"].likeliest] == ["Article 3"]
