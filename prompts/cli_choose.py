@@ -184,18 +184,19 @@ def show_candidates(chosen: Choice, console: Console) -> None:
     best = chosen.best[WHOLE]
     table = Table(Column("metric", no_wrap=True), *[f"step {of.step}" for of in adapters])
     losses = ["-" if of.loss is None else f"{of.loss:.4f}" for of in adapters]
-    if any(of.loss is not None for of in adapters):  # an adopted adapter has none
+    if first.loss is not None:  # of adopted ones none is known
         table.add_row("held-out loss", *losses)
     add_metrics(table, [*adapters], best.metric)
     console.print(table)
-    mean, low, high = best.less_first.get(chosen.adapter, (0.0, 0.0, 0.0))
-    interval = interval_text((low, high), "+.4f", " to ")
     console.print(str(chosen))
-    of_first = "" if first.loss is None else ", of the lowest loss"
-    console.print(
-        f"  less step {first.step}{of_first}: {mean:+.4f} "
-        f"(95% interval {interval}, on the cases that have chosen)"
-    )
+    if chosen.adapter in best.less_first:  # the first one is not compared with itself
+        mean, low, high = best.less_first[chosen.adapter]
+        interval = interval_text((low, high), "+.4f", " to ")
+        of_first = "" if first.loss is None else ", of the lowest loss"
+        console.print(
+            f"  less step {first.step}{of_first}: {mean:+.4f} "
+            f"(95% interval {interval}, on the cases that have chosen)"
+        )
     if chosen.counted < FEW:
         console.print(f"  under {FEW} cases count, so who is better may be luck")
 

@@ -278,7 +278,8 @@ def verify(packed: Path, cases: Path) -> None:
             problem = first_complaint(error)
             raise UserError(f"{packed}: {EXPECTED}: {problem}; pack it again") from None
         if sha256(cases) != expected.test_sha256:
-            raise UserError(f"{cases}: is not the test file of the run that was packed")
+            way_out = "give the TEST whose answers it has"
+            raise UserError(f"{cases}: is not the test file of the run that was packed; {way_out}")
         _answer(packed, folder, cases)
         submission = folder / ANSWERS / VERIFIED / expected.submission
         digest = sha256(submission) if submission.exists() else ""
