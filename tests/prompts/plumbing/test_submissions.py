@@ -27,6 +27,7 @@ def write(form: SubmissionFormat, path: Path, rows: list[dict[str, Any]]) -> Non
 @pytest.mark.parametrize(
     ("data", "named"),
     [(gzip.compress(b'{"id": 1}'), "is packed"), (b' [\n{"id": 1}]', "is one JSON list")],
+    ids=["packed", "list"],
 )
 def test_a_submission_of_another_form_is_named(data: bytes, named: str, tmp_path: Path) -> None:
     path = tmp_path / "submission.jsonl"
