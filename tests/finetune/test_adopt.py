@@ -160,7 +160,12 @@ def test_python_and_other_runs_name_adopt(
     assert told in panjue("serve", trained, f"other={folder}").stderr
     mine = shutil.copytree(trained, tmp_path / "mine")
     test = workshop / "demo/test.jsonl"
-    done = panjue("generate", mine, test, "answer=model", f"base={folder}")
+    words = (
+        "answer=model",
+        "adapter=lora",
+        f"base={folder}",
+    )  # a merge that is there needs no base
+    done = panjue("generate", mine, test, *words)
     assert (done.returncode, told in done.stderr) == (2, True)
     for name in (ADAPTER_WEIGHTS, ADAPTER_CONFIG):  # as trainers leave it that only checkpoint
         (folder / name).unlink()
