@@ -54,7 +54,13 @@ WORDS: dict[str, dict[str, str]] = {
     "Long dialogues": {
         "panjue generate": "true #",  # tests/serve/test_endpoint.py asks such a server
     },
+    "Another task": {"panjue": "true #"},  # tests/serve/test_endpoint.py has such a task
     "The best checkpoint": {},
+    "The next stage": {"runs/stage1": "runs/mine", "stage2.jsonl": "train.jsonl"},
+    "An adapter of another trainer": {  # tests/serve/test_adopt.py has one
+        "panjue adopt": "true #",
+        "runs/adopted": "runs/mine",
+    },
     "Several trainings vote": {},
     "Fair to whom": {"gender,region": "defendants"},
     "Score": {},
