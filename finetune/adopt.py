@@ -124,7 +124,7 @@ def adopting_run(run: TrainingRun, adapters: Sequence[ForeignAdapter]) -> Traini
 def described(adapter: FittingAdapter, config: SftConfig) -> Iterator[tuple[str, str]]:
     """Yield what is known about an adapter, and what panjue cannot know."""
     rank = adapter.foreign.config["r"]
-    yield "adapter", f"LoRA of rank {rank} on {adapter.layers} layers of {config.model}"
+    yield "adapter", f"LoRA of rank {rank} on {adapter.layers} linear layers of {config.model}"
     for line in NOT_KNOWN:
         yield "not known", line
 

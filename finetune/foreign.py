@@ -134,7 +134,7 @@ def read_foreign(folder: Path) -> ForeignAdapter:
         what = f"has no {ADAPTER_CONFIG} with {ADAPTER_WEIGHTS}"
         if (folder / "config.json").exists() and not place.exists():
             what = "is a whole model, and no LoRA adapter"
-        raise UserError(f"{folder}: {what}; give the folder that peft's save_pretrained wrote")
+        raise UserError(f"{folder}: {what}; give the adapter's folder, e.g. a checkpoint-N")
     config = read_object(place)
     check_kind(place, config)
     check_features(place, config)

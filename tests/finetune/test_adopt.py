@@ -90,7 +90,7 @@ def test_what_cannot_be_known_is_said(adopted_run: Path, folder: Path, workshop:
     said = adopted(folder.parent / "run", workshop, folders=[folder])
     lines = said.splitlines()
     base = workshop / "base/model"
-    assert lines[0] == f"adapter      LoRA of rank 8 on 4 layers of {base}"
+    assert lines[0] == f"adapter      LoRA of rank 8 on 4 linear layers of {base}"
     assert [line.startswith("not known    ") for line in lines[1:3]] == [True, True]
     assert "examples     " in lines[3]
     card = (adopted_run / "adapter/README.md").read_text("utf-8")
@@ -349,7 +349,7 @@ def test_files_that_cannot_be_adopted_are_one_line(
     assert f"hub: hf download {folder} --local-dir FOLDER first" in told()
     shutil.copytree(workshop / "base/model", folder)
     (folder / "manifest.json").unlink()
-    assert f"{folder}: is a whole model, and no LoRA adapter; give the folder" in told()
+    assert f"{folder}: is a whole model, and no LoRA adapter; give the adapter" in told()
 
 
 def test_another_base_is_refused_by_its_shapes(
