@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
 from rich.console import Console
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -161,6 +162,11 @@ def fitting_adapter(adapter: ForeignAdapter, base: Path) -> FittingAdapter:
         if name not in found:
             raise UserError(f"{place}: has no {name}, which its config names; restore its files")
     check_bias(place, config, model)
+    base_model = model.get_base_model()
+    is_tied = base_model.config.tie_word_embeddings
+    if is_tied and isinstance(base_model.get_input_embeddings(), LoraLayer):
+        reason = "adapts embeddings that are the output layer too (tied), and cannot be merged"
+        raise UserError(f"{place}: {reason}; train without them")
     return FittingAdapter(adapter, names, config, len(adapted_modules(expected)))
 
 

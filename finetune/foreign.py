@@ -12,9 +12,9 @@ from typing import Any
 from panjue.finetune.settings import SftConfig, check_data
 from panjue.finetune.words import config_for_gpu, configs
 from panjue.prompts.architecture import quantization_of
-from panjue.prompts.model import config_folder
-from panjue.prompts.plumbing.config import load_section, our_name
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.model import config_folder, is_hub_name
+from panjue.prompts.plumbing.config import load_section
+from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import dump, quoted, read_object
 from panjue.prompts.plumbing.ours import followed, lies_in_ours
 from panjue.prompts.plumbing.run import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PICKLED, foreign_adapters
@@ -99,8 +99,11 @@ def adoption(words: Sequence[str]) -> tuple[list[ForeignAdapter], SftConfig]:
     for word in settings:
         name = word.partition("=")[0].partition(".")[0]
         if name not in OF_ADOPTION:
-            hint = our_name(name, OF_ADOPTION) or f" (there are {', '.join(OF_ADOPTION)})"
+            hint = did_you_mean(name, OF_ADOPTION) or f" (there are {', '.join(OF_ADOPTION)})"
             raise UserError(f"{word}: `panjue adopt` has no setting {name!r}{hint}")
+    for folder in folders:
+        if folders.count(folder) > 1:
+            raise UserError(f"{folder}: is given twice")
     adapters = [read_foreign(folder) for folder in folders]
     check_steps(adapters)
     *_, last = adapters
@@ -120,11 +123,15 @@ def adoption(words: Sequence[str]) -> tuple[list[ForeignAdapter], SftConfig]:
 
 def read_foreign(folder: Path) -> ForeignAdapter:
     """Open the folder of another trainer; UserError: it has no adapter that can be adopted."""
+    if folder.is_file():
+        raise UserError(f"{folder}: is a file; give its folder, {folder.parent}")
     if not folder.is_dir():
-        download = f"of the hub: hf download {folder} --local-dir FOLDER first"
-        raise UserError(f"{folder}: there is no such folder; {download}")
+        download = ""
+        if is_hub_name(str(folder)):
+            download = f"; of the hub: hf download {folder} --local-dir FOLDER first"
+        raise UserError(f"{folder}: there is no such folder{download}")
     if lies_in_ours(folder):
-        raise UserError(f"{folder}: panjue trained it; give its run folder to the next command")
+        raise UserError(f"{folder}: is panjue's own already; ask it: panjue generate RUN TEST")
     found = foreign_adapters(folder)
     if found and folder not in found:
         names = shlex.join(map(str, found))

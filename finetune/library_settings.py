@@ -196,7 +196,7 @@ FLASH_ATTENTION = {
 def check_library_settings(config: SftConfig) -> None:
     """Refuse settings that panjue sets itself, or that would give a wrong result silently."""
     check_known("trainer", config.trainer, signature(TrainerConfig).parameters)
-    if not (config.result / MANIFEST).exists():  # else an earlier version may have taken them
+    if not (config.run / MANIFEST).exists():  # else an earlier version may have taken them
         check_read(config.trainer)
     check_trainer(config.trainer)
     check_managed("lora", config.lora, ("layer_replication", "inference_mode"))  # neither works

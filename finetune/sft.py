@@ -1,5 +1,6 @@
 """Supervised fine-tuning from cases to a saved adapter. Read it from top to bottom."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,7 +101,8 @@ def run_training(
         trainer.cap_steps()
     print_plan(console, trainer, rows, examples, labels, with_example=config.dry_run)
     if config.dry_run:
-        (config.run / "checkpoints").rmdir()  # transformers has made it
+        with suppress(OSError):  # transformers has made it, unless a training has checkpoints there
+            (config.run / "checkpoints").rmdir()
         return
     if trainer.is_world_process_zero():
         run.claim(row_key)

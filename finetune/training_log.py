@@ -144,18 +144,26 @@ def known_cases(start: Trained, examples: Examples) -> str:
     task = examples.reader.task
     held_out = {text_hash(example) for example in examples.held_out}
     known = set()
-    try:
-        for record in start.record.stages:
-            if record.adopted:
-                raise UserError("of an adopted adapter nobody knows them")
+    doubts = []
+    for record in start.record.stages:
+        if record.adopted:
+            doubts.append("nobody knows on which cases its adopted adapter was trained")
+            continue
+        try:
             check_files(record)
             known |= {text_hash(example) for example in trained_on(record, task)} & held_out
-    except UserError as error:
-        return f"may have cases that {start.run} was trained on: {error}"
-    if not known:
-        return ""
-    count = f"{len(known)} of {len(held_out)} cases were trained on by {start.run}"
-    return f"{count}: their loss is too low, which favors the model; give another dev=FILE"
+        except UserError as error:
+            doubts.append(str(error))
+    lines = []
+    if known:
+        count = f"{len(known)} of {len(held_out)} cases were trained on by {start.run}"
+        lines.append(
+            f"{count}: their loss is too low, which favors the model; give another dev=FILE"
+        )
+    if doubts:
+        more = "more" if known else "cases"
+        lines.append(f"may have {more} that {start.run} was trained on: {doubts[0]}")
+    return "; ".join(lines)
 
 
 def distinct(labels: Labels) -> set[tuple[str, str]]:

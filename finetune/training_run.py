@@ -195,6 +195,8 @@ class TrainingRun:
         kept = RunRecord.read(folder)
         if kept.is_before_0_5 and not has_result:
             return "a version before 0.5 began it, and hashed the task's code in another way"
+        if bool(kept.adopted) != bool(self.record.adopted):
+            return "one was trained, the other adopted"
         same: dict[str, Any] = {}
         same["trainer"] = {name: v for name, v in kept.trainer.items() if name not in OF_SPEED}
         same["from_labels_sha256"] = self.record.from_labels_sha256  # a part of `from_run_sha256`
@@ -212,6 +214,7 @@ class TrainingRun:
         named = {"from_run_sha256": f"from: {before or 'none'} -> {now or 'none'}"}
         if before == now:
             named["from_run_sha256"] = f"from: {now} was changed"
+        named["adopted_sha256"] = "other adapters than those that were adopted"
         if change:
             named["base_sha256"] = f"base {self.record.base}: {change}"
         parts = [named.get(part.partition(": ")[0], part) for part in parts]

@@ -128,7 +128,8 @@ class Endpoint:
 
     async def _ask(self, request: Request, number: int) -> EndpointOutput:
         """Send one request for `number` replies. After an error, every further one ends the run."""
-        arguments = self._arguments(request, number)
+        with_template = self._takes_template and bool(request.question.template)
+        arguments = self._arguments(request, number, with_template=with_template)
         try:
             answer = await self._client.chat.completions.with_raw_response.create(**arguments)
             return read_completion(answer.text)
@@ -136,8 +137,7 @@ class Endpoint:
             text = readable(error.response.text)
             reason = f"{error.status_code} {text}"
             if error.status_code in REFUSED_STATUSES:
-                sent = arguments.get("extra_body", {})
-                if TEMPLATE_FIELD in reason and TEMPLATE_FIELD in sent and self._takes_template:
+                if TEMPLATE_FIELD in reason and with_template:
                     self._takes_template = False
                     again = await self._ask(request, number)
                     self._takes_template = not again.outputs  # else the field was not the reason
@@ -163,7 +163,7 @@ class Endpoint:
             return f"; if its address ends in /v1, say endpoint={self._url}/v1#{self._model}"
         return ""
 
-    def _arguments(self, request: Request, number: int) -> dict[str, Any]:
+    def _arguments(self, request: Request, number: int, *, with_template: bool) -> dict[str, Any]:
         """Return the arguments of openai's `chat.completions.create`."""
         question = request.question
         arguments: dict[str, Any] = {
@@ -179,7 +179,7 @@ class Endpoint:
             arguments["n"] = number
         if question.room:
             arguments.setdefault("max_tokens", question.room)
-        if question.template and self._takes_template:  # our own model: as in training
+        if with_template:  # our own model: as in training
             further[TEMPLATE_FIELD] = {**question.template, **further.get(TEMPLATE_FIELD, {})}
         if question.schema:
             json_schema = {"name": "reply", "strict": True, "schema": question.schema}

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -106,7 +106,7 @@ class ServedRun:
         if self.question_maker.advisor and self.choice:
             self.question_maker.advisor = by_choice(self.question_maker.advisor, self.choice)
         self.demo = is_demo(self.folders.model)
-        self._one_long = asyncio.Semaphore(1)
+        self._one_long = ThreadPoolExecutor(1)
 
     def who_answers(self) -> str:
         """Return in words who answers each field."""
@@ -123,8 +123,9 @@ class ServedRun:
         try:
             example = self._by_hand(case.fact, case.defendants)
             if len(case.fact) > LONG:
-                async with self._one_long:
-                    return example, await asyncio.to_thread(self._question_of_long, example)
+                loop = asyncio.get_running_loop()
+                asked = loop.run_in_executor(self._one_long, self._question_of_long, example)
+                return example, await asked
             opinions = await maker.opinions(example)
             question = await asyncio.to_thread(maker.question, example, opinions=opinions)
             return example, question

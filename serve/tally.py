@@ -21,7 +21,7 @@ FINISH = {
 """Finish reason of a reply -> the same in words."""
 
 
-OWN_LIMIT = re.compile(r"^\S+: the prompt needs \d+ tokens")
+OWN_LIMIT = re.compile(r": the prompt needs \d+ tokens")
 """A refusal of `ask.QuestionMaker` for the length of a case, after the example's id."""
 
 
@@ -32,7 +32,7 @@ def without_reply(refusals: Sequence[str]) -> str:
     rest = f"; {more} more in decode.json" if more > 0 else ""
     line = f"without a reply: {len(refusals)}, their answers are not the model's: id {shown}{rest}"
     said = [refusal for refusal in refusals if f": {ENDPOINT_SAID}" in refusal]
-    if any(map(OWN_LIMIT.match, refusals)) or any(map(TOO_LONG.search, said)):
+    if any(map(OWN_LIMIT.search, refusals)) or any(map(TOO_LONG.search, said)):
         line += "; a model with a longer context can be asked"
     if said:
         line += f"; {len(said)} refused by the endpoint: the same `panjue generate` asks again"

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import Unreadable, UserError
 from panjue.prompts.plumbing.files import (
     BOM,
     FileRow,
@@ -75,9 +75,11 @@ def refuse_other_form(path: Path) -> None:
     with open_bytes(path) as file:
         start = file.read(FIRST_BYTES).removeprefix(BOM).lstrip()
     if start.startswith((b"\x1f\x8b", b"PK\x03\x04")):
-        raise UserError(f"{path}: is packed (gzip or ZIP); unpack it: a submission is JSON lines")
+        raise Unreadable(f"{path}: is packed (gzip or ZIP); unpack it: a submission is JSON lines")
     if start.startswith(b"["):
-        raise UserError(f"{path}: is one JSON list; write each of its objects on a line of its own")
+        raise Unreadable(
+            f"{path}: is one JSON list; write each of its objects on a line of its own"
+        )
 
 
 def _read_lines(path: Path) -> Iterator[FileRow]:

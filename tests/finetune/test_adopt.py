@@ -12,7 +12,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from panjue.finetune.foreign import step_of_foreign
+from panjue.finetune.foreign import read_foreign, step_of_foreign
 from panjue.finetune.settings import sft_settings
 from panjue.finetune.sft import train
 from panjue.finetune.trained import Trained, open_trained, read_trained
@@ -187,7 +187,7 @@ def test_what_panjue_trained_is_not_of_another_trainer(
     trained: Path, workshop: Path, tmp_path: Path, panjue: Panjue
 ) -> None:
     for place in (trained / "adapter", trained / "checkpoints/checkpoint-6", trained):
-        with pytest.raises(UserError, match=r"panjue trained it; give its run folder"):
+        with pytest.raises(UserError, match=r"is panjue's own already; ask it: panjue gen"):
             adopted(tmp_path / "run", workshop, folders=[place])
     done = panjue("merge", trained / "checkpoints/checkpoint-6")
     assert "nothing trained is there; run `panjue sft` first" in done.stderr
@@ -346,7 +346,12 @@ def test_files_that_cannot_be_adopted_are_one_line(
         shutil.rmtree(place)
     assert f"{folder}: has no adapter_config.json with adapter_model.safetensors; give" in told()
     shutil.rmtree(folder)
-    assert f"hub: hf download {folder} --local-dir FOLDER first" in told()
+    assert told() == f"{folder}: there is no such folder"
+    with pytest.raises(UserError, match="hub: hf download me/mine --local-dir FOLDER first"):
+        read_foreign(Path("me/mine"))
+    folder.write_bytes(whole)
+    assert told() == f"{folder}: is a file; give its folder, {folder.parent}"
+    folder.unlink()
     shutil.copytree(workshop / "base/model", folder)
     (folder / "manifest.json").unlink()
     assert f"{folder}: is a whole model, and no LoRA adapter; give the adapter" in told()
@@ -489,9 +494,7 @@ def test_a_training_starts_from_an_adopted_adapter(
         done = panjue("sft", *words, "max_tokens=1024", "trainer.eval_strategy=no")
     assert done.returncode == 0, done.stderr
     assert f"from         {adopted_run}: its adapter\n" in done.stdout
-    assert (
-        f"held out     may have cases that {adopted_run} was trained on: of an ado" in done.stdout
-    )
+    assert f"held out     may have cases that {adopted_run} was trained on: nobody" in done.stdout
     before, now = load_file(foreign / ADAPTER_WEIGHTS), load_file(run / "adapter" / ADAPTER_WEIGHTS)
     assert now.keys() == before.keys()
     assert all(torch.equal(now[name], before[name]) for name in before)

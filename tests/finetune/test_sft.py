@@ -191,6 +191,11 @@ def test_dry_run_shows_the_plan_and_trains_nothing(
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
     assert not (tmp_path / "run/adapter").exists()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["rows"]
+    kept = tmp_path / "run/checkpoints/checkpoint-1"
+    kept.mkdir(parents=True)
+    main(workshop / "sft.yaml", [f"run={tmp_path}/run", "dry_run=true", "seed=2"])
+    assert kept.is_dir()
+    shutil.rmtree(kept.parent)
     with pytest.raises(UserError, match="has no run folders"):
         list_runs(tmp_path)
 

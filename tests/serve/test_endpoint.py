@@ -1,5 +1,6 @@
 """Any OpenAI-compatible endpoint: a server that answers, refuses, is busy, breaks off, is gone."""
 
+import asyncio
 import json
 import shutil
 import signal
@@ -156,6 +157,29 @@ def test_a_server_that_refuses_a_field_of_vllm_is_asked_without_it(server: Serve
         for key in (1, 2):
             assert not endpoint.runner.run(endpoint.ask(Request(key, question, {}))).outputs
     assert [name in body for body in server.asked] == [True, False, True, False]
+
+
+def test_requests_in_flight_are_asked_again_too(server: Server) -> None:
+    name = "chat_template_kwargs"
+    together = threading.Barrier(8)
+
+    def behave(body: dict[str, Any]) -> Any:
+        if name not in body:
+            return None
+        together.wait(LONGEST_S)  # all were sent before the first refusal
+        return 400, f"Unrecognized argument: {name}"
+
+    server.behave = behave
+    messages = [{"role": "user", "content": "甲"}]
+    question = Question([1], None, 0, 0, messages, template=TEMPLATE_ARGS)
+
+    async def ask_all(endpoint: Endpoint) -> list[Any]:
+        asked = [endpoint.ask(Request(key, question, {})) for key in range(8)]
+        return await asyncio.gather(*asked)
+
+    with closing(Endpoint(server.name)) as endpoint:
+        outputs = endpoint.runner.run(ask_all(endpoint))
+    assert all(output.outputs for output in outputs)
 
 
 def test_half_a_character_or_no_count_of_tokens_costs_no_reply(server: Server, ask: Ask) -> None:
