@@ -113,6 +113,9 @@ def held_training(run: Path) -> Iterator[Trained | None]:
 
 def refuse_untrained(run: Path) -> NoReturn:
     refuse_unadopted(run)
+    if (run / "config.json").is_file():
+        way_out = f"train on it first: panjue sft model={run} train=FILE"
+        raise UserError(f"{run}: is a base model, without a training; {way_out}")
     missing = "" if run.is_dir() else "there is no such folder; "
     raise UserError(f"{run}: {missing}nothing trained is there; run `panjue sft` first")
 

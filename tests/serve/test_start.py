@@ -186,6 +186,10 @@ def test_missing_files_and_packages_are_named(
     trained: Path, workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     test = workshop / "demo/test.jsonl"
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text("{}", "utf-8")
+    with pytest.raises(UserError, match="is a base model, without a training; train on it first"):
+        job_of(tmp_path / "base", test)
     with pytest.raises(UserError, match="nothing trained is there; run `panjue sft` first"):
         job_of(tmp_path, test)
     with pytest.raises(UserError, match="leave out `ray` or `endpoint`"):
