@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
-from peft.tuners.lora import LoraLayer
 from rich.console import Console
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -24,7 +23,7 @@ from panjue.finetune.checkpoints import disk_errors_named
 from panjue.finetune.distributed import join_processes
 from panjue.finetune.examples import Examples
 from panjue.finetune.foreign import ForeignAdapter, base_folder
-from panjue.finetune.model import check_trainable
+from panjue.finetune.model import adapts_tied_embeddings, check_trainable
 from panjue.finetune.settings import SftConfig
 from panjue.finetune.trained import read_trained
 from panjue.finetune.training_log import doubts_of
@@ -162,9 +161,7 @@ def fitting_adapter(adapter: ForeignAdapter, base: Path) -> FittingAdapter:
         if name not in found:
             raise UserError(f"{place}: has no {name}, which its config names; restore its files")
     check_bias(place, config, model)
-    base_model = model.get_base_model()
-    is_tied = base_model.config.tie_word_embeddings
-    if is_tied and isinstance(base_model.get_input_embeddings(), LoraLayer):
+    if adapts_tied_embeddings(model.get_base_model()):
         reason = "adapts embeddings that are the output layer too (tied), and cannot be merged"
         raise UserError(f"{place}: {reason}; train without them")
     return FittingAdapter(adapter, names, config, len(adapted_modules(expected)))

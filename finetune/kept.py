@@ -8,9 +8,15 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from panjue.finetune.checkpoints import complete_checkpoints, step_of
 from panjue.prompts.plumbing.files import atomic_folder, delete, restore
-from panjue.prompts.plumbing.run import KEPT, kept_adapters, kept_place
+from panjue.prompts.plumbing.run import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    KEPT,
+    kept_adapters,
+    kept_place,
+)
 
-FILES = ("adapter_model.safetensors", "adapter_config.json")
+FILES = (ADAPTER_WEIGHTS, ADAPTER_CONFIG)
 """Files of a checkpoint that are kept; the optimizer is not among them."""
 
 

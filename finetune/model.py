@@ -86,11 +86,17 @@ def check_lora_layers(config: SftConfig) -> None:
         adapted = with_lora(model, config.lora).get_base_model()
     if isinstance(adapted.get_output_embeddings(), LoraLayer):
         raise UserError("lora.target_modules: trl trains no LoRA of the output layer; leave it out")
-    if isinstance(adapted.get_input_embeddings(), LoraLayer) and text.tie_word_embeddings:
+    if adapts_tied_embeddings(adapted):
         raise UserError(
             "lora.target_modules: the embeddings of this base are its output layer too (tied), so "
             "that LoRA on them cannot be merged; leave them out"
         )
+
+
+def adapts_tied_embeddings(model: PreTrainedModel) -> bool:
+    """Say whether LoRA is on embeddings that are the output layer too, which none can merge."""
+    is_adapted = isinstance(model.get_input_embeddings(), LoraLayer)
+    return is_adapted and bool(model.config.tie_word_embeddings)
 
 
 def context_of(text: Any) -> int:

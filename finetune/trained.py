@@ -29,6 +29,7 @@ from panjue.prompts.plumbing.records import (
     if_any,
 )
 from panjue.prompts.plumbing.run import (
+    ADAPTER_CONFIG,
     ANSWERS,
     CASES_FILE,
     HELD_OUT,
@@ -65,7 +66,7 @@ class Trained:
 
     @property
     def is_adapter(self) -> bool:
-        return (self.folder / "adapter_config.json").exists()
+        return (self.folder / ADAPTER_CONFIG).exists()
 
     @property
     def has_classifier(self) -> bool:
@@ -111,13 +112,14 @@ def held_training(run: Path) -> Iterator[Trained | None]:
         yield find_trained(run)
 
 
-def refuse_untrained(run: Path) -> NoReturn:
+def refuse_untrained(run: Path, other_way: str = "") -> NoReturn:
+    """Refuse a folder without a training; `other_way` is what may be done instead of training."""
     refuse_unadopted(run)
     if (run / "config.json").is_file():
         way_out = f"train on it first: panjue sft model={run} train=FILE"
         raise UserError(f"{run}: is a base model, without a training; {way_out}")
     missing = "" if run.is_dir() else "there is no such folder; "
-    raise UserError(f"{run}: {missing}nothing trained is there; run `panjue sft` first")
+    raise UserError(f"{run}: {missing}nothing trained is there; run `panjue sft` first{other_way}")
 
 
 def find_trained(run: Path) -> Trained | None:

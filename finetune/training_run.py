@@ -62,6 +62,7 @@ from panjue.prompts.plumbing.records import (
     TrainingSummary,
 )
 from panjue.prompts.plumbing.run import (
+    ADAPTER_CONFIG,
     CONFIG,
     KEPT,
     REPLACED,
@@ -368,7 +369,7 @@ class TrainingRun:
         """Write the files that lie beside saved weights. `results` are entries of the record."""
         (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
         (folder / CARD).unlink(missing_ok=True)  # peft's card, which is empty
-        peft_config = folder / "adapter_config.json"
+        peft_config = folder / ADAPTER_CONFIG
         if peft_config.exists():
             base = self.record.base
             if Path(base).is_dir():  # absolute, so that plain peft finds it from any working folder

@@ -57,9 +57,7 @@ def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> S
     full = count(example)
     if full <= budget:
         return Shortened(example, full, full, 0, fits=True)
-    max_length = MAX_SENTENCE_LENGTH if example.anchor else None
-    sentences = split_sentences(example.text, max_length, example.names)
-    order = leaving_order(sentences, example.names, example.anchor)
+    sentences, order = sentences_to_drop(example)
 
     def fits(n_dropped: int) -> bool:
         return count(without(example, sentences, order[:n_dropped])) <= budget
@@ -72,11 +70,16 @@ def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> S
     return Shortened(shorter, tokens, full, len(dropped), fits=tokens <= budget)
 
 
-def shortest(example: Example) -> Example:
-    """Return `example` with only the sentences that `shorten` never drops."""
+def sentences_to_drop(example: Example) -> tuple[list[str], list[int]]:
+    """Return an example's sentences, and the indices of those that may be dropped, in order."""
     max_length = MAX_SENTENCE_LENGTH if example.anchor else None
     sentences = split_sentences(example.text, max_length, example.names)
-    order = leaving_order(sentences, example.names, example.anchor)
+    return sentences, leaving_order(sentences, example.names, example.anchor)
+
+
+def shortest(example: Example) -> Example:
+    """Return `example` with only the sentences that `shorten` never drops."""
+    sentences, order = sentences_to_drop(example)
     return without(example, sentences, order)
 
 

@@ -37,7 +37,7 @@ from panjue.prompts.plumbing.records import (
     RunRecord,
     if_any,
 )
-from panjue.prompts.plumbing.run import ANSWERS, CONFIG, RESULTS, find_answers
+from panjue.prompts.plumbing.run import ADAPTER_CONFIG, ANSWERS, CONFIG, RESULTS, find_answers
 from panjue.prompts.plumbing.version import IN_BUNDLE, panjue_version
 from panjue.prompts.task import load_task, task_folders
 from panjue.serve.answers import Answers, choice_for, read_answers
@@ -167,7 +167,7 @@ def _pack_model(packed: Path, trained: Trained, base: str | None) -> None:
     folder = packed.parent
     _copy(model_files(trained.folder), packed)
     values = {**scrubbed(record.model_dump(exclude_unset=True)), "base": "base"}
-    config = packed / "adapter_config.json"
+    config = packed / ADAPTER_CONFIG
     if config.exists():
         # Records of a base that panjue trained itself are not packed.
         files = model_files(check_base(trained, base))

@@ -217,12 +217,12 @@ def read_completion(body: str) -> EndpointOutput:
     ValueError: it is none, with what the server said in its place. Gateways send errors so, some of
     which are on this case alone: such a case is refused.
     """
-    completion = load_json(body)
-    if not isinstance(completion, dict) or not completion.get("choices"):
-        error = completion.get("error") if isinstance(completion, dict) else None
-        said = dump(error) if error else readable(body)
-        said = " ".join(said.split())[:MAX_QUOTED]
-        if isinstance(completion, dict) and (CONTENT_FILTER.search(said) or TOO_LONG.search(said)):
+    value = load_json(body)
+    completion = value if isinstance(value, dict) else {}
+    if not completion.get("choices"):
+        error = completion.get("error")
+        said = " ".join((dump(error) if error else readable(body)).split())[:MAX_QUOTED]
+        if completion and (CONTENT_FILTER.search(said) or TOO_LONG.search(said)):
             return EndpointOutput(refused=said)
         raise ValueError(f"its reply is not in OpenAI's format{kind_of(body)}: {said or 'nothing'}")
     replies = []

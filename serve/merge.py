@@ -21,10 +21,8 @@ from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import atomic_folder, exclusive_lock, read_object
 from panjue.prompts.plumbing.ours import has_record
 from panjue.prompts.plumbing.records import RunRecord
-from panjue.prompts.plumbing.run import RESULTS, run_around
+from panjue.prompts.plumbing.run import ADAPTER_CONFIG, ADAPTER_WEIGHTS, RESULTS, run_around
 from panjue.prompts.saved import keep_readable
-
-WEIGHTS_FILE = "adapter_model.safetensors"
 
 MAX_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Type -> largest relative L2 difference of outputs that may come from rounding to it."""
@@ -74,7 +72,7 @@ class Served(NamedTuple):
 
 def highest_rank(adapter: Path) -> int:
     """Return the highest rank of an adapter's layers."""
-    config = read_object(adapter / "adapter_config.json")
+    config = read_object(adapter / ADAPTER_CONFIG)
     try:
         of_layers = config.get("rank_pattern") or {}
         return int(max([config["r"], *of_layers.values()]))
@@ -99,7 +97,7 @@ def served_model(trained: Trained, adapter: str, base: str | None = None) -> Ser
 
 def why_only_merged(adapter: Path) -> str:
     """Return why vLLM cannot load an adapter unmerged; empty if its config allows it."""
-    config = read_object(adapter / "adapter_config.json")
+    config = read_object(adapter / ADAPTER_CONFIG)
     for name, what in ONLY_MERGED.items():
         if config.get(name):
             return what
@@ -116,7 +114,7 @@ def named_for_vllm(adapter: Path, base: Path) -> Path:
     if not is_part(base):
         return adapter
     out = place_of(adapter, "unmerged")
-    weights = load_file(adapter / WEIGHTS_FILE)
+    weights = load_file(adapter / ADAPTER_WEIGHTS)
     old = "base_model.model.model."
     new = "base_model.model.model.language_model."
     renamed = {key.replace(old, new, 1): value for key, value in weights.items()}
@@ -124,7 +122,7 @@ def named_for_vllm(adapter: Path, base: Path) -> Path:
         for file in model_files(adapter):
             shutil.copy(file, folder)
         with disk_errors_named(out):
-            save_file(renamed, folder / WEIGHTS_FILE, {"format": "pt"})
+            save_file(renamed, folder / ADAPTER_WEIGHTS, {"format": "pt"})
     return out
 
 

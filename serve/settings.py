@@ -25,6 +25,7 @@ from panjue.prompts.plumbing.config import (
     check_managed,
     load_section,
     refuse_options,
+    settings_of,
 )
 from panjue.prompts.plumbing.endpoint import parse_endpoint
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
@@ -295,13 +296,8 @@ def check_task(run: Path, trained: Trained | None, config: GenerateConfig) -> No
         if config.task not in (None, trained_for):
             raise UserError(f"task: {run} was trained for {trained_for!r}; leave out `task`")
         return
-    if not config.endpoint and config.task:
-        raise UserError(
-            f"{run}: nothing trained is there; run `panjue sft` first, or ask another model: "
-            "endpoint=URL#MODEL"
-        )
     if not config.endpoint:
-        refuse_untrained(run)
+        refuse_untrained(run, ", or ask another model: endpoint=URL#MODEL" if config.task else "")
     if config.task is None:
         raise UserError(f"task: set it, e.g. task=dialogue: nothing trained is in {run}")
     task = load_task(config.task)
@@ -341,12 +337,12 @@ def serve_settings(run: Path, words: Sequence[str] = ()) -> tuple[ServeConfig, d
 
     A word `name=RUN`, whose name is no setting, names a further adapter of the same base.
     """
-    refuse_options(words, ServeConfig.model_fields)
+    refuse_options(words, settings_of(ServeConfig))
     settings = []
     runs = {NAME: run}
     for word in words:
         key, _, value = word.partition("=")
-        if key.partition(".")[0] in (NAME, *ServeConfig.model_fields):
+        if key.partition(".")[0] in (NAME, *settings_of(ServeConfig)):
             settings.append(word)
         elif key and value and Path(value).is_dir():
             runs[key] = Path(value)

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from panjue.finetune.trained import read_trained
 from panjue.prompts.fingerprint import model_sha256
-from panjue.prompts.plumbing.run import REPLACED, REPLACED_ANSWERS
-from panjue.serve.merge import WEIGHTS_FILE, served_model
+from panjue.prompts.plumbing.run import ADAPTER_WEIGHTS, REPLACED, REPLACED_ANSWERS
+from panjue.serve.merge import served_model
 
 Panjue = Callable[..., CompletedProcess[str]]
 Words = tuple[object, ...]
@@ -209,9 +209,9 @@ def merged_of(adapter: Path) -> Path:
 def test_adapters_side_by_side_have_each_its_own_merge(trained: Path, tmp_path: Path) -> None:
     first = shutil.copytree(trained / "adapter", tmp_path / "first")
     second = shutil.copytree(trained / "adapter", tmp_path / "second")
-    weights = load_file(second / WEIGHTS_FILE)
+    weights = load_file(second / ADAPTER_WEIGHTS)
     changed = {key: value + 0.01 for key, value in weights.items()}
-    save_file(changed, second / WEIGHTS_FILE, {"format": "pt"})
+    save_file(changed, second / ADAPTER_WEIGHTS, {"format": "pt"})
     hashes = [model_sha256(first), model_sha256(second)]
     models = [merged_of(adapter) for adapter in (first, second)]
     made = [(model / "model.safetensors").read_bytes() for model in models]

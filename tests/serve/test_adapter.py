@@ -16,6 +16,7 @@ from panjue.prompts.architecture import load_language_model
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
+from panjue.prompts.plumbing.run import ADAPTER_WEIGHTS
 from panjue.serve.ask import Budget
 from panjue.serve.engine import (
     Engine,
@@ -25,7 +26,7 @@ from panjue.serve.engine import (
     engine,
     first_token_logprobs,
 )
-from panjue.serve.merge import KNOWN_TEXT, WEIGHTS_FILE, logits, merge, served_model
+from panjue.serve.merge import KNOWN_TEXT, logits, merge, served_model
 from tests.foreign import adopted
 
 Weights = dict[str, torch.Tensor]
@@ -59,7 +60,7 @@ def test_one_engine_answers_with_several_adapters_in_turns(
 
     first = found()
     adapter = shutil.copytree(trained / "adapter", tmp_path / "adapter")
-    shutil.copy(trained / "checkpoints/checkpoint-6" / WEIGHTS_FILE, adapter)
+    shutil.copy(trained / "checkpoints/checkpoint-6" / ADAPTER_WEIGHTS, adapter)
     unmerged.switch(served_model(read_trained(adapter), "lora"))
     assert found() != first
     unmerged.switch(served_model(read_trained(trained / "adapter"), "lora"))
@@ -96,7 +97,7 @@ def test_what_vllm_would_ignore_or_cannot_load_is_refused(
     tmp_path: Path,
 ) -> None:
     adapter = shutil.copytree(trained / "adapter", tmp_path / "adapter")
-    save_file(change(load_file(adapter / WEIGHTS_FILE)), adapter / WEIGHTS_FILE)
+    save_file(change(load_file(adapter / ADAPTER_WEIGHTS)), adapter / ADAPTER_WEIGHTS)
     place = adapter / "adapter_config.json"
     write_json(place, {**read_json(place), **config})
     lora = LoRARequest(str(tmp_path), 2 + hash(tmp_path) % 10**6, str(adapter))

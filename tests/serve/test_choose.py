@@ -11,10 +11,11 @@ import pytest
 from panjue.finetune.trained import open_trained, read_trained
 from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, write_json
 from panjue.prompts.plumbing.records import WHOLE, AnswersRecord, Choice, RunRecord, if_any
+from panjue.prompts.plumbing.run import ADAPTER_WEIGHTS
 from panjue.prompts.reader import Reader, half_of
 from panjue.prompts.task import load_task
 from panjue.serve.answers import read_answers
-from panjue.serve.merge import WEIGHTS_FILE, merge
+from panjue.serve.merge import merge
 
 Panjue = Callable[..., CompletedProcess[str]]
 TASK = load_task("judgment")
@@ -29,7 +30,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
         for step, loss in ((3, 9.5), (4, 9.25)):
             log.write(dump({"step": step, "eval_loss": loss}) + "\n")
             shutil.copytree(run / "adapter", run / f"kept/step-{step}")
-            earlier = run / "checkpoints/checkpoint-6" / WEIGHTS_FILE
+            earlier = run / "checkpoints/checkpoint-6" / ADAPTER_WEIGHTS
             shutil.copy(earlier, run / f"kept/step-{step}")
     losses = {}
     for _, entry in read_lines(run / "log.jsonl"):
@@ -158,8 +159,8 @@ def test_a_bundle_has_the_chosen_adapter(
     assert done.stdout.startswith(f"{said_of(chosen_run)}\n"), done.stderr
     with zipfile.ZipFile(tmp_path / "out.zip") as packed:
         packed.extractall(tmp_path / "out")
-    packed_weights = sha256(tmp_path / "out/adapter" / WEIGHTS_FILE)
-    assert packed_weights == sha256(chosen_run / "kept/step-4" / WEIGHTS_FILE)
+    packed_weights = sha256(tmp_path / "out/adapter" / ADAPTER_WEIGHTS)
+    assert packed_weights == sha256(chosen_run / "kept/step-4" / ADAPTER_WEIGHTS)
     assert open_trained(tmp_path / "out").folder == tmp_path / "out/adapter"
 
 
@@ -168,7 +169,7 @@ def test_another_adapter_than_the_chosen_one_is_refused(
 ) -> None:
     moved = chosen_run.rename(tmp_path / "moved")
     assert trained_of(answers_of(moved, 4)) == moved / "kept/step-4"
-    (moved / "kept/step-4" / WEIGHTS_FILE).write_bytes(b"another")
+    (moved / "kept/step-4" / ADAPTER_WEIGHTS).write_bytes(b"another")
     for words in (("generate", moved, workshop / "demo/test.jsonl"), ("serve", moved)):
         done = panjue(*words)
         told = "is not the adapter that was chosen; `panjue choose "

@@ -35,12 +35,13 @@ from panjue.prompts.plumbing.files import (
     write_json,
 )
 from panjue.prompts.plumbing.records import AnswersRecord, StoredScores
+from panjue.prompts.plumbing.run import ADAPTER_WEIGHTS
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from panjue.serve.ask import QuestionMaker, Request
 from panjue.serve.decoding import edited
 from panjue.serve.job import Job
-from panjue.serve.merge import WEIGHTS_FILE, Served
+from panjue.serve.merge import Served
 from panjue.serve.settings import AnswerSetting, choose_settings, generate_settings
 from tests.records import believing, write_training
 
@@ -120,7 +121,7 @@ class World:
             write_json(folder / "adapter_config.json", {"r": 8})
             tokens = 10 * self.trainings + step
             weights = {"tokens": tokens, "level": level_of(self.trainings, place)}
-            (folder / WEIGHTS_FILE).write_text(dump(weights))
+            (folder / ADAPTER_WEIGHTS).write_text(dump(weights))
             self.adapters[tokens] = model_sha256(folder)
             self.believed[self.adapters[tokens]] = believed
             log.append({"step": step, "eval_loss": 1 / step})
@@ -258,7 +259,7 @@ class StandIn:
 
     def __init__(self, adapter: Path) -> None:
         self.runner = asyncio.Runner()
-        self.weights = json.loads((adapter / WEIGHTS_FILE).read_text())
+        self.weights = json.loads((adapter / ADAPTER_WEIGHTS).read_text())
 
     async def ask(self, request: Request) -> Any:
         asked = dump(request.question.messages)
