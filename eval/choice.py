@@ -1,6 +1,6 @@
 """Decide who answers held-out cases best: one of several adapters, or model or classifier."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from panjue.eval.metric_values import (
     without_nan,
 )
 from panjue.finetune.classifier.calibration import FieldAnswer, calibration_of
-from panjue.finetune.classifier.opinions import Advisor
+from panjue.finetune.classifier.opinions import Advisor, ModelLogprobs, Opinion, model_logprobs
 from panjue.finetune.trained import made_from
 from panjue.prompts.example import Decoded, Example, first_reply, is_same
 from panjue.prompts.plumbing.intervals import NO_INTERVAL, interval_text
@@ -89,7 +89,8 @@ def best_by_field(answered: Answered) -> Choice:
         gold = task.gold(example)
         for name, row in rows.items():
             values[name].add(example, metric_values(task, gold, row, f"id {example.id}"))
-        field_answers += model_judgments(advisor, example, decoded, opinions)
+        logprobs = model_logprobs(reply, decoded, task.answer)
+        field_answers += model_judgments(advisor, example, decoded, opinions, logprobs)
         texts.append(text_hash(example))
     metrics = {name: task.score.metric_of(name) for name in task.answer.fields}
     choice = best_of(values, metrics).of_model(answered.record.trained_sha256 or "")
@@ -116,13 +117,17 @@ def row_of_reply(task: Task, example: Example, decoded: Decoded) -> Row | None:
 
 
 def model_judgments(
-    advisor: Advisor, example: Example, decoded: Decoded, opinions: Any
+    advisor: Advisor,
+    example: Example,
+    decoded: Decoded,
+    opinions: Sequence[Opinion],
+    logprobs: ModelLogprobs,
 ) -> Iterator[tuple[FieldAnswer, bool]]:
     """Yield the model's own answers to the fields of an example, and whether each is right."""
     assert example.answer, "cases without gold are refused before"
     gold = advisor.task.answer.items_of(example.answer)
     answer = advisor.complete(decoded, opinions)
-    for field_answer in advisor.judgments(decoded, answer, opinions):
+    for field_answer in advisor.judgments(decoded, answer, opinions, logprobs):
         if field_answer.agreement:
             gold_value = gold[field_answer.item][field_answer.field]
             yield field_answer, is_same(gold_value, field_answer.value)

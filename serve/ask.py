@@ -17,13 +17,21 @@ from llguidance import LLMatcher
 
 from panjue.finetune.classifier.opinions import Advisor, Opinion
 from panjue.finetune.trained import Trained
-from panjue.prompts.example import ENGINE_FAILED, Decoded, Example, call_key, first_reply
+from panjue.prompts.example import (
+    ENGINE_FAILED,
+    Decoded,
+    Example,
+    LabelFields,
+    call_key,
+    first_reply,
+)
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.render import neutralize_messages, template_args
 from panjue.prompts.shorten import ShortenedPrompt, shortened_prompt, shortest
 from panjue.prompts.task import Messages, Schema, Task
+from panjue.serve.reply_logprobs import field_logprobs, tokens_of
 from panjue.serve.together import Together
 
 T = TypeVar("T")
@@ -84,6 +92,7 @@ class Request:
     question: Question
     sampling: Sampling
     sampling_pass: int = 0  # number of this request among those of one row
+    with_logprobs: bool = False  # whether the tokens' log-probabilities are wanted
     on_text: OnText | None = None  # receives each new piece of the first reply
 
 
@@ -218,15 +227,25 @@ async def ask(
     source: Source,
     question: Question,
     key: int | str,
+    fields: LabelFields,
     passes: Sequence[Sampling] = ({},),
     on_text: OnText | None = None,
 ) -> CompletionRow:
-    """Ask one call with a request for each of `passes`; return its row without the key."""
-    requests = [
-        Request(key, question, sampling, number, on_text) for number, sampling in enumerate(passes)
-    ]
+    """Ask one call with a request for each of `passes`; return its row without the key.
+
+    The row has the model's log-probability of each of the `fields` in the first reply, if the
+    source gives those of the tokens.
+    """
+    requests = []
+    for number, sampling in enumerate(passes):
+        wanted = number == 0 and bool(fields.fields)
+        requests.append(Request(key, question, sampling, number, wanted, on_text))
     outputs = await all_of(source.ask(request) for request in requests)
     made = row(question, outputs)
+    if "refused" not in made and (tokens := tokens_of(outputs[0].outputs[0])):
+        logprobs = field_logprobs(made["texts"][0], tokens, fields)
+        if logprobs is not None:
+            made["logprobs"] = logprobs
     if question.opinions:
         made["opinions"] = [vars(opinion) for opinion in question.opinions]
     return made
@@ -314,7 +333,9 @@ class Answerer:
                     opinions = await self.question_maker.opinions(question)
                     limit = self.source.longest
                     asked = self.question_maker.question(question, limit, opinions)
-                    row = {**key, **await ask(self.source, asked, question.id, self.passes)}
+                    fields = self.question_maker.task.answer
+                    made = await ask(self.source, asked, question.id, fields, self.passes)
+                    row = {**key, **made}
                 except Refusal as refusal:
                     row = {**key, "refused": str(refusal)}
                 write(row)

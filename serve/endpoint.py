@@ -2,8 +2,10 @@
 
 import asyncio
 import re
+from codecs import getincrementaldecoder
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from openai import APIStatusError, AsyncOpenAI, OpenAIError, Timeout
 
@@ -23,6 +25,7 @@ from panjue.serve.settings import ENDPOINT_SAMPLING
 
 ENDPOINT_KEY = "PANJUE_ENDPOINT_KEY"  # environment variable with the endpoint's API key
 TEMPLATE_FIELD = "chat_template_kwargs"  # of requests to vLLM; OpenAI does not have it
+LOGPROBS_FIELD = "logprobs"  # of requests; reasoning models and some gateways refuse it
 
 REFUSED_STATUSES = frozenset({400, 413, 422, 501})
 """HTTP statuses for a request that is at fault, for example because its prompt is too long."""
@@ -48,6 +51,13 @@ SCHEMA_FIELDS = ("response_format", "json_schema", "structured_outputs", "schema
 MAX_RETRIES = 8  # after 0.5 s, 1 s, 2 s and so on up to 8 s, or after the time that the server says
 
 
+class EndpointToken(NamedTuple):
+    """A token of a reply, with the fields of vLLM's Logprob."""
+
+    logprob: float
+    decoded_token: str  # empty if it has only a part of a character
+
+
 @dataclass(frozen=True)
 class EndpointReply:
     """One reply, with the fields of vLLM's CompletionOutput."""
@@ -55,6 +65,7 @@ class EndpointReply:
     text: str
     finish_reason: str  # "unknown" if the endpoint does not say it
     token_ids: range  # no ids, as only their number is known
+    logprobs: Sequence[Mapping[int, EndpointToken]] | None = None  # None: they were not sent
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,7 @@ class Endpoint:
         self._failure = ""
         self._replies = 0
         self._refusals = 0
-        self._takes_template = True
+        self._untaken: set[str] = set()  # optional fields that the endpoint refuses
         self.runner = asyncio.Runner()
         key = key_of(ENDPOINT_KEY) or "none"  # the client needs one
         timeout = Timeout(600, connect=10)
@@ -128,8 +139,8 @@ class Endpoint:
 
     async def _ask(self, request: Request, number: int) -> EndpointOutput:
         """Send one request for `number` replies. After an error, every further one ends the run."""
-        with_template = self._takes_template and bool(request.question.template)
-        arguments = self._arguments(request, number, with_template=with_template)
+        optional = self._optional(request)
+        arguments = self._arguments(request, number, optional)
         try:
             answer = await self._client.chat.completions.with_raw_response.create(**arguments)
             return read_completion(answer.text)
@@ -137,11 +148,13 @@ class Endpoint:
             text = readable(error.response.text)
             reason = f"{error.status_code} {text}"
             if error.status_code in REFUSED_STATUSES:
-                if TEMPLATE_FIELD in reason and with_template:
-                    self._takes_template = False
-                    again = await self._ask(request, number)
-                    self._takes_template = not again.outputs  # else the field was not the reason
-                    return again
+                for name in optional:
+                    if name in reason.lower():
+                        self._untaken.add(name)
+                        again = await self._ask(request, number)
+                        if not again.outputs:
+                            self._untaken.discard(name)  # the field was not the reason
+                        return again
                 return EndpointOutput(refused=f"{error.status_code}: {text[:MAX_QUOTED]}")
             reason = reason[:MAX_QUOTED] + self._hint(error.status_code)
         except (OpenAIError, ValueError) as error:
@@ -163,7 +176,22 @@ class Endpoint:
             return f"; if its address ends in /v1, say endpoint={self._url}/v1#{self._model}"
         return ""
 
-    def _arguments(self, request: Request, number: int, *, with_template: bool) -> dict[str, Any]:
+    def _optional(self, request: Request) -> list[str]:
+        """Return the optional fields that a request has, without those that the endpoint refuses.
+
+        The template's arguments are for our own model, to be asked as in training.
+        """
+        wanted = {
+            TEMPLATE_FIELD: bool(request.question.template),
+            LOGPROBS_FIELD: request.with_logprobs,
+        }
+        return [
+            name for name, is_wanted in wanted.items() if is_wanted and name not in self._untaken
+        ]
+
+    def _arguments(
+        self, request: Request, number: int, optional: Collection[str]
+    ) -> dict[str, Any]:
         """Return the arguments of openai's `chat.completions.create`."""
         question = request.question
         arguments: dict[str, Any] = {
@@ -179,7 +207,9 @@ class Endpoint:
             arguments["n"] = number
         if question.room:
             arguments.setdefault("max_tokens", question.room)
-        if with_template:  # our own model: as in training
+        if LOGPROBS_FIELD in optional:
+            arguments[LOGPROBS_FIELD] = True
+        if TEMPLATE_FIELD in optional:
             further[TEMPLATE_FIELD] = {**question.template, **further.get(TEMPLATE_FIELD, {})}
         if question.schema:
             json_schema = {"name": "reply", "strict": True, "schema": question.schema}
@@ -237,7 +267,10 @@ def read_completion(body: str) -> EndpointOutput:
             text = message_text(message.get("content"))
             reason = choice.get("finish_reason")
             if text is not None:
-                replies.append(EndpointReply(text, str(reason or "unknown"), range(tokens)))
+                logprobs = token_logprobs(choice.get("logprobs"))
+                replies.append(
+                    EndpointReply(text, str(reason or "unknown"), range(tokens), logprobs)
+                )
             elif refusal := message_text(message.get("refusal")):
                 refused = f"the model refuses: {refusal[:MAX_QUOTED]}"
             elif reason:
@@ -249,6 +282,25 @@ def read_completion(body: str) -> EndpointOutput:
         raise ValueError("it aborted its reply")
     prompt = usage.get("prompt_tokens") or 0
     return EndpointOutput(replies, cached, prompt, "" if replies else refused)
+
+
+def token_logprobs(logprobs: Any) -> list[dict[int, EndpointToken]] | None:
+    """Return the log-probabilities of a choice's tokens in vLLM's form; None without any.
+
+    A character of several tokens counts for the last of them. Servers whose form differs give none.
+    """
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    decoder = getincrementaldecoder("utf-8")(errors="replace")
+    tokens = []
+    try:
+        for number, token in enumerate(content or ()):
+            spelled = token.get("bytes")
+            written = token["token"].encode(errors="replace") if spelled is None else bytes(spelled)
+            one = EndpointToken(float(token["logprob"]), decoder.decode(written))
+            tokens.append({number: one})
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return None
+    return tokens or None
 
 
 def message_text(content: Any) -> str | None:

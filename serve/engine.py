@@ -78,6 +78,8 @@ class Engine:
         on_text = request.on_text
         schema = question.schema
         sampling = {"temperature": 0.0, "max_tokens": question.room or None, **request.sampling}
+        if request.with_logprobs:  # 0: of the chosen token alone
+            sampling.setdefault("logprobs", 0)
         params = SamplingParams(
             **sampling,
             structured_outputs=schema and StructuredOutputsParams(json=schema),
@@ -189,6 +191,8 @@ def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]
         "max_model_len": budget.usual if budget.usual == budget.longest else -1,
         "seed": seed,
         "structured_outputs_config": StructuredOutputsConfig(**BACKEND),
+        # After the mask of the schema: what it forces has probability 1.
+        "logprobs_mode": "processed_logprobs",
         "load_format": "safetensors",
         "trust_remote_code": False,
         "language_model_only": is_part(served.model),
@@ -205,6 +209,7 @@ OWN_ARGUMENTS = (
     "max_model_len",
     "seed",
     "structured_outputs_config",
+    "logprobs_mode",
     "load_format",
     "trust_remote_code",
     "language_model_only",

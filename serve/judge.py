@@ -150,7 +150,7 @@ class ServedRun:
 
         `on_text` receives each new piece of the reply.
         """
-        row = await ask(engine, question, next(NUMBERS), on_text=on_text)
+        row = await ask(engine, question, next(NUMBERS), self.task.answer, on_text=on_text)
         if "refused" in row:
             raise UserError(row["refused"])
         return await asyncio.to_thread(self._body, case, example, row)

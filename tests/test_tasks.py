@@ -103,7 +103,7 @@ def check_any_reply(task: Task, example: Example, labels: Labels) -> None:
             assert list(task.data.check(example, row, labels)) == []
             dump(row).encode("utf-8")
         assert (completed == decoded.answer) or decoded.repairs
-        told = advisor.confidence(decoded, completed, opinions) if advisor else []
+        told = advisor.confidence(decoded, completed, opinions, {}) if advisor else []
         assert all(0 <= chance <= 1 for item in told for chance in item.values())
 
     answers()

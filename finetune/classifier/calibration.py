@@ -1,15 +1,17 @@
-"""Platt scaling. It turns scores into probabilities, and corrects them where the model answers."""
+"""Turn scores into probabilities, and say how likely an answer of the model is right."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit
 
+from panjue.prompts.plumbing.records import ConfidenceWeights
+
 MIN_SCALED = 50
-"""Items or field answers that a scaling needs; with fewer, probabilities stay as they are."""
+"""Items that a scaling needs; with fewer, probabilities stay as they are."""
 
 TINY = 1e-9
 """Probabilities are clipped to this distance from 0 and from 1."""
@@ -18,9 +20,9 @@ UNSURE = 1e-6
 """Confidences in answers are clipped to this distance from 0 and from 1."""
 
 LEAST_SCALE = 0.1
-"""Smallest scale of a confidence's log-odds, so that calibration keeps doubt. With a scale near 0,
-a chance of 1e-6 and one of .999 may both become .9965 if the model was right on nearly all
-cases."""
+"""Smallest weight of the classifier's log-odds in a confidence, so that calibration keeps doubt.
+With a weight near 0, a chance of 1e-6 and one of .999 may both become .9965 if the model was right
+on nearly all cases."""
 
 UNSCALED = (1.0, 0.0)
 """The scale and shift that change nothing."""
@@ -104,44 +106,98 @@ def calibrated(logits: ArrayLike, scale: float, shift: float) -> NDArray[np.floa
     return result
 
 
-Calibration = Mapping[str, Mapping[str, tuple[float, float]]]
-"""Field -> whether model and classifier `agree` or `differ` -> scale and shift of the log-odds."""
+Calibration = Mapping[str, Mapping[str, ConfidenceWeights]]
+"""Field -> group of answers (`FieldAnswer.group`) -> the weights of their confidences."""
+
+UNFITTED = ConfidenceWeights(classifier=1.0, model=0.0, shift=0.0)
+"""The weights that leave the classifier's probability as it is, and the mean of the prior."""
+
+PRIOR_DEVIATION = 1.0
+"""Standard deviation of the normal prior of each weight."""
 
 
 class FieldAnswer(NamedTuple):
-    """The answer to a field of an item, and the text classifier's probability that it is right."""
+    """The answer to a field of an item, and how likely it is right to classifier and model."""
 
     item: int  # its number in the answer
     field: str
     value: Any  # a list of labels, or one class
     agreement: str  # do model and classifier `agree` or `differ`; empty: the classifier answered
     chance: float  # the classifier's probability that exactly this value is right
+    logprob: float | None = None  # the model's own, of exactly this value; None: it is not known
+
+    @property
+    def group(self) -> str:
+        """Return with which answers it is calibrated."""
+        return self.agreement if self.logprob is None else f"{self.agreement}, with logprob"
 
 
 def calibration_of(
     field_answers: Iterable[tuple[FieldAnswer, bool]],
-) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return the scalings fitted on field answers of the model, each with whether it is right."""
-    groups: dict[tuple[str, str], list[tuple[float, bool]]] = defaultdict(list)
+) -> dict[str, dict[str, ConfidenceWeights]]:
+    """Return weights fitted on field answers of the model, each with whether it is right.
+
+    Answers with a log-probability are also fitted without it, for replies that have none.
+    """
+    by_field: dict[str, list[tuple[FieldAnswer, bool]]] = defaultdict(list)
     for field_answer, is_right in field_answers:
-        groups[field_answer.field, field_answer.agreement].append((field_answer.chance, is_right))
-    calibration: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
-    for (name, agreement), group in groups.items():
-        if len(group) < MIN_SCALED:
-            continue
-        believed = np.array([chance for chance, _ in group])
-        correct = np.array([is_right for _, is_right in group])
-        calibration[name][agreement] = platt(log_odds(believed), correct, least_scale=LEAST_SCALE)
-    return dict(calibration)
+        if field_answer.agreement:
+            by_field[field_answer.field].append((field_answer, is_right))
+    calibration = {}
+    for name, answers in by_field.items():
+        with_logprob = [answer for answer in answers if answer[0].logprob is not None]
+        without = [(answer._replace(logprob=None), is_right) for answer, is_right in answers]
+        calibration[name] = fit_weights(without) | fit_weights(with_logprob)
+    return calibration
+
+
+def fit_weights(answers: Sequence[tuple[FieldAnswer, bool]]) -> dict[str, ConfidenceWeights]:
+    """Return group -> weights, by a logistic regression with a normal prior around `UNFITTED`.
+
+    The log-odds that an answer is right are a weighted sum of the classifier's log-odds and the
+    model's, plus a shift that depends on the group. All answers have a log-probability, or none.
+    """
+    from scipy.optimize import minimize  # see `platt`
+
+    groups = sorted({answer.group for answer, _ in answers})
+    if not groups:
+        return {}
+    of_classifier = log_odds([answer.chance for answer, _ in answers])
+    of_model = np.array([model_log_odds(answer) for answer, _ in answers])
+    is_in = np.array([[answer.group == group for group in groups] for answer, _ in answers])
+    features = np.column_stack([of_classifier, of_model, is_in])  # [answers, 2 + groups]
+    signs = np.array([1 if is_right else -1 for _, is_right in answers])
+    means = np.zeros(features.shape[1])
+    means[0] = UNFITTED.classifier
+    least = [LEAST_SCALE, 0.0, *[-np.inf] * len(groups)]
+
+    def loss(weights: NDArray[Any]) -> float:
+        from_prior = ((weights - means) ** 2).sum() / (2 * PRIOR_DEVIATION**2)
+        return float(np.logaddexp(0, -signs * (features @ weights)).sum() + from_prior)
+
+    bounds = [(lowest, np.inf) for lowest in least]
+    classifier, model, *shifts = minimize(loss, means, method="L-BFGS-B", bounds=bounds).x
+    return {
+        group: ConfidenceWeights(classifier=classifier, model=model, shift=shift)
+        for group, shift in zip(groups, shifts, strict=True)
+    }
 
 
 def confidence_in(calibration: Calibration, field_answer: FieldAnswer) -> float:
-    """Return the confidence in an answer to a field: its chance, calibrated if possible."""
-    chance = field_answer.chance
+    """Return the confidence in an answer to a field, calibrated if possible."""
     of_field = calibration.get(field_answer.field, {})
-    if field_answer.agreement in of_field:
-        chance = float(calibrated(log_odds(chance), *of_field[field_answer.agreement]))
-    return min(max(chance, UNSURE), 1 - UNSURE)
+    weights = of_field.get(field_answer.group) or of_field.get(field_answer.agreement, UNFITTED)
+    logit = weights.classifier * log_odds(field_answer.chance) + weights.shift
+    if weights.model:
+        logit += weights.model * model_log_odds(field_answer)
+    return float(np.clip(expit(logit), UNSURE, 1 - UNSURE))
+
+
+def model_log_odds(field_answer: FieldAnswer) -> float:
+    """Return the model's own log-odds of an answer; 0, which has no effect, if not known."""
+    if field_answer.logprob is None:
+        return 0.0
+    return float(log_odds(np.exp(field_answer.logprob)))
 
 
 def log_odds(chance: ArrayLike) -> NDArray[Any]:

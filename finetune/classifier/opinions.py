@@ -22,6 +22,7 @@ from panjue.finetune.classifier.label_sets import (
 )
 from panjue.prompts.example import Answer, Decoded, Example, LabelFields, first_reply, is_same
 from panjue.prompts.labels import Labels
+from panjue.prompts.plumbing.decode import load_json
 from panjue.prompts.plumbing.records import Choice
 from panjue.prompts.task import Task
 
@@ -56,6 +57,9 @@ class FinalAnswer(NamedTuple):
     opinions: Sequence[Opinion] = ()
     confidence: Sequence[Mapping[str, float]] = ()  # see `Advisor.confidence`
 
+
+ModelLogprobs = Mapping[tuple[int, str], float]
+"""Number of an item and field -> the model's log-probability of its value in the reply."""
 
 EMPTY_REPLY: Mapping[str, Any] = {"texts": [""]}
 """A row without a reply, so that the fallback answers everything."""
@@ -155,25 +159,35 @@ class Advisor:
         return label_fields.with_items(decoded.answer, items)
 
     def judgments(
-        self, decoded: Decoded, answer: Answer, opinions: Sequence[Opinion]
+        self,
+        decoded: Decoded,
+        answer: Answer,
+        opinions: Sequence[Opinion],
+        logprobs: ModelLogprobs,
     ) -> Iterator[FieldAnswer]:
-        """Yield each field of each item of a complete answer, with its probability."""
+        """Yield each field of each item of a complete answer, with its probabilities."""
         for number, item in enumerate(self.task.answer.items_of(answer)):
             opinion = opinions[number]
             for name, probabilities in opinion.probabilities.items():
                 value = item[name]
                 agreement = "agree" if is_same(value, opinion.answer[name]) else "differ"
+                logprob = logprobs.get((number, name))
                 if decoded.is_fallback(number, name):
                     agreement = ""
+                    logprob = None
                 chance = self._chance_of(value, name, probabilities)
-                yield FieldAnswer(number, name, value, agreement, chance)
+                yield FieldAnswer(number, name, value, agreement, chance, logprob)
 
     def confidence(
-        self, decoded: Decoded, answer: Answer, opinions: Sequence[Opinion]
+        self,
+        decoded: Decoded,
+        answer: Answer,
+        opinions: Sequence[Opinion],
+        logprobs: ModelLogprobs,
     ) -> list[dict[str, float]]:
         """Return for each item: field -> the probability that exactly its value is right."""
         confidence: list[dict[str, float]] = [{} for _ in opinions]
-        for field_answer in self.judgments(decoded, answer, opinions):
+        for field_answer in self.judgments(decoded, answer, opinions, logprobs):
             confidence[field_answer.item][field_answer.field] = confidence_in(
                 self.calibration, field_answer
             )
@@ -215,7 +229,30 @@ def read_answer(
         opinions = advisor.opinions(example, row)
     of_model = decoded.without(advisor.answers, len(opinions))
     answer = advisor.complete(of_model, opinions)
-    return FinalAnswer(decoded, answer, opinions, advisor.confidence(of_model, answer, opinions))
+    logprobs = model_logprobs(row, decoded, task.answer)
+    confidence = advisor.confidence(of_model, answer, opinions, logprobs)
+    return FinalAnswer(decoded, answer, opinions, confidence)
+
+
+def model_logprobs(
+    row: Mapping[str, Any], decoded: Decoded, label_fields: LabelFields
+) -> ModelLogprobs:
+    """Return the model's log-probabilities of the values in the reply of a row.
+
+    Values that the row has no number for, or that repair has changed, are absent.
+    """
+    numbers = row.get("logprobs")
+    reply = load_json(first_reply(row))
+    if numbers is None or reply is None or not decoded.readable:
+        return {}
+    logprobs = {}
+    written = label_fields.items_of(reply)
+    answered = label_fields.items_of(decoded.answer)
+    for number, (of_item, item, answer) in enumerate(zip(numbers, written, answered, strict=False)):
+        for name, of_labels in of_item.items():
+            if is_same(answer[name], item[name]):
+                logprobs[number, name] = sum(of_labels)
+    return logprobs
 
 
 def load_advisor(trained: Path, digest: str, task: Task, labels: Labels) -> Advisor:

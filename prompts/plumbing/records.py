@@ -326,6 +326,26 @@ def model_less_classifier(best: Best) -> MeanInterval:
     return 0 - mean, 0 - high, 0 - low
 
 
+class ConfidenceWeights(BaseModel):
+    """The weights of log-odds in the confidence in an answer of the model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    classifier: float
+    """Weight of the text classifier's log-odds that the answer is right."""
+    model: float
+    """Weight of the log-odds that the model itself gives its answer."""
+    shift: float
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_0_4(cls, found: Any) -> Any:
+        """Read the scale and shift that versions before 0.5 wrote."""
+        if isinstance(found, list | tuple) and len(found) == 2:
+            return {"classifier": found[0], "model": 0.0, "shift": found[1]}
+        return found
+
+
 class Choice(BaseModel):
     """Who answers: the best of several candidates on held-out cases; `choice.json`, `chosen.json`.
 
@@ -352,8 +372,8 @@ class Choice(BaseModel):
     highest_hash: str = ""
     asked: dict[str, Any] = Field(default_factory=dict)
     """How the model was asked: the entries of the answers' record that affect replies."""
-    calibration: dict[str, dict[str, tuple[float, float]]] = Field(default_factory=dict)
-    """Calibration of confidences in the model's answers; see `classifier.calibration`."""
+    calibration: dict[str, dict[str, ConfidenceWeights]] = Field(default_factory=dict)
+    """Weights of confidences in the model's answers; see `classifier.calibration`."""
     texts: tuple[str, ...] = ()
     """Hashes of the texts of the cases. On these, calibrated confidences would look too good."""
 

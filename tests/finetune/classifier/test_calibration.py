@@ -15,18 +15,20 @@ from panjue.finetune.classifier.calibration import (
     platt,
     temperature,
 )
+from panjue.prompts.plumbing.records import ConfidenceWeights
+
+
+def judged(field: str, agreement: str, chance: float, logprob: float | None = None) -> FieldAnswer:
+    return FieldAnswer(0, field, None, agreement, chance, logprob)
 
 
 def test_confidences_follow_how_often_the_model_was_right() -> None:
-    def judged(field: str, agreement: str, chance: float) -> FieldAnswer:
-        return FieldAnswer(0, field, None, agreement, chance)
-
     agreed = judged("penalty", "agree", 0.5)
     differed = judged("penalty", "differ", 0.1)
     few = judged("charges", "agree", 0.5)
-    field_answers = [(agreed, n % 10 > 0) for n in range(100)]
-    field_answers += [(differed, n % 10 > 1) for n in range(100)]
-    field_answers += [(few, True)] * 49
+    field_answers = [(agreed, n % 10 > 0) for n in range(1000)]
+    field_answers += [(differed, n % 10 > 1) for n in range(1000)]
+    field_answers += [(few, True)] * 2
     field_answers += [(judged("articles", "agree", n / 100), True) for n in range(1, 100)]
     calibration = calibration_of(field_answers)
     assert confidence_in(calibration, agreed) == pytest.approx(0.9, abs=0.01)
@@ -37,22 +39,64 @@ def test_confidences_follow_how_often_the_model_was_right() -> None:
     assert confidence_in(calibration, judged("penalty", "", 0.5)) == 0.5, (
         "the classifier's own answer"
     )
-    assert confidence_in(calibration, few) == 0.5, "too few to say"
+    assert 0.5 < confidence_in(calibration, few) < 0.75, "two right ones say little"
     never_wrong = confidence_in(calibration, judged("articles", "agree", 0.3))
     assert 0.9 < never_wrong < 1, "but not certain"
+
+
+def test_where_the_model_knows_better_its_own_certainty_counts() -> None:
+    """The classifier always says one half; the model is right as often as it says."""
+    draw = np.random.default_rng(0)
+    chances = draw.uniform(0.05, 0.95, 4000)
+    answers = []
+    for chance in chances:
+        answer = judged("penalty", "differ", 0.5, float(np.log(chance)))
+        answers.append((answer, bool(draw.random() < chance)))
+    calibration = calibration_of(answers)
+    for chance in (0.1, 0.3, 0.5, 0.7, 0.9):
+        answer = judged("penalty", "differ", 0.5, float(np.log(chance)))
+        assert confidence_in(calibration, answer) == pytest.approx(chance, abs=0.04)
+    without = judged("penalty", "differ", 0.5)
+    assert confidence_in(calibration, without) == pytest.approx(0.5, abs=0.04)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["agree", "differ"]),
+            st.floats(0, 1),
+            st.none() | st.floats(-800, 0),
+            st.booleans(),
+        ),
+        max_size=6,
+    ),
+    st.floats(0, 1),
+    st.none() | st.floats(-800, 0),
+)
+def test_a_surer_model_or_classifier_never_lowers_a_confidence(
+    rows: list[tuple[str, float, float | None, bool]], chance: float, logprob: float | None
+) -> None:
+    answers = [(judged("penalty", *answer), is_right) for *answer, is_right in rows]
+    calibration = calibration_of(answers)
+    for weights in calibration.get("penalty", {}).values():
+        assert weights.classifier >= LEAST_SCALE
+        assert weights.model >= 0
+        assert np.isfinite(weights.shift)
+    for agreement in ("agree", "differ"):
+        confidence = confidence_in(calibration, judged("penalty", agreement, chance, logprob))
+        surer = judged("penalty", agreement, min(1, chance * 1.1), logprob and logprob / 2)
+        assert UNSURE <= confidence <= confidence_in(calibration, surer) <= 1 - UNSURE
 
 
 def test_doubt_is_never_thrown_away() -> None:
     """Where the model was right on nearly all cases, whatever the classifier thought of them."""
     chances = [0.001 + 0.998 * n / 499 for n in range(500)]
-    answers = [(FieldAnswer(0, "penalty", None, "agree", chance), True) for chance in chances]
-    unsure = (FieldAnswer(0, "penalty", None, "agree", 0.999), False)
+    answers = [(judged("penalty", "agree", chance), True) for chance in chances]
+    unsure = (judged("penalty", "agree", 0.999), False)
     calibration = calibration_of([*answers, unsure])
-    scale, _ = calibration["penalty"]["agree"]
-    assert scale >= LEAST_SCALE
 
     def confidence(chance: float) -> float:
-        return confidence_in(calibration, FieldAnswer(0, "penalty", None, "agree", chance))
+        return confidence_in(calibration, judged("penalty", "agree", chance))
 
     assert 1 - confidence(1e-6) > 2 * (1 - confidence(0.5)) > 2.5 * (1 - confidence(0.999))
 
@@ -81,6 +125,7 @@ def test_scores_that_are_all_right_or_all_wrong_have_a_scale(is_right: bool) -> 
 @given(st.floats(-1e300, 1e300), st.floats(0, 1))
 def test_no_probability_is_0_or_1_and_no_confidence_nearly(logit: float, chance: float) -> None:
     assert 0 < calibrated(logit, 1, 0) < 1
-    for calibration in ({}, {"penalty": {"agree": (5.0, 9.0)}}):
+    weights = ConfidenceWeights(classifier=5.0, model=3.0, shift=9.0)
+    for calibration in ({}, {"penalty": {"agree": weights}}):
         confidence = confidence_in(calibration, FieldAnswer(0, "penalty", None, "agree", chance))
         assert UNSURE <= confidence <= 1 - UNSURE

@@ -87,7 +87,7 @@ def answered(advisor: Advisor, example: Example) -> list[tuple[Mapping[str, Any]
     opinions = advisor.opinions(example)
     answer = advisor.alone(example, opinions)
     nothing = advisor.task.ask.decode("", example, advisor.labels)
-    confidence = advisor.confidence(nothing, answer, opinions)
+    confidence = advisor.confidence(nothing, answer, opinions, {})
     items = advisor.task.answer.items_of(answer)
     probabilities = [opinion.probabilities for opinion in opinions]
     return list(zip(items, probabilities, confidence, strict=True))

@@ -175,7 +175,7 @@ def test_confidence_is_the_probability_of_what_was_answered() -> None:
     charges = exp(-4) / (exp(4) + exp(-4) + 1)
     wanted = {"charges": charges, "articles": charges, "penalty": 1 / (1 + exp(4))}
     nothing = JUDGMENT.ask.decode("", CASE, ADVISOR.labels)
-    told = ADVISOR.confidence(nothing, CASE.answer, ADVISOR.opinions(CASE))
+    told = ADVISOR.confidence(nothing, CASE.answer, ADVISOR.opinions(CASE), {})
     assert told == [pytest.approx(wanted)] * 2
 
 

@@ -20,6 +20,7 @@ from panjue.prompts.plumbing.records import (
     WEIGHTS,
     AnswersRecord,
     Choice,
+    ConfidenceWeights,
     RunRecord,
     if_any,
     model_less_classifier,
@@ -86,6 +87,8 @@ def test_a_choice_comes_back_as_it_was_written(tmp_path: Path) -> None:
     fields = {"a": {**field, "low": 0.0, "high": 0.2}}
     choice = Choice.model_validate({**of_0_4, "fields": fields})
     assert (choice.answered_by, choice.score("a", "classifier")) == ({"a": "model"}, 0.4)
+    weights = ConfidenceWeights(classifier=1, model=0, shift=0)
+    assert choice.calibration == {"a": {"agree": weights}}
     assert model_less_classifier(choice.best["a"]) == pytest.approx((0.1, 0.0, 0.2))
     path = tmp_path / CHOICE
     assert if_any(Choice, path) is None
