@@ -62,9 +62,10 @@ def field_logprobs(
         if fields.items:  # the path is `judgments`, the item's number, the field
             if len(path) < 3 or path[0] != fields.items:
                 continue
-            _, number, *path = path
+            number = int(path[1])
+            path = path[2:]
         if path and path[0] in fields.fields:
-            of_item = items[int(number)]
+            of_item = items[number]
             of_item.setdefault(str(path[0]), []).append(round(logprob, DIGITS))
     return [items[number] for number in range(max(items, default=-1) + 1)]
 

@@ -209,8 +209,8 @@ def platt_alone(answers: Sequence[tuple[FieldAnswer, bool]]) -> Calibration:
     for (name, agreement), group in groups.items():
         if len(group) >= MIN_SCALED:
             odds = log_odds([chance for chance, _ in group])
-            is_right = np.array([right for _, right in group])
-            scale, shift = platt(odds, is_right, least_scale=LEAST_SCALE)
+            were_right = np.array([is_right for _, is_right in group])
+            scale, shift = platt(odds, were_right, least_scale=LEAST_SCALE)
             calibration[name][agreement] = ConfidenceWeights(classifier=scale, model=0, shift=shift)
     return calibration
 

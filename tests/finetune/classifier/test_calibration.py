@@ -76,7 +76,9 @@ def test_where_the_model_knows_better_its_own_certainty_counts() -> None:
 def test_a_surer_model_or_classifier_never_lowers_a_confidence(
     rows: list[tuple[str, float, float | None, bool]], chance: float, logprob: float | None
 ) -> None:
-    answers = [(judged("penalty", *answer), is_right) for *answer, is_right in rows]
+    answers = []
+    for agreement, of_classifier, of_model, is_right in rows:
+        answers.append((judged("penalty", agreement, of_classifier, of_model), is_right))
     calibration = calibration_of(answers)
     for weights in calibration.get("penalty", {}).values():
         assert weights.classifier >= LEAST_SCALE
