@@ -78,8 +78,8 @@ class Engine:
         on_text = request.on_text
         schema = question.schema
         sampling = {"temperature": 0.0, "max_tokens": question.room or None, **request.sampling}
-        if request.with_logprobs:  # 0: of the chosen token alone
-            sampling.setdefault("logprobs", 0)
+        if request.with_logprobs:  # 0: of the chosen token alone; flat lists spare the collector
+            sampling = {"logprobs": 0, "flat_logprobs": True, **sampling}
         params = SamplingParams(
             **sampling,
             structured_outputs=schema and StructuredOutputsParams(json=schema),

@@ -1,4 +1,4 @@
-"""What a schema per case costs: the engine with and without, on the same prompts.
+"""What a schema per case and log-probabilities cost: the engine with and without, on equal prompts.
 
     python -m tests.bench.generate TRAINED_FOLDER CASES.jsonl [--limit 64]
 
@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from panjue.serve.ask import Budget, Request, row
-from panjue.serve.engine import Engine, RequestOutput, engine
+from panjue.prompts.example import LabelFields
+from panjue.serve.ask import Budget, CompletionRow, Request, ask
+from panjue.serve.engine import Engine, engine
 from tests.bench.common import askable, compare, parser
 from tests.opened import job_of
 
@@ -34,13 +35,18 @@ def main() -> None:
     assert job.served
     pairs = askable(job.question_maker(), given.cases, given.limit)
     own = [Request(example.id, question, {}) for example, question in pairs]
+    fields = job.task.answer
+    nothing = LabelFields()
     with engine(job.served, SETTINGS, Budget(job.budget.usual, job.budget.usual), seed=0) as llm:
-        lengths = answer(llm, own)  # also warms up
+        lengths = answer(llm, own, fields)  # also warms up
         print(f"{len(own)} cases, {sum(lengths)} tokens")
         free = [without_schema(*each) for each in zip(own, lengths, strict=True)]
-        ways = {"no schema": free, "a schema per case": own}
-        rates = {way: partial(rate, llm, requests) for way, requests in ways.items()}
-        compare(rates, "tokens/s", "no schema", given.rounds)
+        ways = {
+            "no schema": partial(rate, llm, free, nothing),
+            "a schema per case": partial(rate, llm, own, nothing),
+            "the same with log-probabilities": partial(rate, llm, own, fields),
+        }
+        compare(ways, "tokens/s", "a schema per case", given.rounds)
 
 
 def without_schema(request: Request, tokens: int) -> Request:
@@ -48,21 +54,23 @@ def without_schema(request: Request, tokens: int) -> Request:
     return replace(request, question=question, sampling={"ignore_eos": True, "max_tokens": tokens})
 
 
-def rate(llm: Engine, requests: list[Request]) -> float:
+def rate(llm: Engine, requests: list[Request], fields: LabelFields) -> float:
     """Return the tokens a second of one round."""
     began = time.perf_counter()
-    return sum(answer(llm, requests)) / (time.perf_counter() - began)
+    return sum(answer(llm, requests, fields)) / (time.perf_counter() - began)
 
 
-def answer(llm: Engine, requests: list[Request]) -> list[int]:
-    """Make the row of every reply, as `generate` does; return how many tokens each has."""
+def answer(llm: Engine, requests: list[Request], fields: LabelFields) -> list[int]:
+    """Make the row of every reply, as `generate` does; return how many tokens each has.
 
-    async def ask() -> list[RequestOutput]:
-        return await asyncio.gather(*map(llm.ask, requests))
+    The rows have the log-probabilities of `fields`.
+    """
 
-    outputs = llm.runner.run(ask())
-    rows = [row(each.question, [output]) for each, output in zip(requests, outputs, strict=True)]
-    return [row["completion_tokens"] for row in rows]
+    async def rows() -> list[CompletionRow]:
+        asked = [ask(llm, each.question, each.id, fields, [each.sampling]) for each in requests]
+        return await asyncio.gather(*asked)
+
+    return [row["completion_tokens"] for row in llm.runner.run(rows())]
 
 
 if __name__ == "__main__":
