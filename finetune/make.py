@@ -18,8 +18,8 @@ from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
 PANJUE = ".venv/bin/panjue"
-DEMO = "demo"
-"""The config of the demo, which needs no other values."""
+DEMOS = ("demo", "demo-opinions")
+"""The configs of the demo, which need no other values. Without any word, make takes the first."""
 TRAINING = ("TASK", "MODEL", "TRAIN", "DEV")  # if they differ from those of RUN, `sft` says so
 FURTHER = ("SFT", "GENERATE", "SCORE", "SERVE")  # have further words of a command
 NAMES_RUN = ("limit=", "from=")
@@ -79,10 +79,10 @@ def has_no_gold(answers: Path, test: str) -> bool:
 
 
 def with_demo(given: dict[str, str]) -> dict[str, str]:
-    """Return the variables, with the config of the demo if none says what to train."""
+    """Return the variables, with the first config of the demo if none says what to train."""
     says_what = any(given[name] for name in ("CONFIG", "RUN", "TEST", *TRAINING))
     says_what |= any(word.startswith("from=") for word in given["SFT"].split())
-    return given if says_what else {**given, "CONFIG": DEMO}
+    return given if says_what else {**given, "CONFIG": DEMOS[0]}
 
 
 def run_folder(given: dict[str, str]) -> Path:
@@ -107,7 +107,7 @@ def chosen_test(given: dict[str, str], goals: list[str]) -> str:
     UserError: there is no such file, or a goal needs one.
     """
     test = given["TEST"]
-    is_demo = given["CONFIG"] == DEMO and not any(given[name] for name in TRAINING)
+    is_demo = given["CONFIG"] in DEMOS and not any(given[name] for name in TRAINING)
     if test and not Path(test).exists():
         raise UserError(f"TEST: no file {test}")
     if not test and is_demo:
@@ -121,7 +121,7 @@ def is_done(
     step: str, run: Path, goals: list[str], given: dict[str, str], meant: dict[str, str]
 ) -> bool:
     """Say whether a step has nothing to do. `meant` has the demo's config if none is given."""
-    is_toy = meant["CONFIG"] == DEMO and not given["MODEL"]
+    is_toy = meant["CONFIG"] in DEMOS and not given["MODEL"]
     needs_base = is_toy or not {"demo", "base", "gpu"}.isdisjoint(goals)
     is_asked = "sft" in goals or any(given[name] for name in (*TRAINING, "CONFIG", "SFT"))
     done = {

@@ -49,6 +49,15 @@ def test_the_environment_does_not_steer_what_the_targets_run_in_order() -> None:
     assert '--model ""' in make("-n", "gpu", MODEL="m").stdout
 
 
+def test_both_configs_of_the_demo_have_the_invented_cases_and_the_tiny_base() -> None:
+    done = make("sft", "CONFIG=demo-opinions")
+    assert done.stdout.splitlines() == [
+        "<demo> <data/demo> ",
+        "<base> <finetune/configs/base.yaml> ",
+        "<sft> <demo-opinions> ",
+    ]
+
+
 def test_words_get_through_as_they_are_typed() -> None:
     words = ("CONFIG=a", "RUN=b c/$x \"y'", "TRAIN=e\\f.jsonl", "SFT=x='a  b' y=$HOME V=1")
     sft, serve = make("serve", *words, "V=").stdout.splitlines()

@@ -47,6 +47,8 @@ def planned(words: str) -> str:
         "serve: -> serve runs/demo",
         "sft: -> sft demo",
         "score: CONFIG=demo RUN=b -> sft demo run=b; score data/demo/test.jsonl b/answers/test",
+        "score: CONFIG=demo-opinions -> sft demo-opinions; score data/demo/test.jsonl "
+        "runs/demo-opinions/answers/test",
         "serve: MODEL='q/m 3/' TRAIN='x/a b.c.jsonl' TASK=judgment -> sft task=judgment "
         "'model=q/m 3/' 'train=x/a b.c.jsonl'; serve runs/for-gpu-m_3-a_b.c",
         "serve: CONFIG=mine TASK=reading DEV=d SFT='seed=2 batch=4' -> sft mine "

@@ -19,9 +19,10 @@ from panjue.finetune.library_settings import (
     check_library_settings,
     trainer_config,
 )
+from panjue.finetune.make import DEMOS
 from panjue.finetune.settings import LAUNCHED, BaseConfig, SftConfig, launch, sft_settings
 from panjue.finetune.sft import train
-from panjue.prompts.plumbing.config import load_section, settings_of
+from panjue.prompts.plumbing.config import load_section, load_values, settings_of
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.other_names import OTHERS, OURS
 from panjue.serve.settings import ENDPOINT_SAMPLING, GenerateConfig
@@ -265,15 +266,23 @@ def test_a_missing_config_is_named(tmp_path: Path) -> None:
         main(tmp_path / "nowhere.yaml")
 
 
-CONFIGS = (Path(__file__).parents[2] / "finetune/configs").glob("*.yaml")
+CONFIGS = Path(__file__).parents[2] / "finetune/configs"
+SHIPPED = sorted(path for path in CONFIGS.glob("*.yaml") if path.name != "fsdp2.yaml")
 
 
-@pytest.mark.parametrize("path", sorted(path for path in CONFIGS if path.name != "fsdp2.yaml"))
+@pytest.mark.parametrize("path", SHIPPED)
 def test_every_shipped_config_loads(path: Path) -> None:
     kind = BaseConfig if path.stem == "base" else SftConfig
     config = load_section(kind, path, "sft", ["train=x.jsonl", "run=x"])
     args = trainer_config(config)
     assert args.train_batch_size * args.gradient_accumulation_steps == config.batch
+
+
+def test_the_two_configs_of_the_demo_differ_in_opinions_alone() -> None:
+    """So the difference of their scores is that of the opinions."""
+    without, with_them = (load_values(CONFIGS / f"{name}.yaml") for name in DEMOS)
+    assert (without["sft"].pop("opinions"), with_them["sft"].pop("opinions")) == (False, True)
+    assert without == with_them
 
 
 @pytest.fixture
