@@ -57,15 +57,14 @@ class Examples:
         self.names = NameCount()  # names in all files, and those that the facts do not have
         self.dropped = 0  # cases of `train` that `dev` has too
         limit = config.limit
-        in_dev: set[str] = set()
         for example in islice(self._read(config.dev), limit):
             self.held_out.append(example)
-            in_dev.add(text_hash(example))
+        in_dev = set(map(text_hash, self.held_out)) if config.dev else None
         for example in self._read(config.train):
-            if text_hash(example) in in_dev:
-                self.dropped += 1
-            elif config.dev is None and is_held_out(example):
-                if len(self.held_out) != limit:
+            if is_held_out(example, in_dev=in_dev):
+                if config.dev:
+                    self.dropped += 1
+                elif len(self.held_out) != limit:
                     self.held_out.append(example)
             elif len(self.train) != limit:
                 self.train.append(example)
@@ -73,11 +72,9 @@ class Examples:
                 break
         hashes = []
         for example in self._read(config.mix):
-            text = text_hash(example)
-            is_held = text in in_dev if config.dev else is_held_out(example)
-            if not is_held:
+            if not is_held_out(example, in_dev=in_dev):
                 self.mixable.append(example)
-                hashes.append(text)
+                hashes.append(text_hash(example))
             if len(self.mixable) == limit:
                 break
         # Hashes are uniform: the lowest are a random choice. Memory holds hashes, not texts.
@@ -128,15 +125,10 @@ def trained_on(training: RunRecord, task: Task) -> Iterator[Example]:
         on_bad_row=training.on_bad_row,
         split_by=training.split_by,
     )
-    in_dev = set()
+    in_dev = None
     if training.dev:
-        of_dev = islice(reader.read(Path(training.dev)), training.limit)
-        in_dev = {reader.hash_of(example) for example in of_dev}
-
-    def is_trained_on(example: Example) -> bool:
-        if training.dev:
-            return reader.hash_of(example) not in in_dev
-        return not is_held_out(example, reader.split_by)
-
+        in_dev = set(map(reader.hash_of, islice(reader.read(Path(training.dev)), training.limit)))
     for path in filter(None, (training.train, training.mix)):
-        yield from islice(filter(is_trained_on, reader.read(Path(path))), training.limit)
+        examples = reader.read(Path(path))
+        kept = (one for one in examples if not is_held_out(one, training.split_by, in_dev))
+        yield from islice(kept, training.limit)
