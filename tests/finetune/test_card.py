@@ -10,11 +10,20 @@ from subprocess import CompletedProcess
 import pytest
 import yaml
 
-from panjue.finetune.card import is_as_written, update_card
-from panjue.finetune.trained import open_trained, read_trained
+from panjue.finetune.card import is_as_written, update_card, write_card
+from panjue.finetune.trained import Trained, open_trained, read_trained
 from panjue.prompts.labels import load_labels
-from panjue.prompts.plumbing.files import read_json, write_json
-from panjue.prompts.plumbing.records import TrainingSummary
+from panjue.prompts.plumbing.files import read_json, sha256, write_json
+from panjue.prompts.plumbing.records import (
+    AnswersRecord,
+    Best,
+    Candidate,
+    Choice,
+    Choices,
+    RunRecord,
+    TrainingSummary,
+)
+from tests.conftest import ROOT
 
 from .conftest import logged, main
 
@@ -48,6 +57,52 @@ def test_the_card_has_base_data_settings_and_loss(trained: Path, workshop: Path)
     assert "config `sft`, nothing changed." in text
     assert "More Information Needed" not in text
     assert str(workshop) not in text, "no paths"
+
+
+def with_scores(run: Path) -> Trained:
+    """Return the training of an old run, with invented settings, losses and scores."""
+    shutil.copytree(ROOT / "tests/version_a2586c4/run", run)
+    record = RunRecord.read(run / "adapter")
+    known = {"base": "Qwen/Qwen3-8B", "dev": "/home/me/dev.jsonl", "dev_sha256": "d" * 64}
+    record.model_copy(update={**known, "base_files": {"a": "a"}}).write(run / "adapter")
+    trained = open_trained(run)
+    changed = {"lora.r": 4, "trainer.run_name": "a|b", "columns": None}
+    summary = read_json(run / "training.json")
+    write_json(run / "training.json", {**summary, "changed": changed})
+    (run / "log.jsonl").write_text('{"step": 6, "eval_loss": 0.25}\n', "utf-8")
+    best = Best(
+        candidate="classifier", metric="charge_f1", less_first={"classifier": (0.25, 0.125, 0.5)}
+    )
+    choice = Choice(
+        candidates={
+            "model": Candidate(metrics={"charge_f1": 0.5}, sha256=trained.sha256),
+            "classifier": Candidate(metrics={"charge_f1": 0.75}),
+        },
+        best={"charges": best},
+        cases=40,
+        counted=40,
+    )
+    write_json(trained.folder / "choice.json", Choices(choices=(choice,)).model_dump(mode="json"))
+    answers = run / "answers/test"
+    of_answers = AnswersRecord.read(answers)
+    of_answers.model_copy(update={"trained_sha256": trained.sha256}).write(answers)
+    scores = {
+        "final": 0.5,
+        "examples": 8,
+        "interval": {"final": [0.375, 0.625]},
+        "answered_by": "answered by the model",
+        "in_sample": "these cases were trained on",
+        "submission_sha256": sha256(answers / "submission.jsonl"),
+    }
+    write_json(answers / "scores.json", scores)
+    return open_trained(run)
+
+
+def test_it_is_written_byte_for_byte(tmp_path: Path) -> None:
+    trained = with_scores(tmp_path / "run")
+    write_card(trained, 6)
+    golden = ROOT / "tests/golden/adapter.card.md"
+    assert (trained.folder / "README.md").read_bytes() == golden.read_bytes()
 
 
 def test_nothing_of_the_cases_is_in_it(answered: Path, workshop: Path) -> None:
