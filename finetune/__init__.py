@@ -5,7 +5,7 @@ training that another one starts from), distributed.py, library_settings.py, mod
 training_run.py with rules.py and source_code.py, examples.py, classifier/ (from fit.py on),
 data.py, packed_attention.py, trainer.py with reply_loss.py and curves.py, checkpoints.py, kept.py
 and stop.py, training_log.py with estimate.py, summary.py, trained.py (a training that was opened)
-and card.py (the model card).
+and card.py with card.jinja (the model card).
 
 foreign.py and adopt.py make a run folder of an adapter that another trainer wrote.
 
