@@ -36,7 +36,8 @@ class Baselines:
         if answered is None:
             return
         try:
-            self._advisor = classifier_to_compare(answered)
+            if not was_fitted_on(answered):
+                self._advisor = answered.advisor()
             completions = answered.folder / "completions.jsonl"
             # Opinions are stored by position, so they fit only the persons of the answered file.
             if self._advisor and answered.is_answered_file and completions.exists():
@@ -75,14 +76,6 @@ def row_of_classifier(
     """Return the text classifier's own submission row; the row of a reply may have its opinions."""
     opinions = advisor.opinions(example, reply or EMPTY_REPLY)
     return task.data.write(example, advisor.alone(example, opinions))
-
-
-def classifier_to_compare(answered: Answered) -> Advisor | None:
-    """Return the text classifier of the training that answered.
-
-    Return None if it was fitted on these cases, in the answered file or in gold.
-    """
-    return None if was_fitted_on(answered) else answered.advisor()
 
 
 def was_fitted_on(answered: Answered) -> bool:

@@ -101,7 +101,10 @@ def item_lines(answered: Answered, example: Example, case: PageCase, number: int
     if not case.whys:
         for field in fields:
             yield f"{field.name}: {values(field)}"
-        yield f"  {answerer_in_words(unknown_or_model(answered), answered)}"
+        by = VOTE if answered.record.voted else "model"
+        if by == "model" and edited(answered.task.data.submission.find(answered.folder)):
+            by = ""  # nobody knows
+        yield f"  {answerer_in_words(by, answered)}"
         return
     opinions = case.opinions[number] if case.opinions else [None] * len(fields)
     by_field = zip(answered.task.answer.fields, fields, case.whys[number], opinions, strict=True)
@@ -114,13 +117,6 @@ def item_lines(answered: Answered, example: Example, case: PageCase, number: int
 
 def values(field: Field) -> str:
     return "、".join(field.predicted) or "nothing"
-
-
-def unknown_or_model(answered: Answered) -> str:
-    """Return who answered if no field has labels."""
-    if answered.record.voted:
-        return VOTE
-    return "" if edited(answered.task.data.submission.find(answered.folder)) else "model"
 
 
 def answerer_in_words(by: str, answered: Answered) -> str:
@@ -162,7 +158,9 @@ def reason_lines(task: Task, field: str, example: Example, why: FieldWhy) -> Ite
         yield from for_and_against("words", words, "  ")
         sentences = []
         for start, end, contribution in one.sentences:
-            sentence = shown_sentence(example.text[start:end])
+            sentence = " ".join(example.text[start:end].split())
+            if len(sentence) > SHOWN_LENGTH:
+                sentence = f"{sentence[:SHOWN_LENGTH]}……"
             sentences.append((f"{contribution:+.2f} {sentence}", contribution))
         yield from for_and_against("sentences", sentences, f"\n{' ' * INDENT}")
         features = []
@@ -198,11 +196,6 @@ def for_and_against(what: str, parts: Sequence[tuple[str, float]], joint: str) -
     for side, texts in (("for", speaking_for), ("against", against[::-1])):
         if texts:
             yield from f"    {f'{what} {side}':<{INDENT - 4}}{joint.join(texts)}".split("\n")
-
-
-def shown_sentence(sentence: str) -> str:
-    text = " ".join(sentence.split())
-    return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]}……"
 
 
 def feature_read(task: Task, field: str, feature: TreeFeature) -> str:

@@ -172,6 +172,9 @@ def score(
         "for the second time": len(rows.duplicates),
         "without an answer": unanswered,
     }
+    void = ""
+    if task.score.needs:
+        void = ", ".join(f"{count} {what}" for what, count in flaws.items() if count)
     calls = decoding.get("calls")
     return ScoreResult(
         headline=task.score.headline,
@@ -184,7 +187,7 @@ def score(
         unreadable_rate=decoding["unreadable"] / calls if calls else None,
         missing=values.missing,
         faulty=faulty + extra_rows + len(rows.duplicates),
-        void=_counted(flaws) if task.score.needs else "",
+        void=void,
         answered_by=decoding.get("answered_by", ""),
         outside=dict(n_outside) if n_outside.total() else {},
         notes=notes,
@@ -211,11 +214,6 @@ def _ranking(
     for metric in task.score.names:
         means[metric] = float(np.mean([found[name].mean[metric] for name in names]))
     return names, means
-
-
-def _counted(rows: Mapping[str, int]) -> str:
-    """Return counts of rows that are not 0, each with a name of these rows."""
-    return ", ".join(f"{count} {what}" for what, count in rows.items() if count)
 
 
 def _labels(task: Task, run: Path, answered: Answered | None) -> Labels | None:

@@ -47,8 +47,13 @@ class TwinCounter:
         self._unknown = ""
         self._waiting: list[Example] = []
         self._found: list[bool] = []
+        # Runs that voted mostly have the same data.
+        by_data = {dump(training.part(DATA)): training for training in trainings}.values()
         try:
-            self._finder = finder_of(trainings, task)
+            for training in by_data:
+                check_files(training)
+            examples = chain.from_iterable(trained_on(training, task) for training in by_data)
+            self._finder = TwinFinder(examples)
         except UserError as error:
             self._unknown = str(error)
 
@@ -144,12 +149,3 @@ def share_of_both(one: Hashes, other: Hashes) -> float:
     """Return the number of n-grams in both texts divided by the number in either."""
     both = len(np.intersect1d(one, other, assume_unique=True))
     return both / max(1, len(one) + len(other) - both)
-
-
-def finder_of(trainings: Sequence[RunRecord], task: Task) -> TwinFinder:
-    """Return a finder of near twins in the trainings' cases; UserError: these are not known."""
-    # Runs that voted mostly have the same data.
-    by_data = {dump(training.part(DATA)): training for training in trainings}
-    for training in by_data.values():
-        check_files(training)
-    return TwinFinder(chain.from_iterable(trained_on(one, task) for one in by_data.values()))

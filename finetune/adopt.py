@@ -90,7 +90,10 @@ def adopt(config: SftConfig, adapters: Sequence[ForeignAdapter], console: Consol
     if run.is_finished():
         console.print(f"{config.result}: already adopted, with these cases{run.doubt()}")
         return
-    notes = [*described(fitting[-1], config), *template_note(last.folder, base)]
+    layers = f"{fitting[-1].layers} linear layers of {config.model}"
+    notes = [("adapter", f"LoRA of rank {last.config['r']} on {layers}")]
+    notes += [("not known", line) for line in NOT_KNOWN]
+    notes += template_note(last.folder, base)
     with run.lock(), threads_for(base):
         for name, text in notes:
             console.print(f"{name:12s} {printable(text)}")
@@ -119,14 +122,6 @@ def adopting_run(run: TrainingRun, adapters: Sequence[ForeignAdapter]) -> Traini
         "adopted_sha256": base_sha256(hashes),
     }
     return replace(run, record=run.record.model_copy(update=known))
-
-
-def described(adapter: FittingAdapter, config: SftConfig) -> Iterator[tuple[str, str]]:
-    """Yield what is known about an adapter, and what panjue cannot know."""
-    rank = adapter.foreign.config["r"]
-    yield "adapter", f"LoRA of rank {rank} on {adapter.layers} linear layers of {config.model}"
-    for line in NOT_KNOWN:
-        yield "not known", line
 
 
 def fitting_adapter(adapter: ForeignAdapter, base: Path) -> FittingAdapter:

@@ -14,7 +14,7 @@ from panjue.finetune.settings import LAUNCHED, SftConfig, is_launched
 from panjue.prompts.gpu import check_gpu
 from panjue.prompts.plumbing.errors import UserError, of_library
 from panjue.prompts.plumbing.files import exclusive_lock
-from panjue.prompts.plumbing.parent import end_with_parent
+from panjue.prompts.plumbing.parent import kill_without_parent
 
 OF_ACCELERATE = ("ACCELERATE_", "FSDP_")
 """Prefixes of the environment variables in which accelerate's launcher passes its settings."""
@@ -35,7 +35,8 @@ def join_processes(config: SftConfig) -> PartialState:
     check_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     check_sharding(config)
     if is_launched():
-        end_with_parent()  # else the processes would train on after `kill -9` of the launcher
+        launcher = os.getppid()
+        kill_without_parent(launcher, launcher)  # else they would train on after its `kill -9`
     on_cpu = not torch.accelerator.is_available()
     if on_cpu:
         # torch then asks the kernel for huge pages. Page faults would take a fifth of a step:

@@ -84,20 +84,12 @@ def _label_sets(
             yield found
 
 
-def no_doubts(_labels: Labels) -> Iterator[str]:
-    return iter(())
-
-
-def no_faults(_example: Example, _row: Row, _labels: Labels | None) -> Iterator[str]:
+def yield_nothing(*_: object) -> Iterator[Any]:
     return iter(())
 
 
 def equal_weight(_example: Example) -> float:
     return 1.0
-
-
-def no_baselines(_example: Example) -> Iterator[tuple[str, Row, Row]]:
-    return iter(())
 
 
 def answer_as_json(example: Example) -> str:
@@ -115,7 +107,7 @@ class Data:
     numbered: bool = False
     """Whether rows may have no `id`; it is then the number of the line or row."""
     submission: SubmissionFormat = JSON_LINES
-    check: Callable[[Example, Row, Labels | None], Iterator[str]] = no_faults
+    check: Callable[[Example, Row, Labels | None], Iterator[str]] = yield_nothing
     """Returns the faults of a submission row that the contest would reject."""
     by_hand: Callable[[str, Sequence[str]], Example] | None = None  # typed text, names
 
@@ -134,7 +126,7 @@ class Ask:
     """Returns the gold reply in compact JSON, always valid under the schema."""
     labels: Callable[[Iterable[Example]], Labels] = no_labels
     """Collects the labels of the training examples; by default those of `Task.answer`."""
-    doubts: Callable[[Labels], Iterator[str]] = no_doubts
+    doubts: Callable[[Labels], Iterator[str]] = yield_nothing
     """Yields lines on what is odd about the labels of a whole training file."""
     reserve: int | Callable[[Example], int] = 64
     """Tokens to keep free for a reply, beyond 1.5 times the tokens of the fallback; or a function
@@ -163,7 +155,7 @@ class Score:
     metrics: tuple[Metric, ...]  # the last one is the headline metric
     weight: Callable[[Example], float] = equal_weight
     fallback: str = "commonest labels"  # name of the fallback in reports
-    baselines: Callable[[Example], Iterator[tuple[str, Row, Row]]] = no_baselines
+    baselines: Callable[[Example], Iterator[tuple[str, Row, Row]]] = yield_nothing
     """Yields name, gold row and row of trivial or human answers."""
     classes: Callable[[Row], Iterable[str]] | None = None
     """Returns the classes of a gold or submission row, for reports by class."""

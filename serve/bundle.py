@@ -121,7 +121,9 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
         if choice:
             _pack_choice(packed, choice)
         write_json(folder / EXPECTED, expected.model_dump())
-        write_json(folder / HASHES, hashes_of(folder))
+        files = sorted(filter(Path.is_file, folder.rglob("*")))
+        hashes = {path.relative_to(folder).as_posix(): sha256(path) for path in files}
+        write_json(folder / HASHES, hashes)
         archive = folder.with_suffix(".zip")
         _write_zip(folder, archive)
         replace(archive, out, is_bundle)
@@ -217,12 +219,6 @@ def tasks_needed(task: str, folder: Path) -> set[str]:
             found |= set(OTHER_TASK.findall(file.read_text("utf-8"))) & task_folders().keys()
         found -= needed
     return needed
-
-
-def hashes_of(folder: Path) -> dict[str, str]:
-    """Return path -> hash of each file of a bundle, as it is packed."""
-    files = sorted(filter(Path.is_file, folder.rglob("*")))
-    return {path.relative_to(folder).as_posix(): sha256(path) for path in files}
 
 
 def _pack_settings(

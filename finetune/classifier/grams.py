@@ -59,14 +59,10 @@ def magnitude(number: str) -> str:
     return chr(FIRST_NUMBER + max(1, min(99, thirds + 10)))
 
 
-def _magnitude(found: re.Match[str]) -> str:
-    return magnitude(found[0])
-
-
 def grams(texts: Sequence[Text]) -> list[Hashes]:
     """Return for each text the hashes of its tokens, of pairs of neighbors, and of its marks."""
     joined = END.join(one.text.replace(END, " ") for one in texts)
-    lowered = NUMBER.sub(_magnitude, joined.lower())
+    lowered = NUMBER.sub(lambda found: magnitude(found[0]), joined.lower())
     codes = np.frombuffer(lowered.encode("utf-32-le", "surrogatepass"), np.uint32).copy()
     is_end = codes == ord(END)
     ends_of_texts = np.flatnonzero(is_end)

@@ -128,7 +128,8 @@ def penalty_in(record: Row) -> dict[str, Any]:
     if months is not None:
         return sentence(imprisonment=_whole(months, "months"))
     if own:
-        return _of_fields({**own, **_fine(record)})
+        fine = {key: record[key] for key in OFFICIAL[-2:] if key in record}
+        return _of_fields({**own, **fine})
     if isinstance(term, Mapping):
         return _of_fields(term)
     if not isinstance(term, str):
@@ -165,10 +166,6 @@ CHANGES_NOTHING = ("probation", "probation_months", "suspended", "缓刑")
 """Fields of a penalty that do not change its class."""
 
 YES_OR_NO = {"true": True, "false": False, "是": True, "否": False}
-
-
-def _fine(record: Row) -> dict[str, Any]:
-    return {key: record[key] for key in OFFICIAL[-2:] if key in record}
 
 
 def _number(value: Any) -> Any:

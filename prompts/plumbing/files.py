@@ -348,7 +348,9 @@ def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
         if was == now or f"{key}_sha256" in keys:
             continue
         if file != key and file in keys:  # the names of files say more than their hashes
-            changes.append(_changed_file(file, before.get(file), after.get(file)))
+            was = before.get(file)
+            now = after.get(file)
+            changes.append(f"{file}: {was} " + ("was changed" if was == now else f"-> {now}"))
         else:
             changes.append(f"{key}: {_short(was)} -> {_short(now)}")
     return "; ".join(changes)
@@ -361,11 +363,6 @@ def flat(mapping: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, J
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _changed_file(name: str, was: Json, now: Json) -> str:
-    """Return the difference between two files by their paths, which may be equal."""
-    return f"{name}: {was} was changed" if was == now else f"{name}: {was} -> {now}"
 
 
 def _short(value: Json) -> str:

@@ -9,12 +9,6 @@ from pathlib import Path
 PARENT_POLL_S = 0.2
 
 
-def end_with_parent() -> None:
-    """Let this process end with its parent, even after `kill -9`."""
-    parent = os.getppid()
-    kill_without_parent(parent, parent)
-
-
 def kill_without_parent(parent: int, starter: int) -> None:
     """Kill this process as soon as its parent or its starter has ended."""
 
