@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from rich.console import Console
-from rich.table import Table
 
 from panjue.prompts.example import Example, is_same
 from panjue.prompts.plumbing.errors import UserError
@@ -124,12 +122,3 @@ class Certainty:
         for field, confidences in self._confidences.items():
             fields[field] = reliability(confidences, self._correct[field])
         return fields
-
-
-def show_reliability(fields: Mapping[str, Reliability], console: Console) -> None:
-    """Print the calibration error of each field; the report has the bins."""
-    table = Table("field", "ECE", "judgments")
-    for name, result in fields.items():
-        judgments = sum(one.count for one in result.bins)
-        table.add_row(name, f"{result.ece:.4f}", str(judgments))
-    console.print(table)

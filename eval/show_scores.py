@@ -10,7 +10,6 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from panjue.eval.metric_values import Summary
-from panjue.eval.reliability import show_reliability
 from panjue.eval.score import ScoreResult
 from panjue.eval.twins import NEAR, NearTwins
 from panjue.prompts.plumbing.errors import printable
@@ -55,7 +54,11 @@ def show(scores: ScoreResult, console: Console) -> None:
     for attribute, groups in scores.groups.items():
         console.print(_group_table(attribute, groups, scores))
     if scores.calibration:
-        show_reliability(scores.calibration, console)
+        table = Table("field", "ECE", "judgments")  # the report has the bins
+        for name, result in scores.calibration.items():
+            judgments = sum(one.count for one in result.bins)
+            table.add_row(name, f"{result.ece:.4f}", str(judgments))
+        console.print(table)
     for remark in remarks(scores):
         line = printable(remark.english)
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -164,8 +164,9 @@ def fit_first_stage(
         used = teaches & ~aside
         rows_used = hstack([part[used] for part in rows], format="csr")
         weights, bias = regress(csr_array(rows_used), gold[used])
-        rows_aside = [part[aside] for part in rows]
-        scores[:, aside] = view_scores(rows_aside, by_view(weights, rows), bias)
+        of_whole, of_own = by_view(weights, rows)
+        scores[0, aside] = (rows[0][aside] @ of_whole).toarray() + bias  # for the sum of both
+        scores[1, aside] = (rows[1][aside] @ of_own).toarray()
         weights_by_fold.append(weights)
         bias_by_fold.append(bias)
     mean = np.asarray(sum(weights_by_fold) / np.float32(FOLDS))
@@ -258,13 +259,3 @@ def regressions(
             biases[column] = bias
             shown.step("linear models")
     return weights, biases
-
-
-def view_scores(
-    rows: Sequence[csr_array], weights: Sequence[csr_array], bias: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Return the scores by each view, [views, items, labels]; their sum contains the bias."""
-    of_whole, of_own = rows
-    whole = (of_whole @ weights[0]).toarray() + bias
-    own = (of_own @ weights[1]).toarray()
-    return np.stack([whole, own])

@@ -11,6 +11,7 @@
 import shlex
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines
@@ -190,12 +191,12 @@ def find_answers(path: Path, gold: Path | None = None, gold_sha256: str = "") ->
         if not is_held_out_folder(manifest.parent):
             folders.append(manifest.parent)
     if gold and len(folders) > 1:
-        same_file = [one for one in folders if _answers_file(one, gold_sha256)]
+        same_file = [one for one in folders if _recorded(one, "test_sha256") == gold_sha256]
         same_name = [one for one in folders if one.name == gold.stem]
         folders = same_file or same_name or folders
     folders = list(filter(has_answers, folders)) or folders
     if len(folders) > 1:
-        folders = [one for one in folders if not _is_limited(one)] or folders
+        folders = [one for one in folders if _recorded(one, "limit") is None] or folders
     if len(folders) > 1:
         names = ", ".join(map(str, folders))
         raise UserError(f"{path}: has several answers; say which: {names}")
@@ -204,18 +205,11 @@ def find_answers(path: Path, gold: Path | None = None, gold_sha256: str = "") ->
     return folders[0] if folders else None
 
 
-def _answers_file(folder: Path, digest: str) -> bool:
-    """Say whether a folder answers the file with this hash; False if it cannot be read."""
+def _recorded(folder: Path, entry: str) -> Any:
+    """Return an entry of the record of answers; None if it cannot be read."""
     with suppress(UserError):
-        return AnswersRecord.read(folder).test_sha256 == digest
-    return False
-
-
-def _is_limited(folder: Path) -> bool:
-    """Say whether a folder answers only the first cases; False if it cannot be read."""
-    with suppress(UserError):
-        return AnswersRecord.read(folder).limit is not None
-    return False
+        return getattr(AnswersRecord.read(folder), entry)
+    return None
 
 
 def is_held_out_folder(folder: Path) -> bool:
