@@ -123,10 +123,12 @@ def test_variants_of_lora_are_trained_on(
 def test_before_the_first_step_the_model_answers_as_peft_loads_it(
     trained: Path, cases: Path, workshop: Path, tmp_path: Path
 ) -> None:
-    config = sft_settings(workshop / "sft.yaml", words(trained, cases, tmp_path / "run"))
+    exact = ["dtype=float32"]
+    given = [*words(trained, cases, tmp_path / "run"), *exact]
+    config = sft_settings(workshop / "sft.yaml", given)
     base = workshop / "base/model"
     model = load_model(config, base, trainer_config(config))
-    fresh = load_model(sft_settings(workshop / "sft.yaml"), base, trainer_config(config))
+    fresh = load_model(sft_settings(workshop / "sft.yaml", exact), base, trainer_config(config))
     loaded = PeftModel.from_pretrained(load_base(base, torch.float32), str(trained / "adapter"))
     ids = torch.arange(1, 60)[None]
     with torch.no_grad():
