@@ -159,6 +159,38 @@ def test_a_server_that_refuses_a_field_of_vllm_is_asked_without_it(server: Serve
     assert [name in body for body in server.asked] == [True, False, True, False]
 
 
+def test_a_server_without_log_probabilities_is_asked_for_none(server: Server) -> None:
+    server.behave = lambda body: (400, "Logprobs are not enabled") if "logprobs" in body else None
+    question = Question([], None, 0, 0, [{"role": "user", "content": "甲"}])
+    with closing(Endpoint(server.name)) as endpoint:
+        for key in (1, 2):
+            request = Request(key, question, {}, with_logprobs=True)
+            [reply] = endpoint.runner.run(endpoint.ask(request)).outputs
+            assert reply.logprobs is None
+    assert [body.get("logprobs") for body in server.asked] == [True, None, None]
+
+
+def test_a_row_has_the_log_probabilities_that_a_server_sends(server: Server, rows_of: Any) -> None:
+    task = load_task("severity")
+    example = task.data.read({"id": 1, "fact": "甲盗窃。"})
+
+    def behave(body: dict[str, Any]) -> Any:
+        answer = completion(body)
+        [choice] = answer["choices"]
+        pieces = ['{"label": "', choice["message"]["content"][11:-2], '"}', "<end>"]
+        content = [{"token": text, "logprob": -0.5, "bytes": None} for text in pieces]
+        return 200, {**answer, "choices": [{**choice, "logprobs": {"content": content}}]}
+
+    server.behave = behave
+    with closing(Endpoint(server.name)) as endpoint:
+        rows_of(
+            endpoint, QuestionMaker(task, None, None, Budget()), [example], 1, finished=server.made
+        )
+    [made] = server.made
+    # The class, and the end of the reply after it; not its key.
+    assert made["logprobs"] == [{"label": [-1.0]}]
+
+
 def test_requests_in_flight_are_asked_again_too(server: Server) -> None:
     name = "chat_template_kwargs"
     together = threading.Barrier(8)
