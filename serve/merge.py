@@ -25,11 +25,10 @@ from panjue.prompts.plumbing.run import ADAPTER_CONFIG, ADAPTER_WEIGHTS, RESULTS
 from panjue.prompts.saved import keep_readable
 
 MAX_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Type -> largest relative L2 difference of outputs that may come from rounding to it."""
+"""Type -> largest relative L2 difference of a token's outputs that may come from rounding to it."""
 
 KNOWN_TEXT = "被告人张某伙同李某，窃取他人财物三千元。 The defendant stole goods."
-"""Text on which outputs are compared. Models know its words. After correct merges of two trained
-adapters of a 0.5B in bfloat16, outputs on rare tokens differed by 2.5 and 5.4%, on text by 1.3%."""
+"""Text on which outputs are compared. Models know its words."""
 
 MERGE = "use adapter=merge (`serve`: one run)"  # several runs are served unmerged
 
@@ -228,10 +227,21 @@ def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) ->
         raise UserError(f"{adapter}: {first_line(error)} Use adapter=lora, or restore it") from None
     del base_model, model, merged  # the merged model needs their memory
     after = logits(load_dequantized(out), ids)
-    difference = float((before - after).norm() / before.norm().clamp(min=1e-12))
+    difference = changed_by(before, after)
     if not difference <= MAX_DIFFERENCE[dtype]:  # this also refuses NaN
         changes = f"merging it changes the outputs (by {difference:.1%})"
         raise UserError(f"{adapter}: {changes}; use adapter=lora")
+
+
+def changed_by(before: torch.Tensor, after: torch.Tensor) -> float:
+    """Return the relative L2 difference of logits, [1, tokens, vocabulary]: of the median token.
+
+    The mean says little in bfloat16: on one rare token, a 0.5B differs from itself in float32 by
+    62%, and after a correct merge by 31%; on the median token by 1.4% each. A merge without the
+    adapter changes the median token by 19%.
+    """
+    of_tokens = (before - after).norm(dim=-1) / before.norm(dim=-1).clamp(min=1e-12)
+    return float(of_tokens.median())
 
 
 def load_dequantized(folder: Path) -> PreTrainedModel:

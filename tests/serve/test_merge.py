@@ -1,5 +1,6 @@
 """Merging: the model that is written says what base and adapter say, or there is none."""
 
+import math
 import re
 import shutil
 from contextlib import nullcontext, suppress
@@ -23,7 +24,14 @@ from panjue.prompts.fingerprint import base_files, base_sha256, model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 from panjue.prompts.plumbing.records import RunRecord
-from panjue.serve.merge import logits, merge, named_for_vllm, served_model, write_merged
+from panjue.serve.merge import (
+    changed_by,
+    logits,
+    merge,
+    named_for_vllm,
+    served_model,
+    write_merged,
+)
 
 # Of peft, for an adapter of a kind that is hard to merge; here such adapters are merged.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -136,6 +144,15 @@ def test_what_peft_cannot_merge_is_an_error_of_one_line(tmp_path: Path) -> None:
     places = make(tmp_path, target_modules=["q_proj"], lora_bias=True)
     with pytest.raises(UserError, match=r"Impossible to merge LoRA .* Use adapter=lora"):
         write_merged(*places, range(40))
+
+
+def test_a_rare_token_whose_outputs_round_far_off_says_nothing_of_the_merge() -> None:
+    before = torch.tensor([[[3.0, 4.0], [30.0, 40.0], [0.0, 1.0]]])
+    far_off = before.clone()
+    far_off[0, 1] = -before[0, 1]
+    assert changed_by(before, far_off) == 0
+    assert changed_by(before, before * 1.5) == pytest.approx(0.5)
+    assert math.isnan(changed_by(before, before * math.nan))
 
 
 def test_a_merge_with_other_outputs_is_refused_and_leaves_nothing(
