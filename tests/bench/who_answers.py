@@ -318,15 +318,19 @@ def show_overlap(results: Results, console: Console) -> None:
 
 
 def show_confidences(results: Results, console: Console) -> None:
-    """Print calibration error and log loss of each field and calibration."""
+    """Print calibration error, log loss and reliability of each field and calibration."""
     table = Table("field", "confidence of the model's answers", "ECE", "log loss", "n", box=None)
+    pictures = Table("field", "confidence: share of right answers (answers)", box=None)
     for (name, kind), found in results.confidences.items():
         confidences, is_right = map(np.array, zip(*found, strict=True))
-        ece = reliability(confidences, is_right).ece
+        of = reliability(confidences, is_right)
         chances = np.where(is_right, confidences, 1 - confidences)
         loss = -np.log(chances).mean()
-        table.add_row(name, kind, f"{ece:.4f}", f"{loss:.4f}", str(len(found)))
+        table.add_row(name, kind, f"{of.ece:.4f}", f"{loss:.4f}", str(len(found)))
+        bins = [f"{one.confidence:.2f}: {one.accuracy:.2f} ({one.count})" for one in of.bins]
+        pictures.add_row(f"{name}, {kind}", "  ".join(bins))
     console.print(table)
+    console.print(pictures)
 
 
 def show_groups(results: Results, console: Console) -> None:
