@@ -12,6 +12,7 @@ import torch
 from datasets import Dataset, Features, List, Value
 from datasets.arrow_writer import ArrowWriter
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from trl import pack_dataset
 
@@ -210,8 +211,12 @@ def pack(rows: Dataset, size: int) -> Dataset:
     return packs.add_column("length", [sum(sizes) for sizes in packs["seq_lengths"]])
 
 
-def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """Return a batch padded on the right; `length` has the tokens of each row without padding.
+def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a batch padded on the right; `tokens` is the number of its tokens without padding.
+
+    `reply_labels`, [reply tokens], has the ids of all tokens with loss, and `reply_places` where
+    each is predicted, as an index into all places of the batch. They are found here because a GPU
+    would have to wait: how many there are decides the size of what follows.
 
     The batch has no attention mask. Attention is causal, so no real token sees the padding, and
     kernels are fastest without a mask. In packed rows, positions restart at each example. From
@@ -219,11 +224,15 @@ def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     """
     ids = [torch.tensor(row["input_ids"]) for row in rows]
     labels = [torch.tensor(row["labels"]) for row in rows]
-    batch = {
+    batch: dict[str, Any] = {
         "input_ids": pad_sequence(ids, batch_first=True),
         "labels": pad_sequence(labels, batch_first=True, padding_value=IGNORED),
-        "length": torch.tensor([len(row) for row in ids]),
+        "tokens": sum(map(len, ids)),
     }
+    # A token is predicted at the place before it. The last place of a row predicts nothing.
+    predicted = pad(batch["labels"][:, 1:], (0, 1), value=IGNORED).flatten()
+    [batch["reply_places"]] = (predicted != IGNORED).nonzero(as_tuple=True)
+    batch["reply_labels"] = predicted[batch["reply_places"]]
     if "seq_lengths" in rows[0]:
         width = batch["input_ids"].shape[1]
         batch["position_ids"] = torch.stack([positions(row["seq_lengths"], width) for row in rows])
@@ -232,7 +241,7 @@ def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
 
 def collate_segments(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return a batch with the segments for `packed_attention`: the examples, then the padding."""
-    batch: dict[str, Any] = collate(rows)
+    batch = collate(rows)
     width = batch["input_ids"].shape[1]
     sizes: list[int] = []
     for row in rows:

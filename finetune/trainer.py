@@ -38,7 +38,7 @@ from panjue.finetune.reply_loss import token_losses
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json, write_json
 
-NOT_MODEL_INPUTS = ("labels", "length", "skip_logits")
+NOT_MODEL_INPUTS = ("labels", "tokens", "reply_places", "reply_labels", "skip_logits")
 """Keys of a batch that the model must not get. transformers adds `skip_logits` for liger kernels.
 With it, the kernel would compute the loss; here the trainer computes it."""
 
@@ -114,6 +114,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         self, model: Any, args: TrainingArguments, train_dataset: Dataset, **others: Any
     ) -> None:
         """Prepare the training; `others` are further arguments of trl's SFTTrainer."""
+        self._new_tokens = 0  # of this process, since the last `count_tokens`
         self._keep = args.save_total_limit  # and the best; transformers would choose others
         args.save_total_limit = None
         empty = 0
@@ -171,33 +172,53 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         name = self.args.run_name
         self.add_callback(Own(project=project, experiment_name=name, log_dir=str(folder)))
 
+    def training_step(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
+        """Add the gradients of this batch to those of its step; return its loss.
+
+        A GPU never waits for this function, nor this function for the GPU (`tests.finetune`
+        counts that).
+        """
+        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+        self._new_tokens += inputs["tokens"]
+        return loss
+
+    def count_tokens(self) -> None:
+        """Add the tokens of all processes since the last count to the state of the training.
+
+        Every checkpoint has the state, so a resumed run continues the count.
+        """
+        new = torch.tensor(self._new_tokens, device=self.args.device)
+        self.state.num_input_tokens_seen += int(self.accelerator.reduce(new, "sum"))
+        self._new_tokens = 0
+
     def compute_loss(
         self,
         model: torch.nn.Module,
-        inputs: dict[str, Tensor],
+        inputs: dict[str, Any],
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
         """Return the sum of the losses of this batch, divided by the reply tokens of the step."""
         losses = self.reply_losses(model, inputs)
-        # Every checkpoint has the state, so a resumed run continues the count.
-        tokens = self.accelerator.gather(inputs["length"].sum()).sum()
-        self.state.num_input_tokens_seen += int(tokens)
         if num_items_in_batch is None:
             return losses.mean()
-        loss: Tensor = losses.sum() / max(num_items_in_batch, 1)  # 0 if all rows are empty
+        tokens = torch.as_tensor(num_items_in_batch).clamp(min=1)  # 0 if all rows are empty
+        loss: Tensor = losses.sum() / tokens
         if self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # DDP averages over processes
         return loss
 
-    def reply_losses(self, model: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-        """Return the loss of each reply token, [tokens]."""
+    def reply_losses(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Tensor:
+        """Return the loss of each reply token of a batch from `collate`, [reply tokens]."""
         fields = {name: value for name, value in inputs.items() if name not in NOT_MODEL_INPUTS}
-        labels = inputs["labels"][:, 1:]
-        reply_mask = labels != IGNORED
         head = self.accelerator.unwrap_model(model).get_output_embeddings()
-        with logits_only_at(reply_mask, head):
+        with logits_only_at(inputs["reply_places"], head):
             logits = model(**fields, use_cache=False).logits.float()
-        return token_losses(logits, labels[reply_mask])
+        return token_losses(logits, inputs["reply_labels"])
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return self._sampler
@@ -213,6 +234,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
                     f"step {self.state.global_step}: {name} is {logs[name]}; train into another "
                     "folder with a lower trainer.learning_rate or attn_implementation=eager"
                 )
+        self.count_tokens()
         prefix = "" if self.model.training else "eval_"
         logs[f"{prefix}num_tokens"] = self.state.num_input_tokens_seen
         super().log(logs, start_time)
@@ -263,6 +285,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         """Save a checkpoint and mark it as complete; only then delete old ones."""
+        self.count_tokens()
         checkpoint = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
         if self.is_world_process_zero() and checkpoint.exists():
             drop(checkpoint)  # incomplete, because a run was killed here
@@ -319,17 +342,15 @@ def step_size(args: TrainingArguments) -> int:
 
 
 @contextmanager
-def logits_only_at(reply_mask: Tensor, head: torch.nn.Module) -> Iterator[None]:
-    """Let `head` compute logits only where `reply_mask` is true: [tokens, vocabulary].
-
-    `reply_mask` says whether the next token is a reply token, [batch, positions - 1].
+def logits_only_at(places: Tensor, head: torch.nn.Module) -> Iterator[None]:
+    """Let `head` compute logits only at these places of the batch: [places, vocabulary].
 
     Most tokens are prompt tokens. On a CPU, their logits are a third of a small model's work. (trl
     omits them only on GPUs.) It is a hook, so that DDP and FSDP see one ordinary forward call.
     """
 
     def select(_: torch.nn.Module, hidden: tuple[Tensor]) -> tuple[Tensor]:
-        return (hidden[0][:, :-1][reply_mask],)
+        return (hidden[0].flatten(0, 1).index_select(0, places),)
 
     hook = head.register_forward_pre_hook(select)
     try:
