@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,11 @@ class TrainingRows:
     report: RowReport
     held_out: Dataset
     held_report: RowReport
+
+    def packed(self, size: int) -> "TrainingRows":
+        """Return the same examples in packs of at most `size` tokens."""
+        held_out = pack(self.held_out, size) if len(self.held_out) else self.held_out
+        return replace(self, train=pack(self.train, size), held_out=held_out)
 
 
 @dataclass(frozen=True)
@@ -209,6 +214,13 @@ def pack(rows: Dataset, size: int) -> Dataset:
     make_once(entry, partial(is_whole, file), make)
     packs = Dataset.from_file(str(file))
     return packs.add_column("length", [sum(sizes) for sizes in packs["seq_lengths"]])
+
+
+def count_examples(rows: Dataset) -> int:
+    """Return the number of examples in rows or packs."""
+    if "seq_lengths" not in rows.column_names:
+        return len(rows)
+    return sum(map(len, rows["seq_lengths"]))
 
 
 def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

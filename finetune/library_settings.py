@@ -352,11 +352,13 @@ def trainer_config(config: SftConfig) -> TrainerConfig:
     at_once, times = shares(config, PartialState().num_processes)
     settings = {
         "gradient_checkpointing": has_accelerator,
-        "per_device_eval_batch_size": 1 if has_accelerator else 8,
+        "per_device_eval_batch_size": at_once if has_accelerator else 8,
         "logging_steps": 10,
         "report_to": ["tensorboard"],
         "run_name": config.run.name,
         "save_total_limit": 2,
+        # Batches are copied while the GPU still computes; this needs pinned memory.
+        "accelerator_config": {"non_blocking": config.trainer.get("dataloader_pin_memory", True)},
         **config.trainer,
         **precision(config.trainer),
         **FIXED,

@@ -1,7 +1,6 @@
 """Supervised fine-tuning from cases to a saved adapter. Read it from top to bottom."""
 
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from datasets import disable_progress_bars
@@ -10,7 +9,7 @@ from transformers import EarlyStoppingCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import SFTConfig as TrainerConfig
 
-from panjue.finetune.data import RowMaker, pack, training_rows
+from panjue.finetune.data import RowMaker, training_rows
 from panjue.finetune.distributed import join_processes
 from panjue.finetune.examples import Examples
 from panjue.finetune.kept import KeepAdapters
@@ -84,7 +83,7 @@ def run_training(
     model = load_model(config, base, args)
     check_embeddings(base, model, maker.tokenizer, rows.train, rows.held_out)
     if choose_packing(config, model, args, console):
-        rows = replace(rows, train=pack(rows.train, config.max_tokens))
+        rows = rows.packed(config.max_tokens)
     log = TrainingLog(config.run, console)
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
     keeping = [KeepAdapters(config.run, config.keep)] if config.keep > 1 else []

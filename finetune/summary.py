@@ -6,6 +6,7 @@ from datetime import date
 
 import torch
 
+from panjue.finetune.data import count_examples
 from panjue.finetune.trainer import ReplyTrainer
 from panjue.prompts.plumbing.records import TrainingSummary
 
@@ -19,7 +20,7 @@ def finished(begun: TrainingSummary, trainer: ReplyTrainer, seconds: float) -> T
         "finished": date.today().isoformat(),
         "steps": state.global_step,
         "kept_step": kept_step(trainer),
-        "held_out": 0 if held_out is None else len(held_out),
+        "held_out": 0 if held_out is None else count_examples(held_out),
         "held_out_loss": kept_loss(trainer),
         "tokens": state.num_input_tokens_seen,
         "seconds": round(seconds, 1),

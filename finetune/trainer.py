@@ -32,7 +32,7 @@ from panjue.finetune.checkpoints import (
     newest_complete,
 )
 from panjue.finetune.curves import Curves
-from panjue.finetune.data import IGNORED, collate, collate_segments
+from panjue.finetune.data import IGNORED, collate, collate_segments, count_examples
 from panjue.finetune.packed_attention import PACKED
 from panjue.finetune.reply_loss import token_losses
 from panjue.prompts.plumbing.errors import UserError
@@ -248,7 +248,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-        return EvalLoopOutput(None, None, metrics, len(self.eval_dataset))
+        return EvalLoopOutput(None, None, metrics, count_examples(self.eval_dataset))
 
     @torch.no_grad()
     def _held_out_loss(self) -> float:
@@ -265,7 +265,8 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
             places = range(start + rank, min(start + step, count), world)
             # If weights are sharded, a process without rows must help to gather them.
             rows = [self.eval_dataset[place] for place in places or [0]]
-            losses = self.reply_losses(self.model, self._prepare_inputs(collate(rows)))
+            batch = self._prepare_inputs(self.data_collator(rows))
+            losses = self.reply_losses(self.model, batch)
             if places:
                 sums += torch.tensor([losses.double().sum(), len(losses)], dtype=torch.float64)
         total, tokens = self.accelerator.reduce(sums.to(self.args.device), "sum").tolist()

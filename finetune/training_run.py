@@ -26,6 +26,7 @@ from panjue.finetune.classifier.fit import (
     show_usual,
     training_advisor,
 )
+from panjue.finetune.data import count_examples
 from panjue.finetune.distributed import make_once
 from panjue.finetune.examples import Examples
 from panjue.finetune.rules import shared_rules, task_sha256
@@ -388,7 +389,8 @@ class TrainingRun:
         loss = kept_loss(trainer)
         held_out = ""
         if loss is not None:
-            held_out = f" (loss {loss:.4f} on {len(trainer.eval_dataset)} held-out cases)"
+            count = count_examples(trainer.eval_dataset)
+            held_out = f" (loss {loss:.4f} on {count} held-out cases)"
         console.print(f"written: {config.result}{held_out}")
         if isinstance(config, BaseConfig):
             return

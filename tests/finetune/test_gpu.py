@@ -55,6 +55,12 @@ def test_one_process_uses_one_gpu_of_two(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (args.n_gpu, step_size(args)) == (1, 8)
 
 
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_batches_are_copied_while_the_gpu_computes(is_pinned: bool) -> None:
+    args = trainer_config(a_config(trainer={"dataloader_pin_memory": is_pinned}))
+    assert args.accelerator_config.non_blocking == is_pinned
+
+
 @pytest.mark.parametrize("processes", [1, 4, 8])
 @pytest.mark.parametrize("at_once", [1, 3, 16, None])
 def test_a_step_has_as_many_examples_with_any_number_of_processes(

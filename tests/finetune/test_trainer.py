@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,8 +18,17 @@ from torch.utils.data import DataLoader, RandomSampler
 from transformers import AutoModelForCausalLM, Trainer
 from trl import SFTConfig
 
-from panjue.finetune.data import IGNORED, RowMaker, RowReport, cached, collate, pack
+from panjue.finetune.data import (
+    IGNORED,
+    RowMaker,
+    RowReport,
+    cached,
+    collate,
+    count_examples,
+    pack,
+)
 from panjue.finetune.model import load_base, with_lora
+from panjue.finetune.packed_attention import PACKED, segments
 from panjue.finetune.trainer import EvenSampler, LengthSampler, ReplyTrainer, order_of
 from panjue.finetune.training_log import larger_limits
 from panjue.prompts.example import Example
@@ -236,6 +246,63 @@ def test_the_held_out_loss_is_that_of_all_reply_tokens_and_draws_no_random_numbe
     loss = trainer.evaluate()["eval_loss"]
     assert torch.equal(before, torch.get_rng_state())
     assert loss == pytest.approx(mean_loss(trainer.model, made), rel=1e-4)
+
+
+def losses_of_examples(trainer: Any, rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the ids of each example of rows or packs -> its mean loss."""
+    found = {}
+    for row in rows:
+        batch = trainer.data_collator([row])
+        with torch.no_grad():
+            losses = trainer.reply_losses(trainer.model.eval(), batch)
+        sizes = row.get("seq_lengths") or [len(row["input_ids"])]
+        start = 0
+        for size in sizes:
+            of_one = slice(start, start + size)
+            count = sum(label != IGNORED for label in row["labels"][of_one])
+            found[str(row["input_ids"][of_one])] = float(losses[:count].mean())
+            losses = losses[count:]
+            start += size
+    return found
+
+
+def test_the_held_out_loss_of_packs_is_that_of_their_examples_alone(
+    workshop: Path, maker: RowMaker, made: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    alone, _ = cached(tmp_path, {}, lambda _: iter(made))
+    packs = pack(alone, SIZE)
+    assert count_examples(packs) == count_examples(alone) == len(made) > len(packs)
+    found = {}
+    for attention, rows in (("sdpa", alone), (PACKED, packs)):
+        model = load_base(workshop / "base/model", torch.float32)
+        model.set_attn_implementation(attention)
+        args = arguments(tmp_path, bf16=False)
+        tokenizer = maker.tokenizer
+        of_rows = ReplyTrainer(model, args, rows, eval_dataset=rows, processing_class=tokenizer)
+        found[attention] = [losses_of_examples(of_rows, list(rows)), of_rows.evaluate()]
+    (of_alone, alone_in_all), (of_packs, packs_in_all) = found.values()
+    assert of_packs == pytest.approx(of_alone, abs=1e-6)
+    assert packs_in_all["eval_loss"] == pytest.approx(alone_in_all["eval_loss"], abs=1e-6)
+
+
+def test_a_batch_of_held_out_packs_has_its_segments_once(
+    workshop: Path, maker: RowMaker, made: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """A layer that found none would make them and copy them to the device."""
+    rows, _ = cached(tmp_path, {}, lambda _: iter(made))
+    packs = pack(rows, SIZE)
+    model = load_base(workshop / "base/model", torch.float32)
+    model.set_attn_implementation(PACKED)
+    args = arguments(tmp_path, bf16=False)
+    args.per_device_eval_batch_size = len(packs)
+    tokenizer = maker.tokenizer
+    of_packs = ReplyTrainer(model, args, packs, eval_dataset=packs, processing_class=tokenizer)
+    with (
+        patch("panjue.finetune.data.segments", wraps=segments) as in_batch,
+        patch("panjue.finetune.packed_attention.segments", wraps=segments) as in_layers,
+    ):
+        of_packs.evaluate()
+    assert (in_batch.call_count, in_layers.call_count) == (1, 0)
 
 
 def test_an_order_by_length_is_that_of_its_seed_and_epoch() -> None:
