@@ -3,9 +3,9 @@
 Read sft.py first, from top to bottom. It uses, in this order: settings.py with start.py (the
 training that another one starts from), distributed.py, library_settings.py, model.py,
 training_run.py with rules.py and source_code.py, examples.py, classifier/ (from fit.py on),
-data.py, packed_attention.py, trainer.py with reply_loss.py and curves.py, checkpoints.py, kept.py
-and stop.py, training_log.py with estimate.py, summary.py, trained.py (a training that was opened)
-and card.py with card.jinja (the model card).
+data.py, packed_attention.py, memory.py, trainer.py with reply_loss.py and curves.py,
+checkpoints.py, kept.py and stop.py, training_log.py with estimate.py, summary.py, trained.py (a
+training that was opened) and card.py with card.jinja (the model card).
 
 foreign.py and adopt.py make a run folder of an adapter that another trainer wrote.
 

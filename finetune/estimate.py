@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from panjue.finetune.model import compute_activations_again
 from panjue.finetune.trainer import ReplyTrainer, step_size, steps
 
 LONGEST_TRY_S = 5.0
@@ -100,14 +101,23 @@ def timed(trainer: ReplyTrainer, places: Sequence[int]) -> Timed:
     model = trainer.model
     model.train()
     if trainer.args.gradient_checkpointing:
-        model.gradient_checkpointing_enable()  # which training does too
+        compute_activations_again(model, trainer.args)  # as training does
     rows = [trainer.train_dataset[place] for place in places]
     batch = trainer._prepare_inputs(trainer.data_collator(rows))
     start, processor, waited = time.perf_counter(), time.process_time(), waited_s()
-    with trainer.accelerator.autocast():
-        loss = trainer.reply_losses(model, batch).sum()
-    if loss.requires_grad:
-        loss.backward()  # type: ignore[no-untyped-call]
+    is_short = False
+    try:
+        with trainer.accelerator.autocast():
+            loss = trainer.reply_losses(model, batch).sum()
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+    except torch.OutOfMemoryError as error:
+        trainer.refuse_or_save_memory(error)
+        is_short = True
+    if is_short:  # outside `except`, which holds the tensors of the failed call
+        torch.cuda.empty_cache()
+        model.zero_grad(set_to_none=True)
+        return timed(trainer, places)
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
     seconds = time.perf_counter() - start

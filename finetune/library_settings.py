@@ -338,7 +338,7 @@ def check_attention(config: SftConfig) -> None:
             f"attn_implementation: {name} needs its package, which is not installed or does not "
             "work here; install it, or set attn_implementation=sdpa"
         )
-    if packing and config.trainer.get("per_device_train_batch_size") != 1:
+    if packing and config.trainer.get("per_device_train_batch_size", 1) != 1:
         # In a batch of several rows, transformers' FlashAttention treats each pack as one text.
         raise UserError(
             "trainer.packing: FlashAttention separates the examples of a pack only in batches of "
@@ -452,9 +452,12 @@ def shares(config: SftConfig, processes: int) -> tuple[int, int]:
             f"batch: {config.batch} examples a step cannot be divided among {processes} processes; "
             f"set batch={processes * max(1, per_process)}"
         )
-    default = 1 if torch.accelerator.is_available() else per_process
+    default = 1 if torch.accelerator.is_available() else per_process  # see `use_memory`
     most = int(config.trainer.get("per_device_train_batch_size") or default)
-    at_once = min(most, per_process)
-    while per_process % at_once:  # all parts must be equal
-        at_once -= 1
+    at_once = largest_share(per_process, most)
     return at_once, per_process // at_once
+
+
+def largest_share(count: int, most: int) -> int:
+    """Return the largest equal part of `count` that is at most `most`."""
+    return max(part for part in range(1, min(count, most) + 1) if count % part == 0)

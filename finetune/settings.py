@@ -87,7 +87,8 @@ class SftConfig(Config):
     (full)."""
     batch: int = Field(16, ge=1)
     """Number of examples or packs in one step, over all processes. Each process takes at most
-    `trainer.per_device_train_batch_size` of them at once."""
+    `trainer.per_device_train_batch_size` of them at once; by default a GPU takes as many as its
+    memory allows."""
     max_tokens: int = Field(4096, ge=64)
     """Limit on the tokens of prompt plus reply. Longer prompts are shortened and counted. Replies
     are never cut."""

@@ -14,6 +14,7 @@ from panjue.finetune.distributed import join_processes
 from panjue.finetune.examples import Examples
 from panjue.finetune.kept import KeepAdapters
 from panjue.finetune.library_settings import check_library_settings, trainer_config
+from panjue.finetune.memory import use_memory
 from panjue.finetune.model import (
     check_embeddings,
     check_lora_layers,
@@ -84,6 +85,7 @@ def run_training(
     check_embeddings(base, model, maker.tokenizer, rows.train, rows.held_out)
     if choose_packing(config, model, args, console):
         rows = rows.packed(config.max_tokens)
+    use_memory(config, model, args, rows.train, console)
     log = TrainingLog(config.run, console)
     patience = [EarlyStoppingCallback(config.patience)] if args.load_best_model_at_end else []
     keeping = [KeepAdapters(config.run, config.keep)] if config.keep > 1 else []
@@ -92,6 +94,7 @@ def run_training(
             model,
             args,
             rows.train,
+            console,
             eval_dataset=rows.held_out if len(rows.held_out) else None,
             processing_class=maker.tokenizer,
             callbacks=[log, *keeping, *patience, StopOnSignal(console)],

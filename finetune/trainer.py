@@ -11,11 +11,9 @@ from typing import Any
 import torch
 from accelerate.data_loader import SeedableRandomSampler
 from datasets import Dataset, concatenate_datasets
-from peft.tuners.lora import LoraLayer
 from rich.console import Console
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torch.nn import Dropout
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerControl, TrainingArguments
 from transformers.integrations import SwanLabCallback, TensorBoardCallback
@@ -33,9 +31,10 @@ from panjue.finetune.checkpoints import (
 )
 from panjue.finetune.curves import Curves
 from panjue.finetune.data import IGNORED, collate, collate_segments, count_examples
+from panjue.finetune.model import compute_activations_again, leave_casts_to_autocast
 from panjue.finetune.packed_attention import PACKED
 from panjue.finetune.reply_loss import token_losses
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import read_json, write_json
 
 NOT_MODEL_INPUTS = ("labels", "tokens", "reply_places", "reply_labels", "skip_logits")
@@ -111,9 +110,16 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
     control: TrainerControl
 
     def __init__(
-        self, model: Any, args: TrainingArguments, train_dataset: Dataset, **others: Any
+        self,
+        model: Any,
+        args: TrainingArguments,
+        train_dataset: Dataset,
+        console: Console | None = None,
+        **others: Any,
     ) -> None:
         """Prepare the training; `others` are further arguments of trl's SFTTrainer."""
+        self._console = console or Console()
+        self._of_step: list[dict[str, Any]] = []  # the batches so far of the current step
         self._new_tokens = 0  # of this process, since the last `count_tokens`
         self._keep = args.save_total_limit  # and the best; transformers would choose others
         args.save_total_limit = None
@@ -135,15 +141,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         for weight, data in adapter.items():
             weight.data = data.to(weight.device, torch.float32)
         if self.accelerator.mixed_precision != "no" and not self.is_fsdp_enabled:
-            # Autocast chooses the type of each product. PEFT would first convert the inputs of LoRA
-            # to float32, and autocast back to 16 bits, which takes a tenth of a step without a GPU.
-            # Dropout, DoRA and other variants compute in the type of their inputs.
-            for module in self.model.modules():
-                if isinstance(module, LoraLayer) and not module.lora_variant:
-                    parts = module.lora_dropout.values()
-                    module.cast_input_dtype_enabled = any(
-                        isinstance(part, Dropout) for part in parts
-                    )
+            leave_casts_to_autocast(self.model)
         if self.is_fsdp_enabled and self.accelerator.mixed_precision != "no":
             # accelerate sums gradients in the type of the computation (accelerate 1.15,
             # utils/dataclasses.py:2137). In bfloat16, the sums of a long step lose small parts.
@@ -180,12 +178,45 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
     ) -> Tensor:
         """Add the gradients of this batch to those of its step; return its loss.
 
-        A GPU never waits for this function, nor this function for the GPU (`tests.finetune`
-        counts that).
+        It does not wait for the GPU (a test counts such operations). If the GPU's memory is too
+        small, the step begins again, with all layers computing their activations again.
         """
-        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+        self._of_step.append(inputs)
+        loss: Tensor | None = None
+        try:
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        except torch.OutOfMemoryError as error:
+            self.refuse_or_save_memory(error)
+        if loss is None:  # outside `except`, which holds the tensors of the failed call
+            torch.cuda.empty_cache()
+            model.zero_grad(set_to_none=True)
+            for earlier in self._of_step:
+                loss = super().training_step(model, earlier, num_items_in_batch)
+        assert loss is not None
         self._new_tokens += inputs["tokens"]
+        if self.accelerator.sync_gradients:  # the last batch of its step
+            self._of_step.clear()
         return loss
+
+    def refuse_or_save_memory(self, error: torch.OutOfMemoryError) -> None:
+        """Let all layers compute their activations again; raise if they did, or cannot.
+
+        One of several processes cannot change alone: the others wait for its gradients.
+        """
+        args = self.args
+        if self.accelerator.num_processes > 1 and not args.gradient_checkpointing:
+            way_out = "set trainer.gradient_checkpointing=true"
+            raise UserError(f"GPU: {first_line(error)} {way_out}") from None
+        is_for_all = not (args.gradient_checkpointing_kwargs or {}).get("every_n_layers")
+        if args.gradient_checkpointing and is_for_all:
+            raise error
+        args.gradient_checkpointing = True
+        args.gradient_checkpointing_kwargs = None
+        compute_activations_again(self.model, args)
+        self._console.print(
+            "GPU: its memory was too small; from now on all layers compute activations again "
+            "(trainer.gradient_checkpointing=true does so from the start)"
+        )
 
     def count_tokens(self) -> None:
         """Add the tokens of all processes since the last count to the state of the training.

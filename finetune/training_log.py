@@ -14,6 +14,7 @@ from transformers import TrainerCallback, TrainerState
 from panjue.finetune.data import IGNORED, TrainingRows
 from panjue.finetune.estimate import estimate
 from panjue.finetune.examples import Examples, check_files, trained_on
+from panjue.finetune.memory import in_gib, moment_bytes, stored_bytes
 from panjue.finetune.model import gpu_memory, lacks_kernels
 from panjue.finetune.settings import SftConfig
 from panjue.finetune.trained import Trained
@@ -26,9 +27,6 @@ from panjue.prompts.plumbing.progress import Meter, duration, meter
 from panjue.prompts.plumbing.records import TrainingSummary
 from panjue.prompts.plumbing.run import CONFIG
 from panjue.prompts.reader import text_hash
-
-GRADIENT_BYTES = 4
-"""Bytes of the gradient for each trained weight, in float32."""
 
 MAX_SHOWN_EXAMPLES = 5
 """Number of refused examples, and of notes, on the console; the report file has all."""
@@ -241,12 +239,9 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
         each = f"{args.train_batch_size} × {args.gradient_accumulation_steps} examples"
         yield "processes", f"{args.world_size}, {strategy}; each has {each} of each step"
     yield "steps", f"{steps(trainer)}, each of {step_size(args)} examples or packs"
-    stored = sum(weight.numel() * weight.element_size() for weight in weights)
-    needed = stored + trained * GRADIENT_BYTES
-    moments = moment_bytes(args.optim)
-    needed += trained * (moments or 0)
+    needed = float(stored_bytes(trainer.model, args))
     what = "weights and optimizer"
-    if moments is None:
+    if moment_bytes(args.optim) is None:
         what = f"weights and gradients, without the state of {args.optim}"
     if trainer.is_fsdp_enabled:
         needed /= args.world_size
@@ -260,19 +255,6 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
     if lacks_kernels(trainer.model):
         packages = "flash-linear-attention and causal-conv1d"
         yield "kernels", f"training is slow without {packages}: .ci/install python3 fast"
-
-
-def moment_bytes(optimizer: str) -> int | None:
-    """Return the bytes of AdamW's two moments per trained weight; None for other optimizers."""
-    if not optimizer.removeprefix("paged_").startswith("adamw"):
-        return None
-    if optimizer.endswith("4bit"):
-        return 1
-    return 2 if optimizer.endswith("8bit") else 8
-
-
-def in_gib(size: float) -> str:
-    return f"{size / 2**30:.2f} GiB"
 
 
 def print_example(console: Console, row: dict[str, Any], tokenizer: Any) -> None:

@@ -85,6 +85,7 @@ OF_SPEED = {
     "logging_steps",
     "logging_strategy",
     "logging_first_step",
+    "per_device_train_batch_size",
     "per_device_eval_batch_size",
     "gradient_checkpointing",
     "gradient_checkpointing_kwargs",
@@ -96,8 +97,8 @@ OF_SPEED = {
     "ddp_timeout",
     "torch_empty_cache_steps",
 }
-"""Settings of trl that may change when a run resumes. `per_device_train_batch_size` may not,
-because gradients would round otherwise."""
+"""Settings of trl that may change when a run resumes. With another `per_device_train_batch_size`,
+which depends on the memory of the GPU, sums of gradients round in another way."""
 
 
 def fits_classifier(config: SftConfig, task: Task) -> bool:

@@ -20,10 +20,11 @@ from safetensors.torch import load_file, save_file
 
 from panjue.eval.runs import list_runs
 from panjue.finetune.checkpoints import disk_errors_named, newest_complete
+from panjue.finetune.memory import moment_bytes
 from panjue.finetune.settings import SftConfig, sft_settings
 from panjue.finetune.trained import open_trained
 from panjue.finetune.trainer import ReplyTrainer
-from panjue.finetune.training_log import moment_bytes, print_example
+from panjue.finetune.training_log import print_example
 from panjue.prompts.labels import load_labels
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.config import load_section
@@ -132,6 +133,7 @@ def test_resume_takes_the_newest_complete_checkpoint_and_gives_the_same_weights(
     record["trainer"] |= {"logging_steps": 1, "save_total_limit": 2}  # as older code wrote
     write_json(run / "manifest.json", record)
     speed = ["per_device_eval_batch_size=3", "logging_steps=2", "gradient_checkpointing=true"]
+    speed.append("per_device_train_batch_size=8")  # as many as a CPU takes by default
     main(workshop / "sft.yaml", [f"run={run}", *(f"trainer.{word}" for word in speed)])
     assert "checkpoint-6" in capsys.readouterr().out
     assert adapter_bytes(run) == adapter_bytes(trained)
