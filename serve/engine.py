@@ -72,6 +72,11 @@ class Engine:
         self.lora = lora
         self.longest = int(llm.model_config.max_model_len)  # tokens of a prompt with its reply
 
+    @property
+    def sequences(self) -> int:
+        """Return how many sequences vLLM computes at once."""
+        return int(self.llm.vllm_config.scheduler_config.max_num_seqs)
+
     async def ask(self, request: Request) -> RequestOutput:
         """Return the finished output of one request. If cancelled, let the engine abort it."""
         question = request.question

@@ -288,7 +288,7 @@ def load(run: Path | str, settings: Mapping[str, Any] | None = None) -> Iterator
     # In its own thread, because this one already runs an event loop in a notebook.
     with start_blocking_portal() as portal:
         with portal.wrap_async_context_manager(running) as engine:
-            judge = Judge(served, engine, config.slots, portal)
+            judge = Judge(served, engine, config.slots_of(engine.sequences), portal)
             try:
                 yield judge
             finally:

@@ -184,6 +184,7 @@ class Session:
             from panjue.serve.endpoint import Endpoint
 
             question_maker = job.question_maker()
+            slots = config.slots
             source: Engine | Endpoint = self.stack.enter_context(closing(Endpoint(config.endpoint)))
         else:
             from panjue.serve.engine import engine  # imports vLLM, which takes ten seconds
@@ -195,9 +196,8 @@ class Session:
                 question_maker = job.question_maker()
                 running = engine(job.served, config.engine, job.budget, config.seed)
                 source = self.stack.enter_context(running)
-        self.answerer = Answerer(
-            source, question_maker, asyncio.Semaphore(config.slots), job.passes
-        )
+                slots = config.slots_of(source.sequences)
+        self.answerer = Answerer(source, question_maker, asyncio.Semaphore(slots), job.passes)
         return self.answerer
 
 

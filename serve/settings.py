@@ -41,6 +41,9 @@ SERVER_KEY = "PANJUE_API_KEY"  # environment variable with the key that clients 
 ORIGIN = re.compile(r"https?://[^\s/?#@*]+")  # as browsers send it: no path, no slash at the end
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # hosts that only this machine reaches
 
+IN_FLIGHT = 256
+"""Default number of calls that an engine answers at once."""
+
 ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -141,16 +144,23 @@ class EngineConfig(Config):
     the adapter unmerged. `none` asks the base alone."""
     seed: int = 0
     """Seed of the engine."""
-    in_flight: int = Field(256, ge=1)
-    """Number of calls that an engine answers at once. A call for `n` replies counts as `n` calls.
-    Further calls wait; the server tells their clients to retry."""
+    in_flight: int | None = Field(None, ge=1)
+    """Number of calls that an engine answers at once; by default 256. Without a server, Ray or an
+    endpoint it is vLLM's own limit if that is higher: 1,024 on a GPU of 70 GiB or more, but 256 on
+    an A100. A call for `n` replies counts as `n` calls. Further calls wait; the server tells their
+    clients to retry."""
     engine: dict[str, Any] = Field(default_factory=dict)
     """Further arguments that are passed unchanged to vLLM's engine."""
 
     @property
     def slots(self) -> int:
         """Return the number of calls that the engines of one process answer at once."""
-        return self.in_flight * int(self.engine.get("data_parallel_size") or 1)
+        return self.slots_of(IN_FLIGHT)
+
+    def slots_of(self, sequences: int) -> int:
+        """Return the same for engines that compute so many sequences at once."""
+        of_engine = self.in_flight or max(IN_FLIGHT, sequences)
+        return of_engine * int(self.engine.get("data_parallel_size") or 1)
 
 
 class GenerateConfig(EngineConfig):
