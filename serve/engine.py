@@ -48,6 +48,7 @@ __all__ = [
 
 CALL_TIMEOUT_S = 60.0  # time limit of a call of the engine that is no request
 POLL_S = 0.5  # how often such a call checks whether the engine has died
+TUNING = "enable_flashinfer_autotune"
 LEAST_CHANGE = 1e-4  # least change of a log-probability by a working adapter
 
 ENGINE_ENDED = (
@@ -152,7 +153,7 @@ async def running_engine(
     settings = {"disable_log_stats": True, **settings}
     arguments = with_own(settings, engine_settings(served, seed, budget))
     with startup_errors(), starting_engine(), threads_for(served.model):
-        args = AsyncEngineArgs(**with_room_for_states(arguments))
+        args = AsyncEngineArgs(**for_this_machine(arguments))
         usage = UsageContext.LLM_CLASS  # its defaults fit many requests at once
         config = args.create_engine_config(usage)
         config.model_config.max_model_len = longest_of(config.model_config, budget)
@@ -230,6 +231,11 @@ def with_own(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
     return {**DEFAULTS, **settings, **own}
 
 
+def for_this_machine(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return engine arguments with those that depend on the GPU and the model."""
+    return without_needless_tuning(with_room_for_states(arguments))
+
+
 FOR_ACTIVATIONS = 2**31
 """Least bytes of a GPU that hold neither weights nor states."""
 
@@ -242,8 +248,7 @@ def with_room_for_states(arguments: Mapping[str, Any]) -> dict[str, Any]:
     but only after it has loaded the weights. A block has the states of some layers, in Qwen3.5 of a
     quarter. This estimate takes the states of all layers for a sequence, so it may be too high.
     """
-    known = {field.name for field in fields(AsyncEngineArgs)}
-    args = AsyncEngineArgs(**{name: arguments[name] for name in known & arguments.keys()})
+    args = engine_args(arguments)
     if args.max_num_seqs or on_cpu() or not args.create_model_config().is_hybrid:
         return dict(arguments)
     config = args.create_engine_config(UsageContext.LLM_CLASS)
@@ -264,6 +269,31 @@ def with_room_for_states(arguments: Mapping[str, Any]) -> dict[str, Any]:
     fitting = available // (state.page_size_bytes * model.get_num_layers(parallel))
     most = min(config.scheduler_config.max_num_seqs, max(1, fitting))
     return {**arguments, "max_num_seqs": most}
+
+
+HOPPER = 90
+"""vLLM tunes FlashInfer from these GPUs on. On newer ones, dense models use it, too."""
+
+
+def without_needless_tuning(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return engine arguments with which a Hopper GPU does not tune FlashInfer for nothing.
+
+    There, vLLM 0.32 uses FlashInfer for quantized weights and for experts alone, but tunes it at
+    each start (vllm/model_executor/warmup/kernel_warmup.py:267).
+    """
+    decided = {TUNING, "kernel_config"} & arguments.keys()
+    if decided or not current_platform.is_device_capability_family(HOPPER):
+        return dict(arguments)
+    model = engine_args(arguments).create_model_config()
+    if model.is_moe or model.quantization:
+        return dict(arguments)
+    return {**arguments, TUNING: False}
+
+
+def engine_args(arguments: Mapping[str, Any]) -> AsyncEngineArgs:
+    """Return vLLM's arguments, without those of a server."""
+    known = {field.name for field in fields(AsyncEngineArgs)}
+    return AsyncEngineArgs(**{name: arguments[name] for name in known & arguments.keys()})
 
 
 def longest_of(model: ModelConfig, budget: Budget) -> int:

@@ -16,9 +16,9 @@ from panjue.prompts.gpu import check_gpu, unused_device
 from panjue.serve.engine import (
     check_engine,
     engine_settings,
+    for_this_machine,
     startup_errors,
     with_own,
-    with_room_for_states,
 )
 
 # isort: split
@@ -157,7 +157,7 @@ def arguments(setup: Setup) -> Namespace:
     args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
     args.default_chat_template_kwargs = template_args(runs[NAME].question_maker.tokenizer)
     args.shutdown_timeout = 30  # seconds for running requests to finish
-    for name, value in with_room_for_states(with_own(config.engine, own)).items():
+    for name, value in for_this_machine(with_own(config.engine, own)).items():
         setattr(args, name, value)
     validate_parsed_serve_args(args)
     return args

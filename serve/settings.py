@@ -95,6 +95,7 @@ RESOURCES = (
     "enforce_eager",
     "enable_prefix_caching",
     "enable_chunked_prefill",
+    "enable_flashinfer_autotune",
     "max_parallel_loading_workers",
     "disable_log_stats",
     "distributed_executor_backend",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3NextConfig
+from transformers import Qwen3MoeConfig, Qwen3NextConfig
 
 from panjue.finetune.classifier.fit import training_advisor
 from panjue.finetune.data import RowMaker, RowReport
@@ -264,3 +264,42 @@ def test_states_of_linear_attention_get_as_many_sequences_as_vllm_does_not_refus
     assert least < sequences <= blocks_of_vllm(hybrid, rest)
     mine = {**hybrid, "max_num_seqs": 1000}
     assert with_room_for_states(mine) == mine
+
+
+@pytest.mark.parametrize(
+    ("capability", "more", "is_skipped"),
+    [
+        ((9, 0), {}, True),
+        ((9, 0), {"quantization": "fp8"}, False),
+        ((9, 0), {"kernel_config": {"enable_flashinfer_autotune": True}}, False),
+        ((9, 0), {"enable_flashinfer_autotune": True}, False),
+        ((10, 0), {}, False),
+        ((8, 9), {}, False),
+        (None, {}, False),  # a CPU
+    ],
+)
+def test_flashinfer_is_not_tuned_where_nothing_uses_it(
+    capability: tuple[int, int] | None,
+    more: dict[str, Any],
+    is_skipped: bool,
+    trained: Path,
+    workshop: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def is_family(of: int, device_id: int = 0) -> bool:
+        return capability is not None and capability[0] * 10 == of
+
+    monkeypatch.setattr(current_platform, "is_device_capability_family", is_family)
+    model = str(workshop / "base/model")
+    arguments = {"model": model, "tokenizer": model, **more}
+    found = without_needless_tuning(arguments)
+    assert found == {**arguments, **({"enable_flashinfer_autotune": False} if is_skipped else {})}
+    assert not is_skipped or AsyncEngineArgs(**found).enable_flashinfer_autotune is False
+
+
+def test_a_base_with_experts_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(current_platform, "is_device_capability_family", lambda *_: True)
+    shape = {"num_experts": 4, "num_experts_per_tok": 2, "architectures": ["Qwen3MoeForCausalLM"]}
+    Qwen3MoeConfig(**shape, dtype="bfloat16").save_pretrained(tmp_path)
+    arguments = {"model": str(tmp_path), "tokenizer": str(tmp_path)}
+    assert without_needless_tuning(arguments) == arguments
