@@ -21,6 +21,7 @@ from panjue.finetune.model import compute_activations_again, with_lora
 from panjue.finetune.packed_attention import PACKED, segments
 from panjue.finetune.reply_loss import token_losses
 from panjue.finetune.trainer import logits_only_at
+from tests.gpu.step import lora_flops
 
 from .conftest import EXACT, UNEVALUATED, a_config, adapter_bytes, main
 
@@ -64,22 +65,6 @@ def step_flops(model: Any) -> int:
     return int(counter.get_total_flops())
 
 
-def needed_flops(config: Any) -> float:
-    """Return what a LoRA step needs: no product twice, no gradient of a frozen weight."""
-    width = config.hidden_size
-    heads = config.num_attention_heads * config.head_dim
-    groups = config.num_key_value_heads * config.head_dim
-    inner = config.intermediate_size
-    shapes = [(width, heads), (width, groups), (width, groups), (heads, width)]
-    shapes += [(width, inner), (width, inner), (inner, width)]
-    frozen = sum(rows * columns for rows, columns in shapes)
-    trained = sum(RANK * (rows + columns) for rows, columns in shapes)
-    of_token = config.num_hidden_layers * (2 * 2 * frozen + 3 * 2 * trained)
-    attention = sum(6 * 2 * heads * size**2 for size in EXAMPLES)  # two products; four backward
-    head = 2 * 2 * width * config.vocab_size
-    return float(TOKENS * of_token + config.num_hidden_layers * attention + REPLIES * head)
-
-
 @pytest.fixture(scope="module")
 def shapes() -> Any:
     """Return the shapes of Qwen3-8B with LoRA, without weights."""
@@ -117,7 +102,8 @@ def test_a_step_of_lora_computes_no_product_twice_where_memory_allows(
         compute_activations_again(shapes, args)
     else:
         shapes.gradient_checkpointing_disable()
-    assert step_flops(shapes) / needed_flops(QWEN3_8B) == pytest.approx(times, abs=0.02)
+    needed = lora_flops(QWEN3_8B, RANK, EXAMPLES, REPLIES)
+    assert step_flops(shapes) / needed == pytest.approx(times, abs=0.02)
     assert said in out.getvalue()
 
 

@@ -26,15 +26,19 @@ from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from shutil import rmtree
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, Qwen3Config
+from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 from transformers.utils import is_flash_attn_2_available
 
+from panjue.finetune.data import IGNORED
 from panjue.finetune.settings import sft_settings
 from panjue.finetune.sft import train as sft
 from panjue.finetune.trained import Trained, open_trained
+from panjue.finetune.training_log import TrainingLog
 from panjue.prompts.model import load_tokenizer
 from panjue.prompts.plumbing.files import read_lines
 from panjue.prompts.reader import Reader
@@ -43,6 +47,7 @@ from panjue.serve.engine import VLLM_VERSION, RequestOutput, engine
 from panjue.serve.job import make_job
 from panjue.serve.merge import Served, served_model
 from panjue.serve.settings import GenerateConfig
+from tests.gpu.step import lora_flops, peak_of, shares
 
 ROOT = Path(__file__).parents[2]
 PANJUE = Path(sys.executable).with_name("panjue")
@@ -152,6 +157,63 @@ def training(ground: Ground) -> Iterator[str]:
         yield f"{name}: {rate:,.0f} tokens/s; GiB planned {planned}, used {peak / 2**30:.1f}"
 
 
+class Profiled(TrainingLog):
+    """Times the second quarter of a training's steps, and profiles its last half."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if IS_GPU else [])]
+        self.profile = profile(activities=kinds, record_shapes=True)
+        self.times: dict[int, float] = {}  # step -> when it ended
+        self.rows: Any = None
+        profiles.append(self)
+
+    def on_step_end(self, _: Any, state: Any, *__: Any, **others: Any) -> None:
+        """The first quarter of the steps compiles and measures."""
+        super().on_step_end(_, state, *__, **others)
+        step, steps = state.global_step, state.max_steps
+        if step not in (steps // 4, steps // 2, steps):
+            return
+        if IS_GPU:
+            torch.cuda.synchronize()
+        if step == steps:
+            self.profile.stop()
+            self.rows = others["train_dataloader"].dataset
+        self.times[step] = time.perf_counter()
+        if step == steps // 2:
+            self.profile.start()
+
+
+profiles: list[Profiled] = []
+
+
+def step(ground: Ground) -> Iterator[str]:
+    """A step on packs: real tokens a second, MFU, and the shares of its time, profiled.
+
+    MFU is the operations that the steps need (`lora_flops`) / seconds / the peak of the data sheet.
+    """
+    rmtree(ground.runs / "step", ignore_errors=True)
+    with patch("panjue.finetune.sft.TrainingLog", Profiled):
+        trained, _ = ground.train("step")
+    [profiled] = profiles
+    log = {row["step"]: row for _, row in read_lines(trained.run / "log.jsonl") if "loss" in row}
+    first, middle, last = profiled.times
+    tokens = log[middle]["num_tokens"] - log[first]["num_tokens"]
+    rate = tokens / (profiled.times[middle] - profiled.times[first])
+    rows = profiled.rows
+    examples = [size for sizes in rows["seq_lengths"] for size in sizes]
+    replies = sum(label != IGNORED for labels in rows["labels"] for label in labels)
+    config = AutoConfig.from_pretrained(ground.model)
+    of_token = lora_flops(config, trained.record.lora["r"], examples, replies) / sum(examples)
+    peak = peak_of(torch.cuda.get_device_name()) if IS_GPU else None
+    mfu = f", MFU {rate * of_token / peak:.0%}" if peak else ""
+    yield f"{rate:,.0f} tokens/s, {rate * of_token / 1e12:.4f} TFLOP/s{mfu}"
+    events = profiled.profile.events()  # type: ignore[no-untyped-call]
+    seconds = profiled.times[last] - profiled.times[middle]
+    of_time = shares(events, config.vocab_size, seconds, DEVICE)
+    yield ", ".join(f"{kind} {share:.1%}" for kind, share in of_time.items())
+
+
 def parity(ground: Ground) -> Iterator[str]:
     """One adapter, greedy: vLLM merged and unmerged, by both runners, against transformers."""
     trained, _ = ground.train("lora-packs")
@@ -243,7 +305,7 @@ def asked(served: Served, questions: list[Question], dtype: str, limit: int) -> 
         return llm.runner.run(answer())
 
 
-STAGES = {f.__name__: f for f in (training, parity, speed, kills)}
+STAGES = {f.__name__: f for f in (training, step, parity, speed, kills)}
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ HOUR = Path(__file__).with_name("hour.py")
 
 
 @pytest.mark.endurance
-@pytest.mark.parametrize("stage", ["training", "parity", "speed", "kills"])
+@pytest.mark.parametrize("stage", ["training", "step", "parity", "speed", "kills"])
 def test_a_stage_passes_and_its_figures_are_in_the_table(
     stage: str, workshop: Path, tmp_path: Path
 ) -> None:
