@@ -21,7 +21,7 @@ from panjue.prompts.cli import app
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (".", "prompts", "finetune", "serve", "eval")
-ENGLISH = [*(f"{folder}/README.md" for folder in FOLDERS), "serve/ANSWERS.md"]
+ENGLISH = [*(f"{folder}/README.md" for folder in FOLDERS), "finetune/BASES.md", "serve/ANSWERS.md"]
 READMES = [page for english in ENGLISH for page in (english, english.replace(".md", ".zh.md"))]
 PAGES = [
     *READMES,
