@@ -353,3 +353,23 @@ def test_the_report_of_real_cases(
     in_tests.take_pictures(opened, "report-en")
     opened.goto((run / "report.html").as_uri() + "?lang=zh")
     in_tests.take_pictures(opened, "report-zh")
+
+
+def test_the_first_page_shows_the_report(
+    opened: Any, hostile: Path, advised: Callable[[Any], None]
+) -> None:
+    """The picture of the first page is of `in_tests.DEMO`, if that is set."""
+    found = None
+    if in_tests.DEMO is None:
+        advised(think)
+        (hostile / "decode.json").unlink()
+        found = with_baseline(hostile)
+    show_report(opened, in_tests.DEMO or hostile, found)
+    for shown in ("final score", "95% interval", "text classifier"):
+        assert shown in opened.inner_text("main")
+    differ = "differ, model right" if in_tests.DEMO else "differ, both wrong"
+    opened.get_by_label("model and classifier").select_option(differ)
+    opened.locator("#list button").first.click()
+    assert "≠ differs" in opened.inner_text("#case")
+    opened.evaluate("scrollTo(0, 0)")
+    in_tests.take_picture_of_first_page(opened, "report", height=1150)

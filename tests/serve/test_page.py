@@ -37,6 +37,20 @@ def page(browser: Any, server: PanjueServe) -> Iterator[Any]:
     context.close()
 
 
+@pytest.fixture
+def demo_server(request: pytest.FixtureRequest) -> Iterator[PanjueServe]:
+    """Return the server of `in_tests.DEMO`, if that is set; else that of all tests."""
+    if in_tests.DEMO is None:
+        yield request.getfixturevalue("server")
+        return
+    started = PanjueServe(in_tests.DEMO)
+    try:
+        started.ready()
+        yield started
+    finally:
+        started.end()
+
+
 def fill(page: Any, fact: str = FACT) -> None:
     """Fill in the facts, the key and, if nobody is there, two defendants."""
     page.fill("#fact", fact)
@@ -114,6 +128,27 @@ def test_the_example_case_is_filled_in(page: Any) -> None:
     sample = json.loads((PAGE / "sample.json").read_text("utf-8"))
     ask(page, sample["fact"])
     assert page.locator("article h3").all_inner_texts() == sample["defendants"]
+
+
+def test_the_first_page_shows_its_question(browser: Any, demo_server: PanjueServe) -> None:
+    """The picture of the first page is of `in_tests.DEMO`, if that is set."""
+    question = json.loads((PAGE / "sample.json").read_text("utf-8"))
+    first_page = Path(__file__).parents[2] / "README.md"
+    assert json.dumps(question, ensure_ascii=False) in first_page.read_text("utf-8")
+    opened = browser.new_page(locale="en-US")
+    opened.goto(demo_server.url)
+    opened.click("#example")
+    opened.wait_for_selector("#names input >> nth=1")
+    if in_tests.DEMO is None:  # this server wants a key
+        fill(opened, question["fact"])
+    for _ in range(2):  # the first reply of an engine takes longer, and the page shows the seconds
+        with opened.expect_response("**/v1/judgments"):
+            opened.click("#go")
+        opened.wait_for_selector("#go:enabled")
+    assert opened.locator("article h3").all_inner_texts() == question["defendants"]
+    opened.mouse.move(0, 0)  # no sentence is picked
+    in_tests.take_picture_of_first_page(opened, "page")
+    opened.close()
 
 
 def test_the_demo_s_model_and_what_a_confidence_is_are_told(page: Any) -> None:
