@@ -64,28 +64,28 @@ def grams(texts: Sequence[Text]) -> list[Hashes]:
     joined = END.join(one.text.replace(END, " ") for one in texts)
     lowered = NUMBER.sub(lambda found: magnitude(found[0]), joined.lower())
     codes = np.frombuffer(lowered.encode("utf-32-le", "surrogatepass"), np.uint32).copy()
-    is_end = codes == ord(END)
-    ends_of_texts = np.flatnonzero(is_end)
+    is_end = codes == ord(END)  # [characters of all texts], as `codes`
+    ends_of_texts = np.flatnonzero(is_end)  # [texts - 1]
     _mask_names(codes, ends_of_texts, texts)
 
     is_character = _is_character(codes)
-    is_letter = letters()[codes]
+    is_letter = letters()[codes]  # [characters]
     begins_word = is_letter.copy()
     begins_word[1:] &= ~is_letter[:-1]
-    starts = np.flatnonzero(is_character | begins_word)
-    text_of = np.searchsorted(ends_of_texts, starts)
+    starts = np.flatnonzero(is_character | begins_word)  # place of each token, [tokens]
+    text_of = np.searchsorted(ends_of_texts, starts)  # [tokens]
     first_codes = np.minimum(codes[starts], 0xFFFF)  # those of words do not matter
-    single = hashes_of_characters()[0][first_codes]
-    after_space = hashes_of_characters()[1][first_codes]
+    single = hashes_of_characters()[0][first_codes]  # [tokens]
+    after_space = hashes_of_characters()[1][first_codes]  # [tokens]
     words = _words(lowered, starts, is_letter)
     for token, word in words.items():
         single[token] = crc32(word)
-    pair_of = _four_zero_bytes(single[:-1]) ^ after_space[1:]
+    pair_of = _four_zero_bytes(single[:-1]) ^ after_space[1:]  # [tokens - 1]
     for token, word in words.items():
         if token:
             pair_of[token - 1] = crc32(b" " + word, int(single[token - 1]))
     is_pair = text_of[:-1] == text_of[1:]
-    pairs = pair_of[is_pair]
+    pairs = pair_of[is_pair]  # [pairs within a text]
     numbers = np.arange(1, len(texts))
     singles_of = np.split(single, np.searchsorted(text_of, numbers))
     pairs_of = np.split(pairs, np.searchsorted(text_of[:-1][is_pair], numbers))

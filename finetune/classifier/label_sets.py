@@ -200,13 +200,13 @@ def best_sets(
     for number, (item, labels) in enumerate(zip(items, ranked, strict=True)):
         chances[number, : len(labels)] = [item[label] for label in labels]
         place[number, : len(labels)] = sorted(range(len(labels)), key=labels.__getitem__)
-    counts = np.array([len(labels) for labels in ranked], int)
-    is_label = np.arange(LABELS_OF_SETS) < counts[:, None]
+    counts = np.array([len(labels) for labels in ranked], int)  # [items]
+    is_label = np.arange(LABELS_OF_SETS) < counts[:, None]  # [items, labels]
     chances = np.where(is_label, np.clip(chances, TINY, 1 - TINY), 0)
     odds = chances / (1 - chances)
-    scale = _scales(weights, items)
-    of_size = np.array(weights)[np.minimum(SIZES, MAX_SIZE)]
-    products = np.where(MEMBERS, odds[:, None, :], 1).prod(axis=2)
+    scale = _scales(weights, items)  # [items]
+    of_size = np.array(weights)[np.minimum(SIZES, MAX_SIZE)]  # [sets]
+    products = np.where(MEMBERS, odds[:, None, :], 1).prod(axis=2)  # [items, sets]
     of_sets = scale[:, None] * of_size * products  # [items, sets]
     # The probability of the sets of a size that have a label, [items, sizes, labels].
     with_label = np.einsum("is,zsl->izl", of_sets, BY_SIZE)
@@ -218,9 +218,9 @@ def best_sets(
     terms = np.take_along_axis(terms, place[:, None], axis=2)
     order = np.argsort(-terms, axis=2, kind="stable")
     largest = np.take_along_axis(terms, order, axis=2)
-    is_in_set = np.arange(LABELS_OF_SETS) < sizes[:, None]
-    values = np.where(is_in_set, largest, 0).sum(axis=2)
-    best_value = scale * weights[0] if weights[0] else np.full(count, -1.0)
+    is_in_set = np.arange(LABELS_OF_SETS) < sizes[:, None]  # [sizes, labels]
+    values = np.where(is_in_set, largest, 0).sum(axis=2)  # [items, sizes]
+    best_value = scale * weights[0] if weights[0] else np.full(count, -1.0)  # [items]
     best_size = np.zeros(count, int)
     for size, value in zip(sizes, values.T, strict=True):
         is_better = (value > best_value + ROUNDING) & (counts >= size)
@@ -241,9 +241,9 @@ def _scales(weights: Sequence[float], items: Sequence[Probabilities]) -> Array:
         chances[: len(item), number] = list(item.values())
     is_label = np.arange(columns)[:, None] < np.array([len(item) for item in items], int)
     chances = np.where(is_label, np.clip(chances, TINY, 1 - TINY), 0)
-    likely = np.where(chances > TINY, chances, 0)
+    likely = np.where(chances > TINY, chances, 0)  # [columns, items]
     likely = np.where(likely.any(axis=0), likely, chances)
-    none = np.ones(len(items))
+    none = np.ones(len(items))  # [items]
     for of_column in chances:
         none *= 1 - of_column
     expected = np.zeros(len(items))

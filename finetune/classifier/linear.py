@@ -98,7 +98,7 @@ def fit_views(items: TrainingItems) -> FittedViews:
         more_of_cases, more_own = views(list(map(marked, items.cases[part], sizes)))
         of_cases += more_of_cases
         own += more_own
-    case_of_item = np.repeat(np.arange(len(items.cases)), items.sizes)
+    case_of_item = np.repeat(np.arange(len(items.cases)), items.sizes)  # [items]
     whole = [of_cases[case] for case in case_of_item]
     both = [fit_view(whole), fit_view(own)]
     rows = [
@@ -121,10 +121,10 @@ def shares_known_apart(
 ) -> NDArray[np.float64]:
     """Return the share of n-grams of each item's case that would have a weight without it."""
     texts_with = np.bincount(rows.indices, minlength=rows.shape[1])  # [columns]
-    row_of = np.repeat(np.arange(len(texts)), np.diff(rows.indptr))
-    of_same_case = np.repeat(items.sizes, items.sizes)[row_of]
-    counts_apart = texts_with[rows.indices] - of_same_case >= MIN_TEXTS
-    known = np.bincount(row_of, counts_apart, minlength=len(texts))
+    row_of = np.repeat(np.arange(len(texts)), np.diff(rows.indptr))  # [stored n-grams of all rows]
+    of_same_case = np.repeat(items.sizes, items.sizes)[row_of]  # items of its case, [stored]
+    counts_apart = texts_with[rows.indices] - of_same_case >= MIN_TEXTS  # [stored]
+    known = np.bincount(row_of, counts_apart, minlength=len(texts))  # [items]
     distinct = [max(1, len(np.unique(text))) for text in texts]
     result: NDArray[np.float64] = known / distinct
     return result
@@ -132,13 +132,13 @@ def shares_known_apart(
 
 def fit_view(texts: Sequence[Hashes]) -> View:
     """Return the n-grams that occur in most texts, with their inverse document frequencies."""
-    once_a_text = np.concatenate([np.unique(text) for text in texts])
-    distinct, counts = np.unique(once_a_text, return_counts=True)
+    once_a_text = np.concatenate([np.unique(text) for text in texts])  # [n-grams of all texts]
+    distinct, counts = np.unique(once_a_text, return_counts=True)  # both [distinct n-grams]
     most = np.argsort(-counts, kind="stable")[:MAX_COLUMNS]
     frequent = most[counts[most] >= MIN_TEXTS]
     kept = np.sort(frequent)
     inverse_frequencies = (1 + len(texts)) / (1 + counts[kept])
-    idf = np.log(inverse_frequencies) + 1
+    idf = np.log(inverse_frequencies) + 1  # [columns]
     return View(distinct[kept], idf.astype(np.float32))
 
 
@@ -154,13 +154,13 @@ def fit_first_stage(
     labels = sorted(task.answer.counts(name, known.counts))
     is_set = name in task.answer.sets
     values = [set(item[name]) if is_set else {item[name]} for item in items.answers]
-    gold = np.array([[label in value for label in labels] for value in values])
+    gold = np.array([[label in value for label in labels] for value in values])  # [items, labels]
     teaches = gold.any(axis=1) | is_set  # an item of an unknown class teaches nothing
-    scores = np.zeros((2, *gold.shape), np.float32)
+    scores = np.zeros((2, *gold.shape), np.float32)  # [views, items, labels]
     weights_by_fold = []
     bias_by_fold = []
     for number in range(FOLDS):
-        aside = items.fold == number
+        aside = items.fold == number  # [items]
         used = teaches & ~aside
         rows_used = hstack([part[used] for part in rows], format="csr")
         weights, bias = regress(csr_array(rows_used), gold[used])
@@ -169,10 +169,10 @@ def fit_first_stage(
         scores[1, aside] = (rows[1][aside] @ of_own).toarray()
         weights_by_fold.append(weights)
         bias_by_fold.append(bias)
-    mean = np.asarray(sum(weights_by_fold) / np.float32(FOLDS))
+    mean = np.asarray(sum(weights_by_fold) / np.float32(FOLDS))  # [columns of both views, labels]
     mean[np.abs(mean) < MIN_WEIGHT] = 0
     calibrates = items.is_own & teaches
-    score = scores.sum(0)
+    score = scores.sum(0)  # [items, labels]
     scale, shift = fit_calibration(score[calibrates], gold[calibrates], is_set)
     return FirstStage(
         field=LabelField(
@@ -196,7 +196,7 @@ def calibrated_apart(stage: FirstStage, fold: NDArray[np.int64]) -> NDArray[np.f
     If texts are easy to tell apart, the calibration depends on a few cases. Fitted on such a case,
     it would give away the answer to this case.
     """
-    scores = stage.scores.sum(0)
+    scores = stage.scores.sum(0)  # [items, labels]
     result = np.zeros(scores.shape)
     for k in range(FOLDS):
         in_fold = fold == k

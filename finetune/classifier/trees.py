@@ -79,18 +79,18 @@ def candidates(items: Items, name: str) -> Candidates:
 
     The trees depend on the order of the columns.
     """
-    whole, own = items.scores[name]
+    whole, own = items.scores[name]  # both [items, labels]
     score = whole + own
-    case_size = items.sizes[:, None]
-    case_mean = items.of_cases(np.add, score) / case_size
-    case_mean_of_own = items.of_cases(np.add, own) / case_size
-    case_best = items.of_cases(np.maximum, score)
+    case_size = items.sizes[:, None]  # [cases, 1]
+    case_mean = items.of_cases(np.add, score) / case_size  # [cases, labels]
+    case_mean_of_own = items.of_cases(np.add, own) / case_size  # [cases, labels]
+    case_best = items.of_cases(np.maximum, score)  # [cases, labels]
     # Sorting twice gives the rank.
     case_rank = np.argsort(np.argsort(-case_mean, axis=1, kind="stable"), axis=1)
 
-    order = np.argsort(-score, axis=1, kind="stable")[:, :CANDIDATES]
-    best_three = np.take_along_axis(score, order, 1)[:, :3]
-    item = np.repeat(np.arange(len(order)), order.shape[1])
+    order = np.argsort(-score, axis=1, kind="stable")[:, :CANDIDATES]  # [items, candidates]
+    best_three = np.take_along_axis(score, order, 1)[:, :3]  # [items, 3]
+    item = np.repeat(np.arange(len(order)), order.shape[1])  # [rows], as all below
     case = items.cases[item]
     label = order.ravel()
     score_of_row = score[item, label]
@@ -183,9 +183,9 @@ def class_rows(
     """
     parts = [items.scores[name].sum(0)]
     for other, table in tables.items():
-        chances = believed[other]
+        chances = believed[other]  # [items, labels]
         in_all = chances.sum(1, keepdims=True)
-        parts.append(chances @ table / np.maximum(in_all, 1e-9))
+        parts.append(chances @ table / np.maximum(in_all, 1e-9))  # [items, classes]
     return np.hstack([*parts, items.facts])
 
 
@@ -268,9 +268,9 @@ def _fit_set(
     found = candidates(items, name)
     rows = found.rows
     score = found.columns["score"].astype(float)
-    gold = truth[found.item, found.label]
+    gold = truth[found.item, found.label]  # [rows]
     weight = weights_of(items.sizes)[found.item]
-    fold_of_row = fold[found.item]
+    fold_of_row = fold[found.item]  # [rows]
 
     def train(without: int) -> tuple["lightgbm.Booster", tuple[float, float]]:
         """Return the trees, and the scale and shift of the scores that they correct."""
@@ -282,7 +282,7 @@ def _fit_set(
         return lightgbm.train(SET_TREES, data, ROUNDS), start
 
     *parts, (trees, start) = _without_each_fold(train, shown)
-    logits = np.zeros(len(rows))
+    logits = np.zeros(len(rows))  # [rows]
     for number, (trees_of_part, start_of_part) in enumerate(parts):
         aside = fold_of_row == number
         first = found.logits(start_of_part)[aside]
@@ -312,8 +312,8 @@ def _fit_class(
 
     # An item of unknown class teaches nothing.
     weight = weights_of(items.sizes) * gold[name].any(axis=1)
-    classes = gold[name] * weight[:, None]
-    prior = classes.sum(0) / classes.sum()
+    classes = gold[name] * weight[:, None]  # [items, classes]
+    prior = classes.sum(0) / classes.sum()  # [classes]
 
     def tables(used: Array) -> dict[str, Array]:
         """Return label set -> distribution of classes of the items with each label."""
@@ -325,8 +325,8 @@ def _fit_class(
 
     # The tables for an item are made without it.
     rows_by_fold = [class_rows(items, name, believed, tables(fold != k)) for k in range(FOLDS)]
-    rows = np.stack(rows_by_fold)[fold, np.arange(len(fold))]
-    labels = gold[name].argmax(1)
+    rows = np.stack(rows_by_fold)[fold, np.arange(len(fold))]  # [items, features]
+    labels = gold[name].argmax(1)  # [items]
 
     def train(without: int) -> "lightgbm.Booster":
         used = fold != without
