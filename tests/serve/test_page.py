@@ -155,14 +155,15 @@ def test_the_demo_s_model_and_what_a_confidence_is_are_told(page: Any) -> None:
     ask(page)
     assert "演示用的小模型" in page.inner_text("#demo")
     assert "虚构" not in page.inner_text("#demo"), "it may have been trained on real cases"
-    said = "置信度：该项答案完全正确的概率，由文本分类器估计；模型若已回答过验证集，则据此校准"
-    assert said in page.inner_text("#state")
+    said = page.inner_text("#state")
+    assert "置信度：该项答案完全正确的概率，由文本分类器估计" in said
+    assert "模型若已回答过验证集，则模型自身的概率也计入" in said
     assert "置信度 " in page.locator("article td").first.inner_text()
     assert page.inner_text("article h4 >> nth=0") == "各刑罚档次的概率"
     page.click("#language")
     assert "A tiny demo model answers." in page.inner_text("#demo")
     assert "invented" not in page.inner_text("#demo")
-    assert "If the model has answered held-out cases" in page.inner_text("#state")
+    assert "its own probability counts, too" in page.inner_text("#state")
     assert "confidence " in page.locator("article td").first.inner_text()
     labels = {"task": "judgment", "demo": False}
     page.route("**/v1/labels", lambda route: route.fulfill(json=labels))
