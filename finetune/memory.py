@@ -45,7 +45,6 @@ PROBES = (128, 256)
 MAX_AT_ONCE = 16
 """Most rows or packs in one call. More of them do not make a GPU faster."""
 
-KEPT = "all layers keep them"
 AGAIN = "all layers compute them again"
 
 GIVEN = ("gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_offloading")
@@ -86,7 +85,7 @@ def use_memory(config: SftConfig, model: Model, args: Any, rows: Dataset, consol
             args.per_device_eval_batch_size = at_once
     at_once = args.per_device_train_batch_size
     size = in_gib(at_once * of_row)
-    console.print(f"{'activations':12s} {size} for {at_once} at once; {KEPT}")
+    console.print(f"{'activations':12s} {size} for {at_once} at once; all layers keep them")
 
 
 def from_first_process(numbers: list[int]) -> list[int]:
