@@ -22,9 +22,9 @@ from panjue.serve.engine import (
 )
 
 # isort: split
-from vllm.entrypoints.generate.structured_decisions.strategies import READ_STRATEGIES
+from vllm.entrypoints.cli.serve import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.generate.structured_decisions import api_router as decisions
 from vllm.entrypoints.launchers.api_server.entry import run_server_worker, setup_server
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -87,9 +87,9 @@ async def answer(args: Namespace) -> None:
 
     for number in stopping_signals():
         signal.signal(number, stop)
-    # panjue closes the endpoint that uses these strategies. For it, vLLM renders the chat template
-    # with enable_thinking=False, which some templates refuse; without a strategy it does not.
-    READ_STRATEGIES.clear()
+    # panjue closes the endpoints of vLLM's decisions. To prepare them, vLLM renders the chat
+    # template with enable_thinking=False, which some templates refuse.
+    decisions.init_structured_decisions_state = lambda *_: None
     address, listener = setup_server(args, reuse_port=False)
     # Only h11 limits headers; httptools reads headers of any size.
     await run_server_worker(address, listener, args, http=TimedHttp, server_header=False)
