@@ -152,7 +152,9 @@ def load_base(
     # On an H100 or H200, cuDNN's attention gives NaN gradients with a mask, as packs have, and if
     # the width is 64 above a multiple of 128 (torch 2.11 and later, pytorch/pytorch#196678).
     torch.backends.cuda.enable_cudnn_sdp(False)
-    settings: dict[str, Any] = {"dtype": dtype, "attn_implementation": attention}
+    # None is sdpa too, and eager for a model without it.
+    asked = None if attention == "sdpa" else attention
+    settings: dict[str, Any] = {"dtype": dtype, "attn_implementation": asked}
     if device:
         settings["device_map"] = {"": device}
     if quantization and not quantization_of(folder):
@@ -160,6 +162,8 @@ def load_base(
         settings["quantization_config"] = BitsAndBytesConfig(**four_bits)
     with of_library(f"{folder}, attn_implementation={attention}"):
         model: PreTrainedModel = load_language_model(folder, **settings)
+    if asked is None and getattr(model.config, "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")  # sdpa leaves out the softcap of Gemma 2
     for module in model.modules():
         # In an evaluation on a CPU with AVX-512 BF16, bitsandbytes repacks its four-bit layers for
         # inference and never back: later steps pass no gradient through them, without an error.

@@ -112,7 +112,8 @@ class SftConfig(Config):
     attn_implementation: Literal[
         "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention", "eager"
     ] = "sdpa"
-    """Attention of transformers. FlashAttention needs its own package."""
+    """Attention of transformers. `sdpa` becomes `eager` for models that it cannot compute, such as
+    Gemma 2. FlashAttention needs its own package."""
     gpus: int = Field(1, ge=1)
     """Number of processes that train together, one for each GPU. accelerate starts them."""
     accelerate: Path | None = None

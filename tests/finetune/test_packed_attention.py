@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from panjue.finetune.data import cached, collate, collate_segments, pack
-from panjue.finetune.model import problem_in_packs
+from panjue.finetune.model import load_base, problem_in_packs
 from panjue.finetune.packed_attention import (
     MAX_CHANGE,
     PACKED,
@@ -170,8 +170,8 @@ OLD: dict[str, Any] = {
     "n_head": 4,
     "attn_implementation": "sdpa",
 }
-SOFTCAP = Gemma2Config(**SHAPE, layer_types=["full_attention"] * 2, attn_logit_softcapping=50.0)
 EAGER = {**SHAPE, "attn_implementation": "eager"}
+SOFTCAP = Gemma2Config(**EAGER, layer_types=["full_attention"] * 2, attn_logit_softcapping=50.0)
 SINKS = GptOssConfig(**EAGER, num_local_experts=2, num_experts_per_tok=1)
 
 
@@ -196,21 +196,53 @@ def test_a_model_with_more_in_its_attention_keeps_it(make: Callable[[], Any]) ->
     assert model(ids, position_ids=torch.arange(12).repeat(1, 2)).logits.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("make", "attention"),
+    [
+        (qwen, "sdpa"),
+        (lambda: Gemma2ForCausalLM(SOFTCAP), "eager"),
+        (lambda: GptOssForCausalLM(SINKS), "eager"),
+    ],
+    ids=["plain", "softcap", "sinks"],
+)
+def test_the_attention_follows_the_model(
+    make: Callable[[], Any], attention: str, tmp_path: Path
+) -> None:
+    make().save_pretrained(tmp_path)
+    assert load_base(tmp_path, torch.float32).config._attn_implementation == attention
+
+
 def test_dropout_in_attention_is_no_leak() -> None:
     for model in (qwen(attention_dropout=0.1), GPT2LMHeadModel(GPT2Config(**OLD))):
         assert problem_in_packs(model, 4096) == ""
 
 
-CHUNKS = {"attention_chunk_size": 40, "num_local_experts": 2, "num_experts_per_tok": 1}
-
-
-def test_chunks_of_a_pack_that_are_none_of_its_examples_are_noticed() -> None:
+def llama4(**settings: Any) -> Any:
     torch.manual_seed(0)
-    shape = {**SHAPE, "intermediate_size_mlp": 48, **CHUNKS}
-    model = Llama4ForCausalLM(Llama4TextConfig(**shape))
-    assert problem_in_packs(model, 40) == "", "a pack is one chunk"
+    experts = {"intermediate_size_mlp": 48, "num_local_experts": 2, "num_experts_per_tok": 1}
+    return Llama4ForCausalLM(Llama4TextConfig(**{**SHAPE, **experts, **settings}))
+
+
+def test_attention_that_counts_from_the_beginning_of_a_pack_is_noticed() -> None:
+    """These layers scale by the place in the row, whatever `position_ids` says."""
+    model = llama4(no_rope_layers=[0, 0], floor_scale=40, attn_scale=1.0)
+    assert problem_in_packs(model, 40) == "", "a pack is shorter"
     problem = problem_in_packs(model, 4096)
     assert re.search(r"an example in a pack differs from itself alone \(by \d+%\)$", problem)
+    assert not use_packed_attention(model, 4096, torch.float32)
+
+
+def test_chunks_of_attention_are_a_problem_if_a_pack_changes_them() -> None:
+    """transformers 5.19 counts them from the beginning of the pack, 5.24 from the example's."""
+    model = llama4(attention_chunk_size=40).eval()
+    assert problem_in_packs(model, 40) == "", "a pack is one chunk"
+    ids = torch.arange(1, 101)[None]
+    positions = torch.cat([torch.arange(10), torch.arange(90)])[None]
+    with torch.no_grad():
+        packed = model(ids, position_ids=positions, use_cache=False).logits[:, 10:]
+        alone = model(ids[:, 10:], use_cache=False).logits
+    is_same = torch.allclose(packed, alone, atol=1e-4)
+    assert (problem_in_packs(model, 4096) == "") == is_same
     assert not use_packed_attention(model, 4096, torch.float32)
 
 
