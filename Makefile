@@ -10,7 +10,7 @@ PANJUE := .venv/bin/python -m panjue.finetune.make "$(MAKECMDGOALS)"
 STAGE  :=  # of `gpu`, as MODEL: those of the environment do not count
 MODEL  :=
 MOVED := $(shell [ ! -s .venv/installed ] || [ "$$(cat .venv/installed)" -ef . ] || echo moved)
-.PHONY: help install dev lock check test torture gpu demo base sft generate score check-submission serve
+.PHONY: help install dev lock newest check test torture gpu demo base sft generate score check-submission serve
 .PHONY: variables $(MOVED)  # no commands: what is read first; what another folder installed is installed anew
 .NOTPARALLEL:
 
@@ -22,6 +22,7 @@ dev: .venv/dev  # the same, and what `check`, `test` and `torture` need; they in
 .venv/installed .venv/dev: pyproject.toml $(wildcard .ci/*) $(MOVED)
 	.ci/install $(PYTHON) $(filter dev,$(@F))
 lock: ; PYTHON=$(PYTHON) .ci/lock  # the newest versions of all packages for `make install`
+newest: ; PYTHON=$(PYTHON) .ci/newest  # what breaks without an engine on the newest versions of all packages
 
 variables: install; $(PANJUE)
 demo: variables; $(PANJUE) demo data/demo  # write invented cases

@@ -133,6 +133,47 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: not item.nodeid.startswith(ASKING))
 
 
+@contextmanager
+def skipped_without_vllm() -> Iterator[None]:
+    """Skip what imports vLLM where it is not installed, as with the newest releases of the rest."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause:
+            if isinstance(cause, ModuleNotFoundError) and cause.name == "vllm":
+                pytest.skip("needs vLLM, which is not installed", allow_module_level=True)
+            cause = cause.__cause__ or cause.__context__
+        raise
+
+
+class FileOfTests(pytest.Module):
+    """A file of tests, which may import vLLM."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        with skipped_without_vllm():
+            return super().collect()
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> FileOfTests:
+    """Collect the tests of a file."""
+    return FileOfTests.from_parent(parent, path=module_path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, None, None]:
+    """Make the fixtures of a test."""
+    with skipped_without_vllm():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    """Run a test."""
+    with skipped_without_vllm():
+        return (yield)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Collect no garbage while tests are imported, and leave out what they import later on.

@@ -56,13 +56,18 @@ sft:
 """
 
 OTHER_ATTENTION: set[str] = set()
-LEAKING = {"qwen3-next", "qwen3.5", "qwen3.5-moe", "opt", "falcon", "recurrent-gemma"}
+LEAKING = {"qwen3-next", "qwen3.5", "qwen3.5-moe", "opt", "recurrent-gemma"}
 """In these an example in a pack sees the one before it."""
+
+MENDED = {"falcon"}
+"""In these it does with transformers 5.19, and does not with 5.24."""
 
 UNKNOWN = {"recurrent-gemma"}
 """vLLM has no class for them."""
 
-NEEDS_TORCHVISION = set() if find_spec("torchvision") else {"qwen3.5", "qwen3.5-moe"}
+NEEDS_TORCHVISION = {"qwen3.5", "qwen3.5-moe"}
+if find_spec("torchvision") or not find_spec("vllm"):
+    NEEDS_TORCHVISION = set()
 """What vLLM cannot import here: torchvision is only beside a torch for a GPU."""
 
 UNANSWERED = NEEDS_TORCHVISION | {"deepseek-v3", "qwen3-next"}
@@ -126,6 +131,19 @@ def answers(run_of: Callable[[str], Path], ground: Path) -> dict[tuple[str, str]
     return {(name, adapter): each for name, adapter, each in found}
 
 
+@pytest.fixture(scope="module")
+def leaks(base_of: Callable[[str], Path]) -> Callable[[str], bool]:
+    """Return what says whether an example in a pack of a family sees the one before it."""
+
+    def is_leaking(name: str) -> bool:
+        model = load_language_model(base_of(name), dtype=torch.float32).eval()
+        found = packed_against_alone(model) > MAX_CONTAMINATION
+        assert found == (name in LEAKING) or name in MENDED
+        return found
+
+    return cache(is_leaking)
+
+
 @torch.no_grad()
 def packed_against_alone(model: Any) -> float:
     """Return the largest difference of an example's logits, in their standard deviations."""
@@ -139,23 +157,24 @@ def packed_against_alone(model: Any) -> float:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_loaded_model_says_whether_it_keeps_examples_apart(
-    name: str, dtype: torch.dtype, base_of: Callable[[str], Path]
+    name: str, dtype: torch.dtype, base_of: Callable[[str], Path], leaks: Callable[[str], bool]
 ) -> None:
     model = load_language_model(base_of(name), dtype=dtype).eval()
     found = contamination(model)
-    assert found > 100 * MAX_CONTAMINATION if name in LEAKING else found < MAX_CONTAMINATION / 100
-    assert bool(problem_in_packs(model, 128)) == (name in LEAKING), "128: longer than windows"
-    if dtype == torch.float32:
-        assert (packed_against_alone(model) > MAX_CONTAMINATION) == (name in LEAKING)
+    assert found > 100 * MAX_CONTAMINATION if leaks(name) else found < MAX_CONTAMINATION / 100
+    assert bool(problem_in_packs(model, 128)) == leaks(name), "128: longer than windows"
 
 
 @pytest.mark.parametrize("name", families(FAMILIES.keys() - UNKNOWN))
 def test_a_family_is_planned_trained_and_merged(
-    name: str, run_of: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    name: str,
+    run_of: Callable[[str], Path],
+    leaks: Callable[[str], bool],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = run_of(name)
     plan = capsys.readouterr().out
-    assert ("examples are grouped by length" in plan) == (name in LEAKING)
+    assert ("examples are grouped by length" in plan) == leaks(name)
     assert ("No module named 'torchvision'" in plan) == (name in NEEDS_TORCHVISION)
     [loss] = [row["loss"] for _, row in read_lines(run / "log.jsonl") if "loss" in row]
     assert 0 < loss < 20
@@ -180,6 +199,7 @@ def test_a_training_starts_from_the_adapter_of_a_family(
 def test_what_vllm_does_not_know_is_refused_before_anything_is_read(
     base_of: Callable[[str], Path], run_of: Callable[[str], Path]
 ) -> None:
+    pytest.importorskip("vllm")
     with pytest.raises(UserError, match=r"^RecurrentGemmaForCausalLM: vLLM cannot answer with it"):
         run_of("recurrent-gemma")
 
@@ -207,7 +227,7 @@ def test_a_family_answers_unmerged_as_merged(
     assert unmerged["texts"] == merged["texts"]
 
 
-@pytest.mark.parametrize("name", families(FAMILIES.keys() - LEAKING))
+@pytest.mark.parametrize("name", families(FAMILIES.keys() - LEAKING - MENDED))
 def test_packs_without_a_mask_are_those_with_one(name: str, base_of: Callable[[str], Path]) -> None:
     model = load_language_model(base_of(name), dtype=torch.float32).eval()
     masks = probed(model, 80, packed=True)

@@ -74,6 +74,7 @@ def test_its_answers_are_bundled(old: Path, panjue: Panjue) -> None:
 
 def test_it_answers_again(old: Path, panjue: Panjue) -> None:
     """The same file again; then, with the model asked anew, another folder."""
+    pytest.importorskip("vllm")
     before = sha256(old / "run/answers/model/submission.jsonl")
     words = ("generate", "run", "demo/test.jsonl", "answer=model")
     said = done(panjue, *words, "answers=model")

@@ -12,7 +12,6 @@ import numpy as np
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.files import read_json
 from panjue.prompts.plumbing.version import IN_BUNDLE, panjue_version
-from panjue.serve import ray
 
 Panjue = Callable[..., CompletedProcess[str]]
 
@@ -57,4 +56,6 @@ def test_every_record_has_version_and_commit(
 
 
 def test_ray_compares_version_and_commit() -> None:
+    from panjue.serve import ray  # imports vLLM
+
     assert ray.versions("judgment")["panjue"] == panjue_version()

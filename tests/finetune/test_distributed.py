@@ -64,8 +64,8 @@ def tell(run, trainer, *args):
     is_sharded = isinstance(trainer.model_wrapped, FSDPModule)
     if is_sharded:
         parts = [part for part in trainer.model.modules() if isinstance(part, FSDPModule)]
-        groups = [part._get_fsdp_state()._fsdp_param_group for part in parts]
-        policies = {group.mp_policy for group in groups if group}
+        states = [part._get_fsdp_state() for part in parts]
+        policies = {state._mp_policy for state in states if state._fsdp_param_group}
         say(*(f"computes in {one.param_dtype}, sums in {one.reduce_dtype}" for one in policies))
     weights = trainer.model.parameters() if is_sharded else ()
     say(f"share of each weight: { {len(w._local_tensor) / len(w) for w in weights} }")

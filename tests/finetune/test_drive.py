@@ -94,6 +94,10 @@ def test_every_library_s_error_of_the_drive_is_one_line(
             assert str(folder) in line or way == "numpy"
 
 
+OF_TRITON = ("nanobind:", " - leaked ", " - ... skipped", "See https://nanobind.readthedocs.io")
+"""What triton 3.9 prints when a training that failed ends, where it is installed."""
+
+
 def test_a_training_over_its_quota_ends_in_one_line_and_resumes(
     failing_drive: Path, workshop: Path, trained: Path, tmp_path: Path
 ) -> None:
@@ -103,6 +107,7 @@ def test_a_training_over_its_quota_ends_in_one_line_and_resumes(
     words = [panjue, "sft", str(workshop / "sft.yaml"), f"run={run}"]
     # Through such a file safetensors writes.
     said = said_on(failing_drive, "/.tmp", *words, DRIVE_ERROR=str(errno.EDQUOT))
+    said = [line for line in said if not line.startswith(OF_TRITON)]
     assert len(said) == 1, said
     assert said[0].startswith(f"panjue: {run}/checkpoints/checkpoint-6: ")
     assert said[0].endswith(f"{os.strerror(errno.EDQUOT)}; {FULL}")

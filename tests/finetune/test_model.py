@@ -14,7 +14,6 @@ from panjue.finetune.trained import read_trained
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_json
 from panjue.serve.ask import Budget
-from panjue.serve.engine import engine_settings
 from panjue.serve.merge import Served, merge, served_model
 
 from .conftest import UNEVALUATED, main
@@ -68,6 +67,8 @@ def test_variants_of_lora_are_merged(
     words: dict[str, object], rank: int, workshop: Path, tmp_path: Path
 ) -> None:
     """`rank` is that of the unmerged adapter in vLLM; 0: there it has none."""
+    from panjue.serve.engine import engine_settings  # imports vLLM
+
     settings = [f"lora.{key}={value}" for key, value in words.items()]
     main(workshop / "sft.yaml", [f"run={tmp_path}/run", *UNEVALUATED, *settings])
     adapter = tmp_path / "run/adapter"

@@ -140,6 +140,7 @@ def test_the_largest_gpu_chooses_the_config(
     sizes: list[int], config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus = [SimpleNamespace(total_memory=size * 2**20) for size in sizes]
+    monkeypatch.setattr("torch.version.cuda", None)  # else these would be asked for more
     monkeypatch.setattr("torch.cuda.is_available", lambda: bool(gpus))
     monkeypatch.setattr("torch.cuda.device_count", lambda: len(gpus))
     monkeypatch.setattr("torch.cuda.get_device_properties", gpus.__getitem__)
