@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from panjue.finetune.model import compute_activations_again
+from panjue.finetune.model import CHECKPOINTING, compute_activations_again
 from panjue.finetune.trainer import ReplyTrainer, step_size, steps
 
 LONGEST_TRY_S = 5.0
@@ -100,7 +100,7 @@ def timed(trainer: ReplyTrainer, places: Sequence[int]) -> Timed:
     """
     model = trainer.model
     model.train()
-    if trainer.args.gradient_checkpointing:
+    if getattr(trainer.args, CHECKPOINTING):
         compute_activations_again(model, trainer.args)  # as training does
     rows = [trainer.train_dataset[place] for place in places]
     batch = trainer._prepare_inputs(trainer.data_collator(rows))

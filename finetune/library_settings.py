@@ -23,7 +23,13 @@ from transformers.optimization import GreedyLR
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 from trl import SFTConfig as TrainerConfig
 
-from panjue.finetune.model import MAY_CHANGE, has_bf16, lora_of
+from panjue.finetune.model import (
+    CHECKPOINTING,
+    CHECKPOINTING_NAMES,
+    MAY_CHANGE,
+    has_bf16,
+    lora_of,
+)
 from panjue.finetune.settings import PATTERNS, SftConfig
 from panjue.finetune.start import refuse_unequal
 from panjue.finetune.trained import Trained
@@ -48,6 +54,14 @@ INSTEAD = {
     "resume_from_checkpoint": "the same command again, which resumes",
 }
 """Settings of trl -> the setting of panjue to use instead."""
+
+RENAMED = {
+    f"{name}{end}": f"{CHECKPOINTING}{end}"
+    for name in CHECKPOINTING_NAMES
+    for end in ("", "_kwargs")
+}
+"""Old and new names of settings of trl -> their names in the installed release. Both are taken with
+every release."""
 
 READ_OF_TRL = {
     "num_train_epochs": "the steps of a training",
@@ -78,6 +92,8 @@ READ_OF_TRL = {
     "tf32": "the precision of float32 products on a GPU",
     "gradient_checkpointing": "memory for time",
     "gradient_checkpointing_kwargs": "how",
+    "activation_checkpointing": "memory for time, see `RENAMED`",
+    "activation_checkpointing_kwargs": "how",
     "activation_offloading": "memory of a GPU for time",
     "torch_compile": "compiles the model",
     "torch_compile_backend": "with what",
@@ -195,7 +211,8 @@ FLASH_ATTENTION = {
 
 def check_library_settings(config: SftConfig) -> None:
     """Refuse settings that panjue sets itself, or that would give a wrong result silently."""
-    check_known("trainer", config.trainer, signature(TrainerConfig).parameters)
+    known = {*signature(TrainerConfig).parameters, *RENAMED}
+    check_known("trainer", config.trainer, known)
     if not (config.run / MANIFEST).exists():  # else an earlier version may have taken them
         check_read(config.trainer)
     check_trainer(config.trainer)
@@ -374,6 +391,8 @@ def trainer_config(config: SftConfig) -> TrainerConfig:
         settings.setdefault("load_best_model_at_end", True)
         settings.setdefault("metric_for_best_model", "eval_loss")
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(config.run / "tensorboard")
+    # A setting of the user may have another name than its default above: the last one counts.
+    settings = {RENAMED.get(name, name): value for name, value in settings.items()}
     args = validated("trainer", TrainerConfig, settings)
     if "wandb" in args.report_to:
         os.environ["WANDB_DIR"] = USERS_WANDB_DIR or str(config.run)

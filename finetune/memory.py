@@ -16,13 +16,15 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from panjue.finetune.data import IGNORED
 from panjue.finetune.distributed import is_sharded
-from panjue.finetune.library_settings import FLASH_ATTENTION, largest_share
+from panjue.finetune.library_settings import FLASH_ATTENTION, RENAMED, largest_share
 from panjue.finetune.model import (
+    CHECKPOINTING,
     Model,
     computing_dtype,
     gpu_memory,
     leave_casts_to_autocast,
     probe_examples,
+    set_checkpointing,
 )
 from panjue.finetune.packed_attention import logits_only_of
 from panjue.finetune.settings import SftConfig
@@ -47,7 +49,7 @@ MAX_AT_ONCE = 16
 
 AGAIN = "all layers compute them again"
 
-GIVEN = ("gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_offloading")
+GIVEN = (*RENAMED, "activation_offloading")
 """Settings of trl with which a user decides what layers keep."""
 
 
@@ -64,13 +66,13 @@ def use_memory(config: SftConfig, model: Model, args: Any, rows: Dataset, consol
     room = int(USABLE * memory) - FOR_KERNELS - stored_bytes(model, args)
     [of_row, room] = from_first_process([of_row, room])
     if not any(name in config.trainer for name in GIVEN):
-        args.gradient_checkpointing = of_row > room
+        computes_again = of_row > room
         every = 1
-        if args.gradient_checkpointing and can_choose_layers(model):
+        if computes_again and can_choose_layers(model):
             every = next((n for n in (4, 2) if of_row * (n - 1) / n <= room), 1)
-        args.gradient_checkpointing_kwargs = {"every_n_layers": every} if every > 1 else None
-    if args.gradient_checkpointing:
-        every = (args.gradient_checkpointing_kwargs or {}).get("every_n_layers", 1)
+        set_checkpointing(args, computes_again, {"every_n_layers": every} if every > 1 else None)
+    if getattr(args, CHECKPOINTING):
+        every = (getattr(args, f"{CHECKPOINTING}_kwargs") or {}).get("every_n_layers", 1)
         what = AGAIN if every == 1 else f"one layer in {every} computes them again"
         console.print(f"{'activations':12s} {in_gib(of_row)} for one row or pack; {what}")
         return
@@ -96,7 +98,8 @@ def from_first_process(numbers: list[int]) -> list[int]:
 
 def can_choose_layers(model: Model) -> bool:
     """Say whether this transformers can compute the activations of some layers again."""
-    return "every_n_layers" in signature(model.gradient_checkpointing_enable).parameters
+    enable = getattr(model, f"{CHECKPOINTING}_enable")
+    return "every_n_layers" in signature(enable).parameters
 
 
 def row_bytes(model: Model, args: Any, rows: Dataset) -> int:

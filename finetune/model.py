@@ -222,11 +222,28 @@ def leave_casts_to_autocast(model: Model) -> None:
             module.cast_input_dtype_enabled = any(isinstance(part, Dropout) for part in parts)
 
 
+CHECKPOINTING_NAMES = ("activation_checkpointing", "gradient_checkpointing")
+"""What transformers calls it since 5.24, and before. transformers 6 drops the old name."""
+
+CHECKPOINTING = next(
+    name for name in CHECKPOINTING_NAMES if hasattr(PreTrainedModel, f"{name}_enable")
+)
+"""What the installed transformers calls it, in its settings and methods."""
+
+
+def set_checkpointing(args: Any, value: bool, how: dict[str, Any] | None = None) -> None:
+    """Set in trl's settings whether activations are computed again, and `how`."""
+    for name in CHECKPOINTING_NAMES:
+        if hasattr(args, name):  # 5.24 has both, and trl 1.16 reads the old one
+            setattr(args, name, value)
+            setattr(args, f"{name}_kwargs", how)
+
+
 def compute_activations_again(model: Model, args: Any) -> None:
     """Enable gradient checkpointing as transformers does when a training begins."""
-    given = dict(args.gradient_checkpointing_kwargs or {})
+    given = dict(getattr(args, f"{CHECKPOINTING}_kwargs") or {})
     of_layers = {name: given.pop(name) for name in ("every_n_layers", "offload") if name in given}
-    model.gradient_checkpointing_enable(given or None, **of_layers)
+    getattr(model, f"{CHECKPOINTING}_enable")(given or None, **of_layers)
 
 
 def load_weights(model: PeftModel, start: Trained) -> None:

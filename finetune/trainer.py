@@ -31,7 +31,12 @@ from panjue.finetune.checkpoints import (
 )
 from panjue.finetune.curves import Curves
 from panjue.finetune.data import IGNORED, collate, collate_segments, count_examples
-from panjue.finetune.model import compute_activations_again, leave_casts_to_autocast
+from panjue.finetune.model import (
+    CHECKPOINTING,
+    compute_activations_again,
+    leave_casts_to_autocast,
+    set_checkpointing,
+)
 from panjue.finetune.packed_attention import PACKED
 from panjue.finetune.reply_loss import token_losses
 from panjue.prompts.plumbing.errors import UserError, first_line
@@ -204,18 +209,18 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         One of several processes cannot change alone: the others wait for its gradients.
         """
         args = self.args
-        if self.accelerator.num_processes > 1 and not args.gradient_checkpointing:
-            way_out = "set trainer.gradient_checkpointing=true"
+        computes_again = getattr(args, CHECKPOINTING)
+        if self.accelerator.num_processes > 1 and not computes_again:
+            way_out = f"set trainer.{CHECKPOINTING}=true"
             raise UserError(f"GPU: {first_line(error)} {way_out}") from None
-        is_for_all = not (args.gradient_checkpointing_kwargs or {}).get("every_n_layers")
-        if args.gradient_checkpointing and is_for_all:
+        is_for_all = not (getattr(args, f"{CHECKPOINTING}_kwargs") or {}).get("every_n_layers")
+        if computes_again and is_for_all:
             raise error
-        args.gradient_checkpointing = True
-        args.gradient_checkpointing_kwargs = None
+        set_checkpointing(args, True)
         compute_activations_again(self.model, args)
         self._console.print(
             "GPU: its memory was too small; from now on all layers compute activations again "
-            "(trainer.gradient_checkpointing=true does so from the start)"
+            f"(trainer.{CHECKPOINTING}=true does so from the start)"
         )
 
     def count_tokens(self) -> None:

@@ -89,6 +89,8 @@ OF_SPEED = {
     "per_device_eval_batch_size",
     "gradient_checkpointing",
     "gradient_checkpointing_kwargs",
+    "activation_checkpointing",
+    "activation_checkpointing_kwargs",
     "dataloader_num_workers",
     "dataloader_pin_memory",
     "dataloader_persistent_workers",

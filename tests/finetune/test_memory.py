@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from panjue.finetune import library_settings, memory, trainer
 from panjue.finetune.library_settings import largest_share
 from panjue.finetune.memory import kept_bytes, reply_share, use_memory
-from panjue.finetune.model import compute_activations_again, with_lora
+from panjue.finetune.model import CHECKPOINTING, compute_activations_again, with_lora
 from panjue.finetune.packed_attention import PACKED, segments
 from panjue.finetune.reply_loss import token_losses
 from panjue.finetune.trainer import logits_only_at
@@ -90,18 +90,18 @@ def test_a_step_of_lora_computes_no_product_twice_where_memory_allows(
     monkeypatch.setattr(memory, "gpu_memory", lambda: gpu_gib and gpu_gib * GIB)
     monkeypatch.setattr(memory, "row_bytes", lambda *_: int(27.07 * GIB))
     args = SimpleNamespace(
-        gradient_checkpointing=gpu_gib is not None,  # as `trainer_config` sets it
-        gradient_checkpointing_kwargs=None,
+        **{CHECKPOINTING: gpu_gib is not None},  # as `trainer_config` sets it
+        **{f"{CHECKPOINTING}_kwargs": None},
         per_device_train_batch_size=1,
         gradient_accumulation_steps=8,
         optim="adamw_torch_fused",
     )
     out = StringIO()
     use_memory(a_config(), shapes, args, PACKS, Console(file=out, width=200))
-    if args.gradient_checkpointing:
+    if getattr(args, CHECKPOINTING):
         compute_activations_again(shapes, args)
     else:
-        shapes.gradient_checkpointing_disable()
+        getattr(shapes, f"{CHECKPOINTING}_disable")()
     needed = lora_flops(QWEN3_8B, RANK, EXAMPLES, REPLIES)
     assert step_flops(shapes) / needed == pytest.approx(times, abs=0.02)
     assert said in out.getvalue()
@@ -161,8 +161,7 @@ def test_a_gpu_takes_as_many_packs_at_once_as_fit(
     monkeypatch.setattr(memory, "row_bytes", lambda *_: 7 * GIB)
     start = given.get("trainer", {}).get("per_device_train_batch_size", 1)
     args = SimpleNamespace(
-        gradient_checkpointing=True,
-        gradient_checkpointing_kwargs=None,
+        **{CHECKPOINTING: True, f"{CHECKPOINTING}_kwargs": None},
         per_device_train_batch_size=start,
         gradient_accumulation_steps=batch // start,
         optim="adamw_torch_fused",

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from panjue.finetune.data import cached, collate, collate_segments, pack
-from panjue.finetune.model import load_base, problem_in_packs
+from panjue.finetune.model import CHECKPOINTING, load_base, problem_in_packs
 from panjue.finetune.packed_attention import (
     MAX_CHANGE,
     PACKED,
@@ -139,7 +139,7 @@ def test_loss_and_gradients_of_packs_are_those_with_masks(
         model = qwen(**more)
         model.set_attn_implementation(attention)
         if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            getattr(model, f"{CHECKPOINTING}_enable")({"use_reentrant": False})
         model.train()
         batch = {key: value for key, value in batches(packs).items() if key in INPUTS}
         is_real = torch.arange(batch["input_ids"].shape[1]) < torch.tensor(

@@ -16,12 +16,15 @@ from panjue.finetune.library_settings import (
     INSTEAD,
     READ_OF_TRL,
     READ_QUANTIZATION,
+    RENAMED,
     check_library_settings,
     trainer_config,
 )
 from panjue.finetune.make import DEMOS
+from panjue.finetune.model import CHECKPOINTING
 from panjue.finetune.settings import LAUNCHED, BaseConfig, SftConfig, launch, sft_settings
 from panjue.finetune.sft import train
+from panjue.finetune.training_run import OF_SPEED
 from panjue.prompts.plumbing.config import load_section, load_values, settings_of
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.other_names import OTHERS, OURS
@@ -182,7 +185,8 @@ def test_each_setting_of_trl_is_read_or_refused_in_one_line() -> None:
         with pytest.raises(UserError, match=rf"^trainer.{name}: ") as error:
             check_library_settings(a_config(trainer=given))
         assert "\n" not in str(error.value)
-    assert set(READ_OF_TRL) <= set(signature(TrainerConfig).parameters)
+    in_trl = {RENAMED.get(name, name) for name in READ_OF_TRL}
+    assert in_trl <= set(signature(TrainerConfig).parameters)
     assert not set(READ_OF_TRL) & {*INSTEAD, *FIXED}
 
 
@@ -192,6 +196,17 @@ def test_a_setting_of_a_newer_trl_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("panjue.finetune.library_settings.TrainerConfig", newer)
     with pytest.raises(UserError, match=rf"^trainer.prompt_loss_weight: {SET}"):
         check_library_settings(a_config(trainer={"prompt_loss_weight": 0.1}))
+
+
+@pytest.mark.parametrize("name", ["gradient_checkpointing", "activation_checkpointing"])
+def test_both_names_of_a_renamed_setting_are_taken(name: str) -> None:
+    settings = {name: True, f"{name}_kwargs": {"use_reentrant": False}}
+    config = a_config(trainer=settings)
+    check_library_settings(config)
+    args = trainer_config(config)
+    assert getattr(args, CHECKPOINTING) is True
+    assert getattr(args, f"{CHECKPOINTING}_kwargs") == {"use_reentrant": False}
+    assert settings.keys() <= OF_SPEED, "a run resumes with another value, or with the other name"
 
 
 def test_each_setting_of_four_bits_is_one_of_transformers() -> None:

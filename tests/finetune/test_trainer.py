@@ -27,7 +27,7 @@ from panjue.finetune.data import (
     count_examples,
     pack,
 )
-from panjue.finetune.model import load_base, with_lora
+from panjue.finetune.model import CHECKPOINTING, load_base, with_lora
 from panjue.finetune.packed_attention import PACKED, segments
 from panjue.finetune.trainer import EvenSampler, LengthSampler, ReplyTrainer, order_of
 from panjue.finetune.training_log import larger_limits
@@ -107,7 +107,7 @@ def arguments(folder: Path, *, bf16: bool) -> SFTConfig:
         output_dir=str(folder),
         use_cpu=True,
         bf16=bf16,
-        gradient_checkpointing=False,
+        **{CHECKPOINTING: False},
         max_length=None,
         report_to=[],
         dataset_kwargs={"skip_prepare_dataset": True},
