@@ -174,6 +174,10 @@ def render(task: str, example: Example) -> Messages:
 DATE = "26 Jul 2024"
 """The date for templates that ask for today's date, since a prompt must be the same tomorrow."""
 
+SAME_DAY = f"{{% macro strftime_now(form) %}}{DATE}{{% endmacro %}}"
+"""What stands before a template, to give it this date. As an argument, transformers 5.24 turns a
+function into text."""
+
 
 def prompt_ids(tokenizer: Any, messages: Messages) -> list[int]:
     """Return the token ids of the prompt, up to the start of the reply."""
@@ -205,10 +209,10 @@ def template_args(tokenizer: Any) -> Mapping[str, Any]:
 def _templated(tokenizer: Any, messages: Messages, arguments: Mapping[str, Any]) -> list[int]:
     ids: list[int] = tokenizer.apply_chat_template(
         messages,
+        chat_template=SAME_DAY + tokenizer.get_chat_template(),
         add_generation_prompt=True,
         tokenize=True,
         return_dict=False,
-        strftime_now=lambda _form: DATE,
         **arguments,
     )
     return ids

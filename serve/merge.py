@@ -251,7 +251,7 @@ def load_dequantized(folder: Path) -> PreTrainedModel:
         model: PreTrainedModel = load_language_model(folder, dtype="auto")
         return model
     model = load_language_model(folder, dtype="auto", device_map={"": "cpu"}).dequantize()
-    del model._weight_conversions  # otherwise it would be saved in four bits
+    vars(model).pop("_weight_conversions", None)  # otherwise it would be saved in four bits
     return model
 
 
