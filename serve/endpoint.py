@@ -5,6 +5,7 @@ import re
 from codecs import getincrementaldecoder
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any, NamedTuple
 
 from openai import APIStatusError, AsyncOpenAI, OpenAIError, Timeout
@@ -88,6 +89,7 @@ class Endpoint:
         self._failure = ""
         self._replies = 0
         self._refusals = 0
+        self._taken: set[str] = set()  # optional fields of requests that were answered
         self._untaken: set[str] = set()  # optional fields that the endpoint refuses
         self.runner = asyncio.Runner()
         key = key_of(ENDPOINT_KEY) or "none"  # the client needs one
@@ -141,27 +143,49 @@ class Endpoint:
         """Send one request for `number` replies. After an error, every further one ends the run."""
         optional = self._optional(request)
         arguments = self._arguments(request, number, optional)
+        failure = ""
         try:
             answer = await self._client.chat.completions.with_raw_response.create(**arguments)
-            return read_completion(answer.text)
+            output = read_completion(answer.text)
+            reason = output.refused
         except APIStatusError as error:
             text = readable(error.response.text)
             reason = f"{error.status_code} {text}"
-            if error.status_code in REFUSED_STATUSES:
-                for name in optional:
-                    if name in reason.lower():
-                        self._untaken.add(name)
-                        again = await self._ask(request, number)
-                        if not again.outputs:
-                            self._untaken.discard(name)  # the field was not the reason
-                        return again
-                return EndpointOutput(refused=f"{error.status_code}: {text[:MAX_QUOTED]}")
-            reason = reason[:MAX_QUOTED] + self._hint(error.status_code)
+            output = EndpointOutput(refused=f"{error.status_code}: {text[:MAX_QUOTED]}")
+            if error.status_code not in REFUSED_STATUSES:
+                failure = reason[:MAX_QUOTED] + self._hint(error.status_code)
         except (OpenAIError, ValueError) as error:
-            reason = ": ".join(str(each) for each in (error, error.__cause__) if each)
-        end = "finished rows are kept, run the same command to resume"
-        self._failure = f"{self._url}: {reason.splitlines()[0].rstrip('.')}; {end}"
-        raise UserError(self._failure)
+            failure = ": ".join(str(each) for each in (error, error.__cause__) if each)
+            reason = failure
+            output = EndpointOutput()
+            if isinstance(error, OpenAIError):  # nothing answered, so no field was the reason
+                optional = []
+        if output.outputs:
+            self._taken.update(optional)
+            return output
+        for name in optional:
+            if name in reason.lower() or self._may_be_untaken(name):
+                return await self._ask_without(name, request, number)
+        if failure:
+            end = "finished rows are kept, run the same command to resume"
+            self._failure = f"{self._url}: {failure.splitlines()[0].rstrip('.')}; {end}"
+            raise UserError(self._failure)
+        return output
+
+    def _may_be_untaken(self, name: str) -> bool:
+        """Say whether a refusal that does not name a field may be for it.
+
+        Log-probabilities are refused in many words. Every endpoint is asked for them.
+        """
+        return name == LOGPROBS_FIELD and name not in self._taken
+
+    async def _ask_without(self, name: str, request: Request, number: int) -> EndpointOutput:
+        """Send a request again without an optional field, and all later ones if that succeeds."""
+        self._untaken.add(name)
+        again = await self._ask(request, number)
+        if not again.outputs:
+            self._untaken.discard(name)  # the field was not the reason
+        return again
 
     def _hint(self, status: int) -> str:
         """Return what may be wrong after an HTTP status; empty if it can be anything."""
@@ -295,12 +319,14 @@ def token_logprobs(logprobs: Any) -> list[dict[int, EndpointToken]] | None:
     try:
         for number, token in enumerate(content or ()):
             spelled = token.get("bytes")
-            written = token["token"].encode(errors="replace") if spelled is None else bytes(spelled)
+            is_spelled = isinstance(spelled, list)
+            written = bytes(spelled) if is_spelled else token["token"].encode(errors="replace")
             one = EndpointToken(float(token["logprob"]), decoder.decode(written))
             tokens.append({number: one})
     except (AttributeError, LookupError, TypeError, ValueError):
         return None
-    return tokens or None
+    are_numbers = all(isfinite(one.logprob) for [one] in map(dict.values, tokens))
+    return tokens if tokens and are_numbers else None
 
 
 def message_text(content: Any) -> str | None:

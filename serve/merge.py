@@ -25,7 +25,8 @@ from panjue.prompts.plumbing.run import ADAPTER_CONFIG, ADAPTER_WEIGHTS, RESULTS
 from panjue.prompts.saved import keep_readable
 
 MAX_DIFFERENCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Type -> largest relative L2 difference of a token's outputs that may come from rounding to it."""
+"""Type -> largest relative L2 difference of a token's outputs that may come from rounding to it;
+see `changed_by`."""
 
 KNOWN_TEXT = "被告人张某伙同李某，窃取他人财物三千元。 The defendant stole goods."
 """Text on which outputs are compared. Models know its words."""
@@ -233,15 +234,19 @@ def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) ->
         raise UserError(f"{adapter}: {changes}; use adapter=lora")
 
 
-def changed_by(before: torch.Tensor, after: torch.Tensor) -> float:
-    """Return the relative L2 difference of logits, [1, tokens, vocabulary]: of the median token.
+COMPARED_SHARE = 0.8
+"""Share of tokens on which a merge must agree, since a few rare ones round far off in bfloat16."""
 
-    The mean says little in bfloat16: on one rare token, a 0.5B differs from itself in float32 by
-    62%, and after a correct merge by 31%; on the median token by 1.4% each. A merge without the
-    adapter changes the median token by 19%.
+
+def changed_by(before: torch.Tensor, after: torch.Tensor) -> float:
+    """Return the relative L2 difference of logits, [1, tokens, vocabulary], on a token.
+
+    `COMPARED_SHARE` of the tokens differ by at most so much. In bfloat16, one rare token of a 0.5B
+    differed by 31% after a correct merge, all others by at most 2.8%. Without the adapter, half of
+    the tokens differed by more than 18%.
     """
     of_tokens = (before - after).norm(dim=-1) / before.norm(dim=-1).clamp(min=1e-12)
-    return float(of_tokens.median())
+    return float(of_tokens.quantile(COMPARED_SHARE))
 
 
 def load_dequantized(folder: Path) -> PreTrainedModel:

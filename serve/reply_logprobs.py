@@ -17,7 +17,8 @@ from panjue.prompts.plumbing.decode import load_json
 FieldLogprobs = list[dict[str, list[float]]]
 """For each item: field -> the log-probabilities of its labels in order, or of its class."""
 
-DIGITS = 4  # digits after the point that a row keeps
+DIGITS = 4
+"""Significant digits that a row keeps. With as many after the point, 0.99996 would be certain."""
 
 PARTS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]|[^\s"\[\]{},:]+', re.DOTALL)
 """Pattern of the strings, brackets, commas and other values of JSON."""
@@ -31,13 +32,14 @@ class Token(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A value or key of JSON: its keys and positions from the outside in, and its first character.
+    """A value or key of JSON: its keys and positions from the outside in, and where it stands.
 
-    A key and the end of a list have no path.
+    A key has no path.
     """
 
     path: tuple[str | int, ...] | None
-    start: int
+    start: int  # its first character
+    end: int  # its last character
 
 
 def field_logprobs(
@@ -47,8 +49,9 @@ def field_logprobs(
 
     The numbers of a field add up to the log-probability of its whole value. A label's tokens are
     those from its first character up to the next string: the last one says whether the list goes
-    on. A token that is part of two labels counts for the one that it begins in. An empty list has
-    one number. Return None if the reply is not JSON alone, or if the tokens do not spell it.
+    on. A token that is part of two labels counts for the one that it begins in; a token with the
+    end of a key counts for the value after it. An empty list has one number. Return None if the
+    reply is not JSON alone, or if the tokens do not spell it.
     """
     if not isinstance(load_json(reply), dict):
         return None
@@ -60,13 +63,13 @@ def field_logprobs(
         path = list(part.path or ())
         number = 0
         if fields.items:  # the path is `judgments`, the item's number, the field
-            if len(path) < 3 or path[0] != fields.items:
+            if len(path) < 3 or path[0] != fields.items or not isinstance(path[1], int):
                 continue
-            number = int(path[1])
+            number = path[1]
             path = path[2:]
         if path and path[0] in fields.fields:
             of_item = items[number]
-            of_item.setdefault(str(path[0]), []).append(round(logprob, DIGITS))
+            of_item.setdefault(str(path[0]), []).append(float(f"{logprob:.{DIGITS}g}"))
     return [items[number] for number in range(max(items, default=-1) + 1)]
 
 
@@ -83,9 +86,12 @@ def sums_by_part(parts: Sequence[Part], tokens: Sequence[Token], end: int) -> li
             break
         while current + 1 < len(parts) and parts[current + 1].start <= place:
             current += 1
-        if current >= 0:
-            sums[current] += token.logprob
+        owner = current
         place += len(token.text)
+        if owner >= 0 and parts[owner].path is None and place > parts[owner].end:
+            owner += 1  # it has the end of a key
+        if 0 <= owner < len(parts):
+            sums[owner] += token.logprob
     return sums
 
 
@@ -102,7 +108,7 @@ def parts_of(reply: str) -> Iterator[Part]:
             is_key = True
         elif text == "[":
             if following and following[0] == "]":
-                yield Part(tuple(path), sign.start())
+                yield Part(tuple(path), sign.start(), following.end() - 1)
             path.append(0)
         elif text in "}]":
             path.pop()
@@ -115,9 +121,9 @@ def parts_of(reply: str) -> Iterator[Part]:
         elif is_key:
             path[-1] = json.loads(text)
             is_key = False
-            yield Part(None, sign.start())
+            yield Part(None, sign.start(), sign.end() - 1)
         else:
-            yield Part(tuple(path), sign.start())
+            yield Part(tuple(path), sign.start(), sign.end() - 1)
 
 
 def tokens_of(reply: Any) -> list[Token] | None:

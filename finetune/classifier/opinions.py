@@ -239,20 +239,32 @@ def model_logprobs(
 ) -> ModelLogprobs:
     """Return the model's log-probabilities of the values in the reply of a row.
 
-    Values that the row has no number for, or that repair has changed, are absent.
+    Values that the row has no number for, that repair has changed, or that belong to a person who
+    stands elsewhere in the list are absent.
     """
-    numbers = row.get("logprobs")
     reply = load_json(first_reply(row))
-    if numbers is None or reply is None or not decoded.readable:
+    if not (row.get("logprobs") and decoded.readable and isinstance(reply, dict)):
+        return {}
+    written = reply.get(label_fields.items) if label_fields.items else [reply]
+    if not isinstance(written, list):
         return {}
     logprobs = {}
-    written = label_fields.items_of(reply)
     answered = label_fields.items_of(decoded.answer)
-    for number, (of_item, item, answer) in enumerate(zip(numbers, written, answered, strict=False)):
+    for number, (of_item, item, answer) in enumerate(
+        zip(row["logprobs"], written, answered, strict=False)
+    ):
+        if not isinstance(item, dict) or item.get("name") != answer.get("name"):
+            continue
         for name, of_labels in of_item.items():
-            if is_same(answer[name], item[name]):
+            if are_labels(item[name]) and is_same(answer[name], item[name]):
                 logprobs[number, name] = sum(of_labels)
     return logprobs
+
+
+def are_labels(value: Any) -> bool:
+    """Say whether a value is one text or a list of texts."""
+    labels = value if isinstance(value, list) else [value]
+    return all(isinstance(label, str) for label in labels)
 
 
 def load_advisor(trained: Path, digest: str, task: Task, labels: Labels) -> Advisor:

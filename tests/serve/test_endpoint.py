@@ -159,8 +159,18 @@ def test_a_server_that_refuses_a_field_of_vllm_is_asked_without_it(server: Serve
     assert [name in body for body in server.asked] == [True, False, True, False]
 
 
-def test_a_server_without_log_probabilities_is_asked_for_none(server: Server) -> None:
-    server.behave = lambda body: (400, "Logprobs are not enabled") if "logprobs" in body else None
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        (400, "Logprobs are not enabled"),
+        (400, "unsupported parameter"),
+        (403, "You are not allowed to request logprobs from this model"),
+        (404, "no such feature"),
+        (200, {"error": {"message": "log probabilities are not supported"}}),
+    ],
+)
+def test_a_server_without_log_probabilities_is_asked_for_none(server: Server, refusal: Any) -> None:
+    server.behave = lambda body: refusal if "logprobs" in body else None
     question = Question([], None, 0, 0, [{"role": "user", "content": "甲"}])
     with closing(Endpoint(server.name)) as endpoint:
         for key in (1, 2):
@@ -168,6 +178,18 @@ def test_a_server_without_log_probabilities_is_asked_for_none(server: Server) ->
             [reply] = endpoint.runner.run(endpoint.ask(request)).outputs
             assert reply.logprobs is None
     assert [body.get("logprobs") for body in server.asked] == [True, None, None]
+
+
+def test_a_server_that_gave_log_probabilities_is_asked_for_them_again(server: Server) -> None:
+    def behave(body: dict[str, Any]) -> Any:
+        return (400, "too long") if "乙" in body["messages"][0]["content"] else None
+
+    server.behave = behave
+    with closing(Endpoint(server.name)) as endpoint:
+        for key, text in enumerate("甲乙甲"):
+            question = Question([], None, 0, 0, [{"role": "user", "content": text}])
+            endpoint.runner.run(endpoint.ask(Request(key, question, {}, with_logprobs=True)))
+    assert [body.get("logprobs") for body in server.asked] == [True, True, True]
 
 
 def test_a_row_has_the_log_probabilities_that_a_server_sends(server: Server, rows_of: Any) -> None:

@@ -147,10 +147,11 @@ def test_what_peft_cannot_merge_is_an_error_of_one_line(tmp_path: Path) -> None:
 
 
 def test_a_rare_token_whose_outputs_round_far_off_says_nothing_of_the_merge() -> None:
-    before = torch.tensor([[[3.0, 4.0], [30.0, 40.0], [0.0, 1.0]]])
-    far_off = before.clone()
-    far_off[0, 1] = -before[0, 1]
-    assert changed_by(before, far_off) == 0
+    before = torch.arange(1.0, 41.0).reshape(1, 20, 2)
+    for far_off, is_refused in ((1, False), (3, False), (5, True), (20, True)):
+        after = before.clone()
+        after[0, -far_off:] *= -1
+        assert (changed_by(before, after) > 0.1) == is_refused, far_off
     assert changed_by(before, before * 1.5) == pytest.approx(0.5)
     assert math.isnan(changed_by(before, before * math.nan))
 

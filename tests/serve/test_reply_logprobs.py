@@ -18,10 +18,12 @@ from llguidance.torch import (
 )
 from transformers import AutoModelForCausalLM
 
-from panjue.prompts.example import LabelFields
+from panjue.finetune.classifier.opinions import model_logprobs
+from panjue.prompts.example import Example, LabelFields
 from panjue.prompts.plumbing.files import dump
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
+from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from panjue.serve.ask import QuestionMaker, Request, ask
 from panjue.serve.endpoint import token_logprobs
 from panjue.serve.engine import Engine
@@ -33,6 +35,14 @@ ONE_CLASS = LabelFields(classes=("label",))
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 LABELS = st.lists(TEXT, max_size=3)
+PENALTY = PENALTIES[-1]
+GOLD = [
+    {"name": name, "charges": ["盗窃罪"], "articles": ["264"], "penalty": PENALTY}
+    for name in ("甲某", "乙某")
+]
+CASE = Example(1, "甲某、乙某盗窃。", ("甲某", "乙某"), answer={"judgments": GOLD})
+KNOWN = TASK.ask.labels([CASE])
+
 PERSON = st.fixed_dictionaries(
     {"name": TEXT, "charges": LABELS, "articles": LABELS, "penalty": TEXT}
 )
@@ -104,6 +114,72 @@ def test_an_empty_list_has_a_number_too() -> None:
     ]
 
 
+def test_a_token_with_the_end_of_a_key_counts_for_the_value() -> None:
+    tokens = [Token('{"labels', -9.0), Token('":', -0.5), Token("[]}", -0.25)]
+    several = LabelFields(sets=("labels",))
+    assert field_logprobs('{"labels":[]}', tokens, several) == [{"labels": [-0.75]}]
+    tokens = [Token('{"labels', -9.0), Token('":["', -3.0), Token("1", 0.0), Token('"]}', -0.5)]
+    assert field_logprobs('{"labels":["1"]}', tokens, several) == [{"labels": [-3.5]}]
+
+
+def test_what_is_nearly_certain_does_not_become_certain() -> None:
+    tokens = [Token('{"label":"', 0.0), Token("a", -0.0000412345), Token('"}', 0.0)]
+    assert field_logprobs('{"label":"a"}', tokens, ONE_CLASS) == [{"label": [-0.00004123]}]
+
+
+def test_replies_of_other_forms_have_no_numbers() -> None:
+    forms = [
+        {"judgments": {"3000000": {"charges": ["盗窃罪"]}}},
+        {"judgments": None},
+        {"judgments": 5},
+        {"name": "甲", "charges": ["盗窃罪"]},
+    ]
+    for form in forms:
+        reply = dump(form)
+        assert field_logprobs(reply, [Token(reply, -1.0)], FIELDS) == [], form
+
+
+JUNK = st.recursive(
+    st.none() | st.integers(0, 9) | st.sampled_from(["甲", "盗窃罪", "264", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["judgments", "name", "charges", "articles", "penalty", "0"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(JUNK, st.integers())
+def test_no_reply_ends_asking_or_reading(value: Any, seed: int) -> None:
+    reply = dump(value)
+    row = {"texts": [reply], "logprobs": field_logprobs(reply, cut(reply, Random(seed)), FIELDS)}
+    decoded = TASK.ask.decode(reply, CASE, KNOWN)
+    assert model_logprobs(row, decoded, FIELDS).keys() <= {
+        (number, name) for number in (0, 1) for name in FIELDS.fields
+    }
+
+
+def test_each_person_has_the_numbers_of_their_own_values() -> None:
+    numbers = [{name: [number] for name in FIELDS.fields} for number in (-1.0, -2.0)]
+
+    def found(written: list[Any]) -> Any:
+        reply = dump({"judgments": written})
+        decoded = TASK.ask.decode(reply, CASE, KNOWN)
+        return model_logprobs({"texts": [reply], "logprobs": numbers}, decoded, FIELDS)
+
+    assert found(GOLD) == {
+        (number, name): -1.0 - number for number in (0, 1) for name in FIELDS.fields
+    }
+    assert found(GOLD[::-1]) == {}, "they stand in another order"
+    assert found(GOLD[:1]) == {(0, name): -1.0 for name in FIELDS.fields}
+    other = {**GOLD[1], "charges": ["盗窃"]}
+    assert (1, "charges") not in found([GOLD[0], other]), "repair has changed it"
+
+
 def test_a_task_of_one_class_has_one_number() -> None:
     tokens = [Token('{"label":"', 0.0), Token("over 12", -0.5), Token('"}', 0.0)]
     assert field_logprobs('{"label":"over 12"}', tokens, ONE_CLASS) == [{"label": [-0.5]}]
@@ -135,7 +211,13 @@ def test_an_endpoints_tokens_may_be_parts_of_characters() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [None, {}, {"content": None}, {"content": []}, {"content": ["a"]}, [1], "none"]
+    "other",
+    [
+        *(None, {}, {"content": None}, {"content": []}, {"content": ["a"]}, [1], "none"),
+        {"content": [{"token": "a", "logprob": math.nan}]},
+        {"content": [{"token": "a", "logprob": -math.inf}]},
+        {"content": [{"token": "a", "logprob": None}]},
+    ],
 )
 def test_an_endpoint_may_send_no_or_other_log_probabilities(other: Any) -> None:
     assert token_logprobs(other) is None
