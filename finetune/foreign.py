@@ -13,7 +13,7 @@ from panjue.finetune.settings import SftConfig, check_data
 from panjue.finetune.words import config_for_gpu, configs
 from panjue.prompts.architecture import quantization_of
 from panjue.prompts.model import config_folder, is_hub_name
-from panjue.prompts.plumbing.config import load_section
+from panjue.prompts.plumbing.config import load_section, refuse_options
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import dump, quoted, read_object
 from panjue.prompts.plumbing.ours import followed, lies_in_ours
@@ -91,6 +91,7 @@ def adoption(words: Sequence[str]) -> tuple[list[ForeignAdapter], SftConfig]:
     The last adapter becomes RUN/adapter. Settings of a training that are unknown here, such as its
     steps, are left out.
     """
+    refuse_options(words, OF_ADOPTION)
     folders = [Path(word) for word in words if "=" not in word or Path(word).is_dir()]
     settings = [word for word in words if "=" in word and not Path(word).is_dir()]
     given = dict(word.split("=", 1) for word in settings)

@@ -150,7 +150,7 @@ def sft(
         raise Stopped(kept, signal.SIGINT) from None
 
 
-@app.command()
+@app.command(context_settings=TAKES_WORDS)
 def adopt(
     words: Annotated[
         list[str] | None, typer.Argument(metavar="FOLDER [FOLDER]... [KEY=VALUE]...")
@@ -230,18 +230,21 @@ def generate(
             answer(run, trained, test, config)
 
 
-@app.command()
+@app.command(context_settings=TAKES_WORDS)
 def decode(
     path: Path,
-    answer: Annotated[
-        str | None, typer.Argument(help="answer=auto, model or classifier; default: as before")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ANSWER", help="answer=auto, model or classifier; default: as before"
+        ),
     ] = None,
 ) -> None:
     """Make the submission of a folder of answers again; this needs no model."""
     with importing():
         from panjue.prompts.cli_generate import decode_again
         from panjue.serve.settings import answer_setting
-    decode_again(path, answer_setting(answer))
+    decode_again(path, answer_setting(words or []))
 
 
 @app.command(context_settings=TAKES_WORDS)

@@ -242,14 +242,19 @@ NOT_CHOSEN_BY = (*("answers", "answer", "columns", "limit", "ray", "replicas", "
 """Settings of generation that `panjue choose` does not take."""
 
 
-def answer_setting(word: str | None) -> AnswerSetting | None:
+def answer_setting(words: Sequence[str]) -> AnswerSetting | None:
     """Return who answers, from a word such as answer=model; None without a word."""
-    if word is None:
+    refuse_options(words, ("answer",))
+    if not words:
         return None
+    there_are = "answer=auto, answer=model or answer=classifier"
+    if len(words) > 1:
+        raise UserError(f"decode: say once {there_are}")
+    [word] = words
     key, _, value = word.partition("=")
     if key != "answer" or value not in get_args(AnswerSetting):
         hint = did_you_mean(value, get_args(AnswerSetting))
-        raise UserError(f"{word!r}: say answer=auto, answer=model or answer=classifier{hint}")
+        raise UserError(f"{word!r}: say {there_are}{hint}")
     return cast(AnswerSetting, value)
 
 

@@ -113,11 +113,10 @@ def refuse_options(words: Sequence[str], known: Container[str]) -> None:
         if not equals and not following.startswith("-") and "=" not in following:
             value = following
         key = option.lstrip("-").replace("-", "_")
-        ours = OURS.get(key, key)
-        if "." not in ours and ours.split()[0] not in known:
-            hint = did_you_mean(option, ["--settings", "--help"])
-            raise UserError(f"no option {option}{hint or '; settings are words like seed=1'}")
-        name, _, command = ours.partition(" ")
+        name, _, command = OURS.get(key, key).partition(" ")
+        if not command and re.split("[.=]", name)[0] not in known:
+            hint = did_you_mean(option, {"--settings", "--help"} - {option})
+            raise UserError(f"no option {option}{hint or '; settings are written key=value'}")
         name = name.replace("…", key)
         written = name if "=" in name else f"{name}={value or 'VALUE'}"
         raise UserError(f"{option}: is written {written} here {command}".rstrip())

@@ -380,6 +380,23 @@ def test_words_that_are_no_settings_are_named(foreign: Path, panjue: Panjue) -> 
     assert "has no setting 'max_token'; did you mean 'max_tokens'?" in told
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--run r train=t", "--run: is written run=r here"),
+        ("run=r --train=t", "--train: is written train=t here"),
+        ("run=r train=t --cutoff_len 9", "--cutoff_len: is written max_tokens=9 here"),
+        ("run=r train=t --lora_rank 9", "no option --lora_rank; settings are written key=value"),
+        ("run=r train=t --settings", "no option --settings; settings are written key=value"),
+    ],
+)
+def test_an_option_is_said_in_our_words(
+    words: str, said: str, foreign: Path, panjue: Panjue
+) -> None:
+    done = panjue("adopt", foreign, *words.split())
+    assert (done.returncode, done.stderr) == (2, f"panjue: {said}\n")
+
+
 def test_a_run_folder_around_or_in_the_adapter_is_refused(foreign: Path, workshop: Path) -> None:
     for run in (foreign, foreign / "run", foreign / "..", workshop / "base/model/run"):
         with pytest.raises(UserError, match=r"lie in each other; choose another run=FOLDER"):

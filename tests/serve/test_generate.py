@@ -325,6 +325,12 @@ def test_who_answers_can_be_said_and_said_again(
     assert (wrong.returncode, submission(run)) == (2, own)
     three = "answer=auto, answer=model or answer=classifier"
     assert f"'answer=classifer': say {three}; did you mean 'classifier'?" in wrong.stderr
+    for words in (["--answer", "model"], ["--answer=model"]):
+        wrong = panjue("decode", run / "answers/test", *words)
+        said = "panjue: --answer: is written answer=model here\n"
+        assert (wrong.returncode, wrong.stderr) == (2, said)
+    wrong = panjue("decode", run / "answers/test", "answer=model", "answer=auto")
+    assert (wrong.returncode, wrong.stderr) == (2, f"panjue: decode: say once {three}\n")
     assert completions.read_bytes() == before
     assert not running_engine, "nothing is asked again"
     assert not list(run.glob("answers/held-out*"))

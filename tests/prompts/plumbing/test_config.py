@@ -13,6 +13,7 @@ class Settings(Config):
     """Folder that the run is written to."""
     max_tokens: int = 4096
     trainer: dict[str, Any] = Field(default_factory=dict)
+    lora: dict[str, Any] = Field(default_factory=dict)
     answer: Literal["auto", "model", "classifier"] = "auto"
     from_run: Path | None = Field(default=None, alias="from")
     """What it starts from."""
@@ -118,7 +119,10 @@ def test_a_broken_override_is_named_and_not_the_file(path: Path, word: str, prob
             "--gpu_memory_utilization: is written engine.gpu_memory_utilization=.5 here "
             "(generate, serve)",
         ),
-        ("--verbose", "no option --verbose; settings are words like seed=1"),
+        ("--api_base http://a", "--api_base: is written endpoint=URL#MODEL here (generate)"),
+        ("--verbose", "no option --verbose; settings are written key=value"),
+        ("--load_in_4bit", "no option --load_in_4bit; settings are written key=value"),
+        ("--settings", "no option --settings; settings are written key=value"),
         ("--setings", "no option --setings; did you mean '--settings'?"),
     ],
 )
