@@ -84,12 +84,15 @@ def built_section(
     try:
         config = cls.model_validate(dict(values))
     except ValidationError as error:
+        complaint = first_complaint(error, settings_of(cls))
         place = str(path)
         setting = str((error.errors()[0]["loc"] or ("",))[0])
         for word in overrides:
             if re.split("[.=]", word)[0] == setting:
                 place = word
-        raise UserError(f"{place}: {first_complaint(error, settings_of(cls))}") from None
+        if place != str(path):  # the word names the setting already
+            complaint = complaint.removeprefix(f"{place.partition('=')[0]}: ")
+        raise UserError(f"{place}: {complaint}") from None
     for key, info in settings_of(cls).items():
         if info.annotation in TEXT_TYPES:
             refuse_home(key, str(values.get(key) or ""))

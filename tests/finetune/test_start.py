@@ -265,7 +265,7 @@ def test_a_killed_training_resumes_from_its_checkpoint(
     ("words", "told"),
     [
         ("from=nowhere", "^from: nowhere: there is no such folder; nothing trained is there"),
-        ("from=[1]", r"from=\[1\]: from: Input is not a valid path"),
+        ("from=[1]", r"from=\[1\]: Input is not a valid path"),
         ("from_run=a", "no setting 'from_run'"),
         ("task=reading", "^task: is reading, and {run} was trained with judgment; leave out task"),
         ("method=full lora={}", "^method: full trains no adapter, and {run} has one; leave out"),

@@ -217,7 +217,7 @@ def test_pages_of_other_origins_may_not(origins: list[str]) -> None:
     ["*", "null", "tools.example", "https://tools.example/", "https://a.example/x", "ftp://a", ""],
 )
 def test_what_is_no_origin_is_refused_with_an_example(tmp_path: Path, origin: str) -> None:
-    with pytest.raises(UserError, match=r"origins: .*https://tools\.example:8443") as error:
+    with pytest.raises(UserError, match=r"^origins=.*: .*https://tools\.example:8443") as error:
         load_section(ServeConfig, tmp_path / "config.yaml", "serve", [f'origins=["{origin}"]'])
     assert "\n" not in str(error.value)
     for word in (f"origins={ORIGIN}", f"origins=[{ORIGIN}]"):

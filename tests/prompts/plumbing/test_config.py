@@ -14,6 +14,7 @@ class Settings(Config):
     max_tokens: int = 4096
     trainer: dict[str, Any] = Field(default_factory=dict)
     lora: dict[str, Any] = Field(default_factory=dict)
+    columns: dict[str, str] = Field(default_factory=dict)
     answer: Literal["auto", "model", "classifier"] = "auto"
     from_run: Path | None = Field(default=None, alias="from")
     """What it starts from."""
@@ -53,7 +54,7 @@ def test_a_setting_may_be_called_like_a_keyword_of_python(path: Path) -> None:
     config = load_section(Settings, path, "sft", ["from=2024_11"])
     assert config.from_run == Path("2024_11"), "a path, though YAML has it as a number"
     assert config.model_dump(mode="json")["from"] == "2024_11", "in config.yaml too"
-    assert complaint(path, "from=[1]").startswith("from=[1]: from: Input is not a valid path")
+    assert complaint(path, "from=[1]").startswith("from=[1]: Input is not a valid path")
     assert complaint(path, "form=a").endswith("no setting 'form'; did you mean 'from'?")
     assert complaint(path, "from_run=a").startswith("from_run=a: no setting 'from_run'")
     assert [*setting_lines(Settings, {"from": "a"})][-2:] == ["from=a", "    What it starts from."]
@@ -83,9 +84,11 @@ def test_a_fault_of_the_file_is_named_with_its_place(
 
 def test_a_wrong_setting_is_named_with_its_word(path: Path) -> None:
     told = complaint(path, "name=a", "max_tokens=viel")
-    assert told.startswith("max_tokens=viel: max_tokens: Input should be a valid integer")
+    assert told.startswith("max_tokens=viel: Input should be a valid integer")
     said = "there is no 'classifer'; did you mean 'classifier'? (there are auto, model, classifier)"
-    assert complaint(path, "answer=classifer") == f"answer=classifer: answer: {said}"
+    assert complaint(path, "answer=classifer") == f"answer=classifer: {said}"
+    assert complaint(path, "columns.fact=[1]").startswith("columns.fact=[1]: Input should be a")
+    assert complaint(path, "columns={fact: [1]}").startswith("columns={fact: [1]}: columns.fact: ")
 
 
 @pytest.mark.parametrize(
