@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from panjue.finetune.words import training_words
-from panjue.prompts.plumbing.config import load_values
+from panjue.prompts.plumbing.config import load_values, refuse_home
 from panjue.prompts.plumbing.errors import UserError, did_you_mean, in_one_line, of_library
 from panjue.prompts.plumbing.records import MANIFEST, AnswersRecord
 from panjue.prompts.reader import Reader
@@ -87,6 +87,7 @@ def with_demo(given: dict[str, str]) -> dict[str, str]:
 
 def run_folder(given: dict[str, str]) -> Path:
     """Return the run folder that `panjue sft` would use; UserError: a variable is missing."""
+    refuse_home("RUN", given["RUN"])
     run = Path(given["RUN"])
     if given["RUN"] and is_trained(run):
         return run

@@ -19,6 +19,7 @@ from panjue.prompts.plumbing.config import (
     Config,
     built_section,
     load_values,
+    refuse_options,
     section_values,
     settings_of,
 )
@@ -184,6 +185,7 @@ def sft_settings(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
 
 
 def base_settings(path: Path, overrides: Sequence[str] = ()) -> BaseConfig:
+    refuse_options(overrides, settings_of(BaseConfig))
     return _settings(BaseConfig, path, overrides)
 
 

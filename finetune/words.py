@@ -45,8 +45,6 @@ def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
         if "=" not in word:
             raise UserError(f"{word!r}: settings are written key=value; a config comes before them")
     given = dict(word.split("=", 1) for word in settings)
-    for name in ("run", "from"):
-        refuse_home(name, given.get(name, ""))
     of_run = Path(given.get("run", ""), CONFIG)
     if config is None and "run" in given and of_run.is_file():
         config = of_run
@@ -94,6 +92,7 @@ def refuse_missing(given: Mapping[str, str]) -> None:
         missing = [one for one in missing if not one.startswith("model=")]
     if not missing:
         return
+    refuse_home("run", given.get("run", ""))
     reason = "" if "run" not in given else f": {given['run']} has none"
     raise UserError(
         f"say {' and '.join(missing)}, or run=FOLDER of a training{reason}; with make in capitals "

@@ -262,6 +262,7 @@ def generate_settings(
     run: Path, trained: Trained | None, words: Sequence[str] = ()
 ) -> GenerateConfig:
     """Read the settings of a run and check them before vLLM is imported."""
+    refuse_options(words, settings_of(GenerateConfig))
     for word in words:
         if word.startswith("model="):
             raise UserError(
@@ -289,6 +290,7 @@ def generate_settings(
 
 def choose_settings(trained: Trained, words: Sequence[str] = ()) -> GenerateConfig:
     """Read the settings of `panjue choose`: those of generation that say how a model answers."""
+    refuse_options(words, settings_of(GenerateConfig))
     for word in words:
         key = word.partition("=")[0].partition(".")[0]
         if key in NOT_CHOSEN_BY:

@@ -64,7 +64,7 @@ def load_section(
 def section_values(
     cls: type[Config], path: Path, name: str, overrides: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return what a section of a config file and the words say, before it is checked."""
+    """Return what a section of a config file and the words say, before pydantic checks it."""
     sections = load_values(path) if path.exists() else {}
     for section in sections:
         if section not in SECTIONS:
@@ -73,8 +73,11 @@ def section_values(
     values = sections.get(name) or {}
     if not isinstance(values, Mapping):
         raise UserError(f"{path}: section {name!r} must be lines of `key: value`")
-    refuse_options(overrides, settings_of(cls))
-    return _overridden(values, [_as_text(cls, word) for word in overrides])
+    values = _overridden(values, [_as_text(cls, word) for word in overrides])
+    for key, info in settings_of(cls).items():
+        if info.annotation in TEXT_TYPES:
+            refuse_home(key, str(values.get(key) or ""))
+    return values
 
 
 def built_section(
@@ -93,9 +96,6 @@ def built_section(
         if place != str(path):  # the word names the setting already
             complaint = complaint.removeprefix(f"{place.partition('=')[0]}: ")
         raise UserError(f"{place}: {complaint}") from None
-    for key, info in settings_of(cls).items():
-        if info.annotation in TEXT_TYPES:
-            refuse_home(key, str(values.get(key) or ""))
     config._path = path
     return config
 

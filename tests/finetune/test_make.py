@@ -11,6 +11,7 @@ from panjue.finetune.make import VARIABLES, command
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import write_json
 
+HOME = Path.home()
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 LINES = dict(re.findall(r"^([a-z-]+):[^$]*\$\(PANJUE\) (.*?)(?:  #.*)?$", MAKEFILE, re.MULTILINE))
@@ -87,6 +88,7 @@ def test_what_is_run(example: str) -> None:
         ("sft generate: MODEL=m TRAIN=t", "say TEST=FILE: the invented cases are for the demo"),
         ("sft generate: MODEL=m TRAIN=t TEST=tset.jsonl", "TEST: no file tset.jsonl"),
         ('serve: RUN=done SERVE="', "SERVE: No closing quotation"),
+        ("sft: RUN=~/x MODEL=m TRAIN=t", f"RUN=~/x: ~ is not expanded here; write RUN={HOME}/x"),
     ],
 )
 def test_what_is_refused_before_anything_runs(words: str, reason: str) -> None:

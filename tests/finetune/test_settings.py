@@ -135,7 +135,6 @@ SET = "is set by panjue, or has no effect here; leave it out$"
         # panjue's own
         ("model=~/x", f"^model=~/x: ~ is not expanded here; write model={Path.home()}/x$"),
         ("dtype=float", r"there is no 'float'; did you mean 'float32'\? \(there are auto, "),
-        ("--lora_rank 16", "^--lora_rank: is written lora.r=16 here$"),
         ("max_tokens=16385", "model reads at most 16384 tokens; set max_tokens=16384$"),
         ("model=./nowhere", "no such folder"),
         ("task=judgement", "did you mean 'judgment'"),

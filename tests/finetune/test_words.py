@@ -3,11 +3,14 @@
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from panjue.finetune import words as words_module
 from panjue.finetune.settings import sft_settings
 from panjue.finetune.words import AS_IN_START, OTHER_DATA, config_for_gpu, training_words
+from panjue.prompts.plumbing import config as config_module
 from panjue.prompts.plumbing.errors import UserError
 
 
@@ -95,7 +98,6 @@ THERE_ARE = "(there are bare, gpu, m2.5-0.5b, or give a file)"
         ([], "say model=NAME and train=FILE, or run=FOLDER of a training; with make in capitals"),
         (["model=m"], "say train=FILE, or run=FOLDER"),
         (["--from", "begun", "train=t"], "--from: is written from=begun here"),
-        (["from=~/begun", "train=t"], "from=~/begun: ~ is not expanded here; write from=/"),
         (["from=begun"], "say train=FILE, or run=FOLDER"),
         (["run=new", "train=t"], "say model=NAME, or run=FOLDER of a training: new has none"),
         (["gpv"], f"no config 'gpv'; did you mean 'gpu'? {THERE_ARE}"),
@@ -126,6 +128,31 @@ def test_the_settings_are_those_of_the_words(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"id": 0, "fact": "甲", "defendants": ["甲"]}\n', "utf-8")
     settings = sft_settings(*training_words(["model=q/m", "train=t.jsonl"]))
     assert (settings.batch, settings.run) == (7, Path("runs/gpu-m-t"))
+
+
+@pytest.mark.parametrize("word", ["from=~/begun", "run=~/x", "dev=~/d"])
+def test_a_home_that_no_shell_has_expanded_is_named(word: str) -> None:
+    given = ["model=q/m", "train=t.jsonl", word]
+    with pytest.raises(UserError, match=f"^{word}: ~ is not expanded here; write ..*=/"):
+        sft_settings(*training_words(given))
+
+
+def test_words_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.jsonl").write_text('{"id": 0, "fact": "甲", "defendants": ["甲"]}\n', "utf-8")
+    looked_at = []
+    for name in ("refuse_home", "refuse_options"):
+        refuse = getattr(config_module, name)
+
+        def counted(*given: Any, refuse: Any = refuse) -> None:
+            looked_at.append(given[0])
+            refuse(*given)
+
+        for module in (config_module, words_module):
+            monkeypatch.setattr(module, name, counted)
+    words = ["model=q/m", "train=t.jsonl", "run=new"]
+    sft_settings(*training_words(words))
+    assert looked_at.count(words) == 1
+    assert looked_at.count("run") == 1
 
 
 @pytest.mark.parametrize(

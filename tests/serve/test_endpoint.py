@@ -547,6 +547,7 @@ def test_a_run_that_is_stopped_ends_before_its_replies_come(server: Server, tmp_
         (["task=dialogue", "sampling.extra_body=3"], "sampling.extra_body: give fields, e.g."),
         (["task=dialogue", "sampling.extra_body.top_p=1"], "sampling.extra_body: 'top_p' is set"),
         (["task=dialogue", "sampling.extra_body.response_format=x"], "extra_body: 'response_form"),
+        (["--temperature", "1"], "^--temperature: is written sampling.temperature=1 here"),
         ([], "task: set it, e.g. task=dialogue"),
     ],
 )
