@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from importlib.util import find_spec
 from inspect import signature
 from typing import Any, TypeVar
@@ -17,9 +18,16 @@ from accelerate import PartialState
 from peft import LoraConfig
 from pydantic import TypeAdapter, ValidationError
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from transformers import BitsAndBytesConfig, Trainer, get_scheduler
+from transformers import (
+    BitsAndBytesConfig,
+    IntervalStrategy,
+    SchedulerType,
+    Trainer,
+    get_scheduler,
+)
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.optimization import GreedyLR
+from transformers.training_args import OptimizerNames
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 from trl import SFTConfig as TrainerConfig
 
@@ -34,7 +42,7 @@ from panjue.finetune.settings import PATTERNS, SftConfig
 from panjue.finetune.start import refuse_unequal
 from panjue.finetune.trained import Trained
 from panjue.prompts.plumbing.config import check_known, check_managed, first_complaint
-from panjue.prompts.plumbing.errors import UserError, first_line, of_library
+from panjue.prompts.plumbing.errors import UserError, first_line, no_such, of_library
 from panjue.prompts.plumbing.files import flat
 from panjue.prompts.plumbing.records import MANIFEST
 
@@ -180,6 +188,15 @@ POSITIVE = {
 }
 """Settings that must be above 0; transformers takes 0 or less for `not set` in some of them."""
 
+NAMED: Mapping[str, type[Enum]] = {
+    "lr_scheduler_type": SchedulerType,
+    "optim": OptimizerNames,
+    "eval_strategy": IntervalStrategy,
+    "save_strategy": IntervalStrategy,
+    "logging_strategy": IntervalStrategy,
+}
+"""Settings of trl that are one of several names -> these names."""
+
 SCALES = ("r", "lora_alpha", *PATTERNS)
 """Settings of peft that are or contain numbers above 0; with 0, nothing would be learnt."""
 
@@ -278,6 +295,10 @@ def check_trainer(given: Mapping[str, Any]) -> None:
         raise UserError("trainer.eval_steps: set how often trainer.eval_strategy=steps evaluates")
     if given.get("save_strategy") == "best":  # the step of a signal would not be saved
         raise UserError("trainer.save_strategy: use that of eval_strategy; the best is kept then")
+    for name, kinds in NAMED.items():
+        known = [str(kind.value) for kind in kinds]
+        if name in given and given[name] not in known:
+            raise UserError(f"trainer.{name}: {no_such(given[name], known)}")
     if given.get("train_sampling_strategy") == "batch_rebalance":
         # Its order is the same for every seed and, after a resume, for every epoch.
         raise UserError("trainer.train_sampling_strategy: use group_by_length or random")

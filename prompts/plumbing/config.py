@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 from pydantic.fields import FieldInfo
 
-from panjue.prompts.plumbing.errors import UserError, did_you_mean
+from panjue.prompts.plumbing.errors import UserError, did_you_mean, no_such
 from panjue.prompts.plumbing.files import dump, located, open_bytes
 from panjue.prompts.plumbing.other_names import OURS
 
@@ -237,9 +237,7 @@ def first_complaint(error: ValidationError, known: Mapping[str, FieldInfo] = {})
         return f"set {key!r}: {known[key].description}"
     problem = first["msg"].removeprefix("Value error, ")
     if first["type"] == "literal_error" and isinstance(first["input"], str):
-        there_are = re.findall("'([^']*)'", first["ctx"]["expected"])
-        hint = did_you_mean(first["input"], there_are)
-        problem = f"there is no {first['input']!r}{hint} (there are {', '.join(there_are)})"
+        problem = no_such(first["input"], re.findall("'([^']*)'", first["ctx"]["expected"]))
     return f"{key}: {problem}" if key else problem
 
 

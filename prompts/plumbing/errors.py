@@ -54,6 +54,13 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {match!r}?" if match else ""
 
 
+def no_such(value: object, known: Iterable[str]) -> str:
+    """Return that there is no such value, with the nearest of `known` and all of them."""
+    names = list(known)
+    hint = did_you_mean(value, names) if isinstance(value, str) else ""
+    return f"there is no {value!r}{hint} (there are {', '.join(names)})"
+
+
 @lru_cache(maxsize=1024)  # a wrong label may occur in every row of a file
 def _nearest(word: str, known: tuple[str, ...]) -> str:
     return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.6)), "")

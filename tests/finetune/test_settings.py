@@ -84,6 +84,17 @@ SET = "is set by panjue, or has no effect here; leave it out$"
         ("trainer.adam_beta1=2", "^trainer.optim: Invalid beta parameter"),
         ("trainer.optim=adamw_torch_8bit", "^trainer.optim: "),
         (
+            "trainer.lr_scheduler_type=cosin",
+            r"^trainer.lr_scheduler_type: there is no 'cosin'; did you mean 'cosine'\? "
+            r"\(there are linear, cosine, cosine_with_restarts, .*, greedy\)$",
+        ),
+        ("trainer.lr_scheduler_type=null", r"^trainer.lr_scheduler_type: there is no None \(there"),
+        ("trainer.optim=adamw", r"^trainer.optim: there is no 'adamw'; did .* \(there are adamw_"),
+        (
+            "trainer.save_strategy=epochs",
+            r"^trainer.save_strategy: .*; did you mean 'epoch'\? \(there are no, steps, epoch\)$",
+        ),
+        (
             "trainer.lr_scheduler_type=warmup_stable_decay",
             "^trainer.lr_scheduler_kwargs: warmup_stable_decay: .* 'num_decay_steps'$",
         ),
