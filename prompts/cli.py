@@ -288,6 +288,8 @@ def bundle(
     elif run and out and not (verify or cases):
         pack(run, out, base)
     else:
+        if run:
+            refuse_unadopted(run)
         raise UserError("use RUN OUT.zip [--base FOLDER], or --verify ZIP --cases TEST")
 
 

@@ -123,6 +123,7 @@ def commands_on(run: Path, workshop: Path) -> list[tuple[object, ...]]:
         ("merge", run),
         ("serve", run),
         ("bundle", run, run.with_name("out.zip")),
+        ("bundle", run),
         ("report", run),
         ("runs", run),
         ("decode", run),
@@ -136,7 +137,7 @@ def commands_on(run: Path, workshop: Path) -> list[tuple[object, ...]]:
     ]
 
 
-@pytest.mark.parametrize("number", range(16))
+@pytest.mark.parametrize("number", range(17))
 def test_every_command_names_adopt(
     number: int, folder: Path, workshop: Path, panjue: Panjue
 ) -> None:
