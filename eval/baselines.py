@@ -37,7 +37,7 @@ class Baselines:
             return
         try:
             if not was_fitted_on(answered):
-                self._advisor = answered.advisor()
+                self._advisor = answered.advisor
             completions = answered.folder / "completions.jsonl"
             # Opinions are stored by position, so they fit only the persons of the answered file.
             if self._advisor and answered.is_answered_file and completions.exists():

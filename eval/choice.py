@@ -72,7 +72,7 @@ def best_by_field(answered: Answered) -> Choice:
     """
     answered.answers.refuse_changes()
     task = answered.task
-    advisor = answered.advisor()
+    advisor = answered.advisor
     assert advisor, "where there is no classifier, nothing is chosen"
     values = {"model": MetricValues(task), "classifier": MetricValues(task)}
     field_answers: list[tuple[FieldAnswer, bool]] = []

@@ -301,7 +301,7 @@ def page_cases(
     No case has reasons while `wants_reasons` returns False.
     """
     task = answered.task
-    classifier = answered.advisor()
+    classifier = answered.advisor
     cases = _cases(answered, decoding, examples, classifier, has_gold=has_gold)
     while batch := list(islice(cases, EXPLAINED_AT_ONCE)):
         if not (classifier and wants_reasons()):

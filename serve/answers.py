@@ -196,12 +196,9 @@ class Answered:
             return ""
         return f"only the first {limit} cases of {self.test} were answered (limit={limit})"
 
+    @cached_property
     def advisor(self) -> Advisor | None:
         """Return the training's text classifier; None if it fitted none, or has changed since."""
-        return self._advisor
-
-    @cached_property
-    def _advisor(self) -> Advisor | None:
         if self.trained is None or self.changed or not self.task.answer.fields:
             return None
         advisor = self.trained.advisor(self.task)

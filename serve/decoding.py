@@ -99,7 +99,7 @@ def decode(answered: Answered, answer: AnswerSetting | None = None) -> Tally:
     before = finished_before(submission, earlier)
     answer = answer or earlier.get("answer", "auto")
     choice = answered.choice
-    advisor = answered.advisor()
+    advisor = answered.advisor
     by_field = who_answers(answered, answer, advisor, earlier)
     differs = asked_otherwise(choice, answered.record) if choice else ""
     if advisor:

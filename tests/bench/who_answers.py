@@ -84,7 +84,7 @@ def cases_of(answered: Answered) -> list[Case]:
     """Read the cases of a folder of answers."""
     task = answered.task
     fields = task.answer
-    advisor = answered.advisor()
+    advisor = answered.advisor
     assert advisor, "the training has a classifier"
     replies = answered.rows()
     found = []

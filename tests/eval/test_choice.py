@@ -137,7 +137,7 @@ def test_opinions_that_rows_keep_are_not_computed_again(
     held_out: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choice = chosen(held_out)
-    advisor = open_answers(held_out).advisor()
+    advisor = open_answers(held_out).advisor
     assert advisor
     rows = []
     examples = Reader(TASK).read(held_out.parents[2] / "cases.jsonl")

@@ -101,7 +101,7 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             thinking = classifier or believing(answered.task, logits)
             return SimpleNamespace(opinions=lambda *_: [], alone=alone, classifier=thinking)
 
-        monkeypatch.setattr(Answered, "advisor", advisor)
+        monkeypatch.setattr(Answered, "advisor", property(advisor))
 
     return by
 
