@@ -12,6 +12,7 @@ from panjue.finetune.classifier.opinions import EMPTY_REPLY, Advisor
 from panjue.prompts.example import Example, call_key
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.plumbing.records import RunRecord
 from panjue.prompts.plumbing.rows import Rows
 from panjue.prompts.task import Task
 from panjue.prompts.tasks.metrics import Row
@@ -36,7 +37,7 @@ class Baselines:
         if answered is None:
             return
         try:
-            if not was_fitted_on(answered):
+            if fitted_on_these(answered) is None:
                 self._advisor = answered.advisor
             completions = answered.folder / "completions.jsonl"
             # Opinions are stored by position, so they fit only the persons of the answered file.
@@ -78,12 +79,18 @@ def row_of_classifier(
     return task.data.write(example, advisor.alone(example, opinions))
 
 
-def was_fitted_on(answered: Answered) -> bool:
-    """Say whether the training that answered was fitted on the cases, or gold's, of the file."""
-    if answered.trained is None:
-        return False
-    training = answered.trained.record
+def fitted_on_these(answered: Answered) -> RunRecord | None:
+    """Return the training that was fitted on the cases of the file, or on gold's; None if none was.
+
+    It is the one that answered, or one from which that one started.
+    """
+    last = answered.trained.record if answered.trained else None
     files = {answered.record.test_sha256, answered.test_sha256}
-    is_training_file = not files.isdisjoint({training.train_sha256, training.mix_sha256})
-    # Of a file of the training, it was not fitted on the tenth that is held out.
-    return is_training_file and not answered.record.held_out
+    for training in last.stages if last else ():
+        if training.adopted and training is not last:
+            continue  # nobody knows on what the other trainer's adapter was trained
+        # Without a dev file, a training holds out the same tenth of every file.
+        is_held_out = answered.record.held_out and training.dev_sha256 is None
+        if not is_held_out and not files.isdisjoint({training.train_sha256, training.mix_sha256}):
+            return training
+    return None

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from panjue.eval.agreement import NO_REPLY
-from panjue.eval.baselines import was_fitted_on
+from panjue.eval.baselines import fitted_on_these
 from panjue.eval.field_why import FEATURES_READ, VOTE, FieldWhy, label_read
 from panjue.eval.metric_values import submission_rows
 from panjue.eval.report import PageCase, page_cases
@@ -51,8 +51,11 @@ def explain(answered: Answered, key: str, person: str | None) -> Iterator[str]:
     has_reasons = any(why.reasons for whys in case.whys for why in whys)
     if not has_reasons:
         yield f"nothing to explain: {why_nothing(answered)}"
-    elif was_fitted_on(answered):
-        yield "The text classifier was fitted on these cases: it is surer of them than of new ones."
+    elif fitted := fitted_on_these(answered):
+        known = "An earlier training of the model had these cases: the model"
+        if answered.trained and fitted is answered.trained.record:
+            known = "The text classifier was fitted on these cases: it"
+        yield f"{known} is surer of them than of new ones."
     for number in chosen:
         yield from item_lines(answered, example, case, number)
     if has_reasons:

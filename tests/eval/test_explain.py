@@ -1,5 +1,6 @@
 """`panjue explain`: who answered a field, how surely, and why."""
 
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from panjue.eval.baselines import fitted_on_these
+from panjue.eval.explain import explain
 from panjue.finetune.classifier.classifier import Classifier
 from panjue.finetune.classifier.fit import MIN_CASES
 from panjue.prompts.example import Example
@@ -19,6 +22,7 @@ from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.files import dump, read_lines, sha256
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
+from panjue.serve.answers import open_answers
 from tests.eval.test_report import change_json
 from tests.finetune.classifier.recompute import Stored, recompute
 from tests.finetune.classifier.test_fit import (
@@ -29,7 +33,7 @@ from tests.finetune.classifier.test_fit import (
     thefts,
 )
 from tests.opened import decoded
-from tests.records import Write, write_answers, write_training
+from tests.records import TRAINED, Write, write_answers, write_training
 
 Panjue = Callable[..., CompletedProcess[str]]
 TEXT = "赵甲窃取2.5万元。钱乙望风，编号7。"
@@ -174,6 +178,33 @@ def test_cases_of_the_training_are_said_to_be(run: Path, panjue: Panjue) -> None
     fitted = {"trained_sha256": model_sha256(run / "adapter")}
     change_json(run / "answers/test/manifest.json", **fitted)
     assert "The text classifier was fitted on these cases" in panjue("explain", run, 1).stdout
+
+
+@pytest.mark.parametrize(
+    ("earlier", "held_out", "is_known"),
+    [
+        ({"train_sha256": "TEST"}, False, True),
+        ({"mix_sha256": "TEST"}, False, True),
+        ({"from_record": {**TRAINED, "train_sha256": "TEST"}}, False, True),
+        ({"train_sha256": "TEST"}, True, False),  # the tenth that both hold out
+        ({"train_sha256": "TEST", "dev_sha256": "other"}, True, True),
+        ({"train_sha256": "TEST", "adopted": ["saves"]}, False, False),  # by another trainer
+        ({"train_sha256": "other"}, False, False),
+    ],
+)
+def test_cases_of_an_earlier_training_are_said_to_be(
+    earlier: dict[str, Any], held_out: bool, is_known: bool, run: Path
+) -> None:
+    digest = sha256(run.parent / "test.jsonl")
+    start = json.loads(dump({**TRAINED, **earlier}).replace("TEST", digest))
+    change_json(run / "adapter/manifest.json", from_record=start)
+    adapter = model_sha256(run / "adapter")
+    change_json(run / "answers/test/manifest.json", trained_sha256=adapter, held_out=held_out)
+    opened = open_answers(run)
+    assert (fitted_on_these(opened) is not None) == is_known
+    if is_known and not held_out:
+        said = "An earlier training of the model had these cases: the model is surer of them"
+        assert any(line.startswith(said) for line in explain(opened, "1", None))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from panjue.prompts.reader import is_held_out
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from panjue.serve.answers import open_answers
-from tests.records import Row, Write, believing, write_answers, write_training
+from tests.records import TRAINED, Row, Write, believing, write_answers, write_training
 
 TASK = load_task("judgment")
 THEFT = (["盗窃罪"], ["264"], 13)
@@ -195,9 +195,12 @@ def test_trained_on_is_looked_for_in_gold_and_in_the_answered_file(
     folder = tmp_path / "run/answers/test"
     other = tmp_path / "other.jsonl"
     other.write_text((tmp_path / "test.jsonl").read_text("utf-8") + "\n", "utf-8")
-    for name in ("train_sha256", "mix_sha256"):
+    for name in ("train_sha256", "mix_sha256", "from_record"):
         for file in ("test.jsonl", "other.jsonl"):
-            made(["theft"], ["drugs"], **{name: sha256(tmp_path / file)})
+            digest: Any = sha256(tmp_path / file)
+            if name == "from_record":  # the training from which this one started
+                digest = {**TRAINED, "train_sha256": digest}
+            made(["theft"], ["drugs"], **{name: digest})
             opened = open_answers(folder, other)
             assert in_sample(opened) == "these cases were trained on"
             found = score(opened.reader, other, opened.folder / "submission.jsonl", opened)
