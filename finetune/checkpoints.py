@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from panjue.prompts.plumbing.files import delete, sync, sync_names
+from panjue.prompts.plumbing.run import checkpoints_in
 
 COMPLETE_MARK = "complete"
 """File that marks a checkpoint as complete; written last, when all other files are on disk."""
@@ -75,28 +76,21 @@ def drop(checkpoint: Path) -> None:
 
 def drop_old(checkpoints: Path, keep: int, best: str | None) -> None:
     """Delete all but the newest `keep` complete checkpoints and the best one."""
-    complete = sorted(complete_checkpoints(checkpoints), key=step_of)
+    complete = [*complete_checkpoints(checkpoints).values()]
     kept = {path.name for path in complete[-keep:]}
     if best:
         kept.add(Path(best).name)
-    for path in _all(checkpoints):
+    for path in checkpoints_in(checkpoints).values():
         if path.name not in kept:
             drop(path)
 
 
 def newest_complete(checkpoints: Path) -> Path | None:
-    return max(complete_checkpoints(checkpoints), key=step_of, default=None)
+    complete = complete_checkpoints(checkpoints)
+    return complete[max(complete)] if complete else None
 
 
-def complete_checkpoints(checkpoints: Path) -> list[Path]:
-    return [path for path in _all(checkpoints) if (path / COMPLETE_MARK).exists()]
-
-
-def _all(checkpoints: Path) -> list[Path]:
-    """Return the checkpoints that a training made. `checkpoint-best` would be a user's copy."""
-    paths = checkpoints.glob("checkpoint-*")
-    return [path for path in paths if path.name.removeprefix("checkpoint-").isdecimal()]
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
+def complete_checkpoints(checkpoints: Path) -> dict[int, Path]:
+    """Return step -> folder of the checkpoints with the mark, the oldest first."""
+    found = checkpoints_in(checkpoints)
+    return {step: path for step, path in found.items() if (path / COMPLETE_MARK).exists()}

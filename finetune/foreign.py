@@ -17,7 +17,13 @@ from panjue.prompts.plumbing.config import load_section, refuse_options
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.files import dump, quoted, read_object
 from panjue.prompts.plumbing.ours import followed, lies_in_ours
-from panjue.prompts.plumbing.run import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PICKLED, foreign_adapters
+from panjue.prompts.plumbing.run import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    PICKLED,
+    foreign_adapters,
+    step_of_checkpoint,
+)
 
 OF_ADOPTION = {
     "run": "run",
@@ -185,12 +191,12 @@ def check_features(place: Path, config: dict[str, Any]) -> None:
 
 def step_of_foreign(folder: Path) -> int | None:
     """Return the step of an adapter, from its folder's name or trainer_state.json; else None."""
-    number = folder.resolve().name.removeprefix("checkpoint-")
-    if number.isdecimal():
-        return int(number)
+    step = step_of_checkpoint(folder.resolve())
+    if step is not None:
+        return step
     state = folder / "trainer_state.json"
-    step = read_object(state).get("global_step") if state.is_file() else None
-    return step if isinstance(step, int) else None
+    known = read_object(state).get("global_step") if state.is_file() else None
+    return known if isinstance(known, int) else None
 
 
 def check_steps(adapters: Sequence[ForeignAdapter]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 
-from panjue.finetune.checkpoints import complete_checkpoints, step_of
+from panjue.finetune.checkpoints import complete_checkpoints
 from panjue.prompts.plumbing.files import atomic_folder, delete, restore
 from panjue.prompts.plumbing.run import (
     ADAPTER_CONFIG,
@@ -49,8 +49,7 @@ def keep_adapters(run: Path, keep: int, state: TrainerState, result: int | None)
     """
     restore(run / KEPT)  # its checkpoint may be deleted, so it could not be copied again
     evaluated = {row["step"] for row in state.log_history if "eval_loss" in row}
-    for checkpoint in complete_checkpoints(run / "checkpoints"):
-        step = step_of(checkpoint)
+    for step, checkpoint in complete_checkpoints(run / "checkpoints").items():
         place = kept_place(run, step)
         if step not in evaluated or place.exists():
             continue

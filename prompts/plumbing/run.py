@@ -8,6 +8,7 @@
 `records.py` defines the content of the files.
 """
 
+import re
 import shlex
 from contextlib import suppress
 from pathlib import Path
@@ -78,6 +79,22 @@ def step_of_kept(trained: Path) -> int | None:
     return int(number) if trained.parent.name == KEPT and number.isdecimal() else None
 
 
+def step_of_checkpoint(folder: Path) -> int | None:
+    """Return N of a folder `checkpoint-N`, as transformers names it; None for any other name."""
+    found = re.fullmatch(r"checkpoint-(\d+)", folder.name)
+    return int(found[1]) if found else None
+
+
+def checkpoints_in(folder: Path) -> dict[int, Path]:
+    """Return step -> folder of the checkpoints, the oldest first."""
+    found = {}
+    for path in folder.glob("checkpoint-*"):
+        step = step_of_checkpoint(path)
+        if step is not None:  # `checkpoint-best` would be a user's copy
+            found[step] = path
+    return dict(sorted(found.items()))
+
+
 def held_out_losses(run: Path) -> dict[int, float]:
     """Return step -> held-out loss, from the log of a run folder."""
     log = run / "log.jsonl"
@@ -114,13 +131,8 @@ def foreign_adapters(folder: Path) -> list[Path]:
 
     Adapters in a folder of panjue do not count, e.g. in checkpoints of an unfinished training.
     """
-    checkpoints = []
-    for path in folder.glob("checkpoint-*"):
-        number = path.name.removeprefix("checkpoint-")
-        if number.isdecimal():
-            checkpoints.append((int(number), path))
     found = []
-    for place in (folder, *(path for _, path in sorted(checkpoints))):
+    for place in (folder, *checkpoints_in(folder).values()):
         has_weights = any((place / name).is_file() for name in (ADAPTER_WEIGHTS, PICKLED))
         if has_weights and (place / ADAPTER_CONFIG).is_file() and not lies_in_ours(place):
             found.append(place)

@@ -259,8 +259,10 @@ def adopted_alone(folder: Path, workshop: Path, tmp_path: Path) -> Path:
 def test_the_step_is_that_of_the_folder_or_of_its_state(folder: Path, tmp_path: Path) -> None:
     assert step_of_foreign(folder) is None
     assert step_of_foreign(folder / "checkpoint-4") == 4
-    moved = (folder / "checkpoint-2").rename(tmp_path / "best")
-    assert step_of_foreign(moved) == 2
+    for name in ("best", "2026"):
+        moved = (folder / "checkpoint-2").rename(tmp_path / name)
+        assert step_of_foreign(moved) == 2
+        moved.rename(folder / "checkpoint-2")
 
 
 def test_folders_that_are_not_steps_of_one_training_are_refused(

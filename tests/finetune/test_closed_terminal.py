@@ -12,7 +12,8 @@ from subprocess import Popen
 
 import pytest
 
-from panjue.finetune.checkpoints import newest_complete, step_of
+from panjue.finetune.checkpoints import newest_complete
+from panjue.prompts.plumbing.run import step_of_checkpoint
 from tests.served import until
 
 from .conftest import lend_rows, logged
@@ -45,7 +46,7 @@ def test_a_closed_terminal_saves_and_nohup_ignores_it(words: list[str], tmp_path
         until(lambda: steps(run) > 0 or running.poll() is not None, LONGEST_S)
         os.close(terminal)
         assert running.wait(LONGEST_S) == 128 + signal.SIGHUP
-    stopped_at = step_of(newest_complete(run / "checkpoints") or Path("checkpoint-0"))
+    stopped_at = step_of_checkpoint(newest_complete(run / "checkpoints") or Path("checkpoint-0"))
     assert stopped_at == steps(run) > 0, "no step is lost"
 
     log = tmp_path / "said.txt"
