@@ -86,7 +86,7 @@ def fitted_on_these(answered: Answered) -> RunRecord | None:
     """
     last = answered.trained.record if answered.trained else None
     files = {answered.record.test_sha256, answered.test_sha256}
-    for training in last.stages if last else ():
+    for training in last.history if last else ():
         if training.adopted and training is not last:
             continue  # nobody knows on what the other trainer's adapter was trained
         # Without a dev file, a training holds out the same tenth of every file.

@@ -177,13 +177,13 @@ def stages(why: Why) -> Iterator[str]:
     """Yield for each stage how it changes the score or probability of a label."""
     yield f"linear model {why.score:+.2f} ({why.bias:+.2f} whatever the text)"
     trees = why.trees
-    if trees and trees.start is not None:
-        yield f"scaled {trees.start:+.2f}"
+    if trees and trees.scaled is not None:
+        yield f"scaled {trees.scaled:+.2f}"
     if trees:
         yield f"trees {trees.given:+.2f} ({trees.average:+.2f} on average)"
     if why.is_left_out:
         yield f"not among the {CANDIDATES} labels that the trees look at"
-    is_of_set = trees is None or trees.start is not None
+    is_of_set = trees is None or trees.scaled is not None
     yield f"{'calibrated' if is_of_set else 'beside the other classes'} {why.before:.1%}"
     if why.known < 1 and why.frequency is not None:
         yield f"text known by {why.known:.0%}, frequency {why.frequency:.1%}: {why.probability:.1%}"

@@ -248,7 +248,7 @@ def _twins(answered: Answered) -> TwinCounter | None:
     for trained in answered.answers.trainings:
         if trained is None or not trained.has_classifier:
             return None
-        trainings += trained.record.stages
+        trainings += trained.record.history
     return TwinCounter(trainings, answered.task)
 
 
@@ -259,7 +259,7 @@ def in_sample(answered: Answered) -> str | None:
     """
     record = answered.record
     files = {record.test_sha256, answered.test_sha256}
-    trainings = [one.record.stages for one in answered.answers.trainings if one]
+    trainings = [one.record.history for one in answered.answers.trainings if one]
     for training in chain.from_iterable(trainings):
         if training.dev_sha256 in files or record.held_out:
             return "training and the choice between model and text classifier looked at these cases"

@@ -70,15 +70,15 @@ def make_base(config: BaseConfig) -> None:
     """
     check_managed("shape", config.shape, ("eos_token_id", "pad_token_id"))
     check_known("shape", config.shape, Qwen3Config.__dataclass_fields__)
-    start = {"shape": config.shape, "seed": config.seed, "train_sha256": sha256(config.train)}
+    made_from = {"shape": config.shape, "seed": config.seed, "train_sha256": sha256(config.train)}
     folder = Path(config.model)
     refuse_foreign(folder, is_base, "model=FOLDER")
     with exclusive_lock(config.run, other=OTHER_RUN):
-        is_same = is_base(folder) and start.items() <= read_json(folder / "start.json").items()
+        is_same = is_base(folder) and made_from.items() <= read_json(folder / "start.json").items()
         if not is_same:
             with atomic_folder(folder, is_base) as temporary, disk_errors_named(folder):
                 make_untrained(config, temporary)
-                write_json(temporary / "start.json", {**start, "panjue": panjue_version()})
+                write_json(temporary / "start.json", {**made_from, "panjue": panjue_version()})
     train(config)
 
 

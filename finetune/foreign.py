@@ -63,7 +63,7 @@ UNUSED = (
 )
 """Settings of peft that do nothing unless another one is set."""
 
-PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+PLAIN_INITIALIZATIONS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 """Values of `init_lora_weights` that do not change the base, as in vllm/lora/peft_helper.py.
 Others, such as pissa, train on a changed base, which no longer exists."""
 
@@ -176,10 +176,10 @@ def check_kind(place: Path, config: dict[str, Any]) -> None:
 
 def check_features(place: Path, config: dict[str, Any]) -> None:
     """Refuse settings with which the adapter can be neither merged nor loaded correctly."""
-    start = config.get("init_lora_weights")
-    if isinstance(start, str) and start.lower() not in PLAIN_STARTS:
+    how = config.get("init_lora_weights")
+    if isinstance(how, str) and how.lower() not in PLAIN_INITIALIZATIONS:
         raise UserError(
-            f"{place}: init_lora_weights={start} changed the base that it was trained on; convert "
+            f"{place}: init_lora_weights={how} changed the base that it was trained on; convert "
             "it, where it was trained: save_pretrained(…, path_initial_model_for_weight_conversion="
             "…) of peft"
         )

@@ -143,7 +143,7 @@ def known_cases(start: Trained, examples: Examples) -> str:
     held_out = {text_hash(example) for example in examples.held_out}
     known = set()
     doubts = []
-    for record in start.record.stages:
+    for record in start.record.history:
         if record.adopted:
             doubts.append("nobody knows on which cases its adopted adapter was trained")
             continue

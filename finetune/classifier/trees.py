@@ -67,9 +67,9 @@ class Candidates:
         """Return the features, [rows, features]."""
         return np.column_stack([*self.columns.values()])
 
-    def logits(self, start: Sequence[float]) -> Array:
-        """Return the calibrated scores of the first stage, [rows]; `start` is scale and shift."""
-        scale, shift = start
+    def logits(self, scaling: Sequence[float]) -> Array:
+        """Return the calibrated scores of the first stage, [rows], by their scale and shift."""
+        scale, shift = scaling
         result: Array = self.columns["score"].astype(float) * scale + shift
         return result
 
@@ -120,7 +120,7 @@ class FieldTrees:
     """The second stage of one field."""
 
     trees: "lightgbm.Booster"
-    start: Sequence[float] = ()
+    scaling: Sequence[float] = ()
     """For a label set: scale and shift of its scores. They give the logit that the trees
     correct."""
     finish: Sequence[float] = ()  # for a label set: scale and shift of the corrected logit
@@ -129,12 +129,16 @@ class FieldTrees:
 
     @property
     def is_set(self) -> bool:
-        return bool(self.start)
+        return bool(self.scaling)
 
     def dump(self) -> dict[str, Any]:
         """Return the stage as JSON values, with the trees in LightGBM's own text format."""
-        classes = {name: table.tolist() for name, table in self.classes.items()}
-        return {**vars(self), "trees": self.trees.model_to_string(), "classes": classes}
+        return {
+            "trees": self.trees.model_to_string(),
+            "start": self.scaling,
+            "finish": self.finish,
+            "classes": {name: table.tolist() for name, table in self.classes.items()},
+        }
 
 
 def load_trees(dumped: Mapping[str, Any]) -> FieldTrees:
@@ -143,7 +147,7 @@ def load_trees(dumped: Mapping[str, Any]) -> FieldTrees:
 
     trees = lightgbm.Booster(model_str=dumped["trees"])
     classes = {name: np.array(table) for name, table in dumped["classes"].items()}
-    return FieldTrees(**{**dumped, "trees": trees, "classes": classes})
+    return FieldTrees(trees, dumped["start"], dumped["finish"], classes)
 
 
 def corrected_probabilities(stage: Mapping[str, FieldTrees], items: Items) -> dict[str, Array]:
@@ -155,7 +159,7 @@ def corrected_probabilities(stage: Mapping[str, FieldTrees], items: Items) -> di
     for name, of_field in stage.items():
         if of_field.is_set:
             found = candidates(items, name)
-            logits = corrected(of_field.trees, found.rows, found.logits(of_field.start))
+            logits = corrected(of_field.trees, found.rows, found.logits(of_field.scaling))
             result[name] = np.zeros(items.scores[name].shape[1:])
             result[name][found.item, found.label] = calibrated(logits, *of_field.finish)
         else:
@@ -275,17 +279,17 @@ def _fit_set(
     def train(without: int) -> tuple["lightgbm.Booster", tuple[float, float]]:
         """Return the trees, and the scale and shift of the scores that they correct."""
         used = fold_of_row != without
-        start = platt(score[used], gold[used], weight[used])
-        first = found.logits(start)[used]
+        scaling = platt(score[used], gold[used], weight[used])
+        first = found.logits(scaling)[used]
         data = lightgbm.Dataset(rows[used], gold[used], weight=weight[used], init_score=first)
         data.set_categorical_feature([0])  # the label
-        return lightgbm.train(SET_TREES, data, ROUNDS), start
+        return lightgbm.train(SET_TREES, data, ROUNDS), scaling
 
-    *parts, (trees, start) = _without_each_fold(train, shown)
+    *parts, (trees, scaling) = _without_each_fold(train, shown)
     logits = np.zeros(len(rows))  # [rows]
-    for number, (trees_of_part, start_of_part) in enumerate(parts):
+    for number, (trees_of_part, scaling_of_part) in enumerate(parts):
         aside = fold_of_row == number
-        first = found.logits(start_of_part)[aside]
+        first = found.logits(scaling_of_part)[aside]
         logits[aside] = corrected(trees_of_part, rows[aside], first)
     several = items.counts[found.item] > 1  # those that the metric weighs
     of_metric = weight * several if several.any() else weight
@@ -296,7 +300,7 @@ def _fit_set(
         chances[aside] = calibrated(logits[aside], *fitted)
     believed = np.zeros(truth.shape)
     believed[found.item, found.label] = chances
-    return FieldTrees(trees, start, platt(logits, gold, of_metric)), believed
+    return FieldTrees(trees, scaling, platt(logits, gold, of_metric)), believed
 
 
 def _fit_class(

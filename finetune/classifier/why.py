@@ -78,12 +78,12 @@ class TreesSay:
     """What the trees add to the score of a label.
 
     Attributes:
-        start: The scaled score of the linear model, which they correct; None for a class.
+        scaled: The scaled score of the linear model, which they correct; None for a class.
         given: What they add to it; for a class, its raw score before the softmax over all classes.
         average: The part of `given` that does not depend on the item; the rest is from features.
     """
 
-    start: float | None
+    scaled: float | None
     given: float
     average: float
     features: Sequence[TreeFeature]
@@ -487,7 +487,7 @@ def _corrections(
     if not row_of:
         return {}
     rows = found.rows[[*row_of.values()]]
-    starts = found.logits(of_field.start)[[*row_of.values()]].tolist()
+    scaled = found.logits(of_field.scaling)[[*row_of.values()]].tolist()
     given = of_field.trees.predict(rows, raw_score=True, num_threads=1).tolist()
     said = rows if most else rows[:1]  # of one at least: the average is that of all
     parts = of_field.trees.predict(said, pred_contrib=True, num_threads=1)
@@ -499,7 +499,7 @@ def _corrections(
             features = [(column, "") for column in found.columns]
             features[0] = ("label", labels[number])
             strong = _strongest_features(parts[place], features, rows[place], most)
-        result[item, number] = TreesSay(starts[place], given[place], average, strong)
+        result[item, number] = TreesSay(scaled[place], given[place], average, strong)
     return result
 
 

@@ -151,11 +151,11 @@ class RunRecord(Record):
     """Only in this folder, too: file of weights -> its hash. Absent before version 0.5."""
 
     @property
-    def stages(self) -> Iterator["RunRecord"]:
+    def history(self) -> Iterator["RunRecord"]:
         """Yield this record, then that of the training that it started from, and so on."""
         yield self
         if self.from_record:
-            yield from self.from_record.stages
+            yield from self.from_record.history
 
     @property
     def is_before_0_5(self) -> bool:

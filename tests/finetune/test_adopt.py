@@ -521,7 +521,7 @@ def test_a_training_starts_from_an_adopted_adapter(
     opened = open_trained(run)
     assert not opened.record.opinions
     assert opened.record.trainer["learning_rate"] > 0
-    assert [bool(one.adopted) for one in opened.record.stages] == [False, True]
+    assert [bool(one.adopted) for one in opened.record.history] == [False, True]
     done = panjue("sft", *words[:2], f"run={tmp_path}/other", "lora.r=4")
     assert "lora.r: is 4, and " in done.stderr
     done = panjue("sft", f"from={foreign}", words[1])

@@ -215,7 +215,7 @@ def test_the_records_say_from_what(
     start = open_trained(trained)
     assert (record.from_run, record.from_run_sha256) == (str(trained), start.sha256)
     assert record.from_labels_sha256 == start.labels_sha256
-    assert [one.train for one in record.stages] == [record.train, start.record.train]
+    assert [one.train for one in record.history] == [record.train, start.record.train]
     assert RunRecord.read(second).from_record == start.record
     config = load_values(second / "config.yaml")
     assert config["sft"]["from"] == str(trained)
@@ -414,7 +414,7 @@ def test_all_stages_are_in_the_record_of_a_third_one(
 ) -> None:
     config = sft_settings(workshop / "sft.yaml", words(second, cases, tmp_path / "run"))
     record = TrainingRun.of(config, workshop / "base/model", TASK).record
-    files = [one.train for one in record.stages]
+    files = [one.train for one in record.history]
     assert files == [str(cases), str(cases), f"{workshop}/demo/train.jsonl"]
     record.write(tmp_path)
     assert RunRecord.read(tmp_path) == record

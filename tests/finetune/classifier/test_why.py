@@ -193,9 +193,9 @@ def compare_trees(why: Why, again: tuple[float | None, Any, Any]) -> None:
     assert why.trees
     logit, contributions, values = again
     if logit is None:
-        assert why.trees.start is None
+        assert why.trees.scaled is None
     else:
-        assert why.trees.start == pytest.approx(logit, abs=TOLERANCE)
+        assert why.trees.scaled == pytest.approx(logit, abs=TOLERANCE)
     assert why.trees.average == pytest.approx(contributions[-1], abs=TOLERANCE)
     order = np.argsort(-contributions[:-1], kind="stable")
     order = order[contributions[:-1][order] != 0]
