@@ -22,9 +22,8 @@ from panjue.finetune.card import write_card
 from panjue.finetune.checkpoints import disk_errors_named
 from panjue.finetune.distributed import join_processes
 from panjue.finetune.examples import Examples
-from panjue.finetune.foreign import ForeignAdapter, base_folder
+from panjue.finetune.foreign import Adoption, ForeignAdapter
 from panjue.finetune.model import adapts_tied_embeddings, check_trainable
-from panjue.finetune.settings import SftConfig
 from panjue.finetune.trained import read_trained
 from panjue.finetune.training_log import doubts_of
 from panjue.finetune.training_run import TrainingRun
@@ -77,16 +76,31 @@ class FittingAdapter:
             save_file(renamed, place, {"format": "pt"})
 
 
-def adopt(config: SftConfig, adapters: Sequence[ForeignAdapter], console: Console) -> None:
+@dataclass(frozen=True)
+class BaseConfigs:
+    """The configs of a base.
+
+    Attributes:
+        text: transformers' config of its language model.
+        is_multimodal: Whether the language model is part of a multimodal model.
+    """
+
+    folder: Path
+    text: Any
+    is_multimodal: bool
+
+
+def adopt(adoption: Adoption, console: Console) -> None:
     """Make RUN from adapters, unless already done. The last adapter is the result of the run."""
+    config = adoption.config
     join_processes(config)
     task = load_task(config.task)
-    *_, last = adapters
-    configs = base_folder(config.model, last)
-    fitting = [fitting_adapter(adapter, configs) for adapter in adapters]
+    configs = BaseConfigs(adoption.base, text_config(adoption.base), is_part(adoption.base))
+    fitting = [fitting_adapter(adapter, configs) for adapter in adoption.adapters]
+    *_, last = adoption.adapters
     check_trainable(config, console)
     base = model_folder(config.model)
-    run = adopting_run(TrainingRun.of(config, base, task), adapters)
+    run = adopting_run(TrainingRun.of(config, base, task), adoption.adapters)
     if run.is_finished():
         console.print(f"{config.result}: already adopted, with these cases{run.doubt()}")
         return
@@ -124,33 +138,34 @@ def adopting_run(run: TrainingRun, adapters: Sequence[ForeignAdapter]) -> Traini
     return replace(run, record=run.record.model_copy(update=known))
 
 
-def fitting_adapter(adapter: ForeignAdapter, base: Path) -> FittingAdapter:
+def fitting_adapter(adapter: ForeignAdapter, base: BaseConfigs) -> FittingAdapter:
     """Return an adapter with the names of its base; UserError: it does not fit the base.
 
-    `base` needs only its config. peft itself makes an adapter with this config on a model without
+    peft itself makes an adapter with this config on a model without
     memory; this shows which weights it has.
     """
     place = adapter.weights
     shapes = shapes_in(place)
     names = {name: name for name in shapes}
     config = {**adapter.config, "revision": None}  # of a base that may have another name
-    if is_part(base):
+    if base.is_multimodal:
         names = {name: name_in_text_model(name) for name in shapes}
     if any(name != ours for name, ours in names.items()):
         # A pattern for the whole model may not match the names in its text model.
         config["target_modules"] = adapted_modules(names.values())
         config["exclude_modules"] = None
-    model = empty_peft_model(adapter.folder / ADAPTER_CONFIG, config, base)
+    model = empty_peft_model(adapter.folder / ADAPTER_CONFIG, config, base.text)
     expected = get_peft_model_state_dict(model, save_embedding_layers=False)
     possible = {**model.state_dict(), **expected}  # saved embeddings are no adapted modules
     found = {ours: shapes[name] for name, ours in names.items()}
     other_base = "it was trained on another base; say base=FOLDER with that one"
     for name, shape in found.items():
         if name not in possible:
-            raise UserError(f"{place}: has {name}, for which {base} has no place; {other_base}")
+            no_place = f"has {name}, for which {base.folder} has no place"
+            raise UserError(f"{place}: {no_place}; {other_base}")
         size = tuple(possible[name].shape)
         if shape != size:
-            sizes = f"{name} is {list(shape)}, where {base} needs {list(size)}"
+            sizes = f"{name} is {list(shape)}, where {base.folder} needs {list(size)}"
             raise UserError(f"{place}: {sizes}; {other_base}")
     for name in expected:
         if name not in found:
@@ -191,13 +206,19 @@ def adapted_modules(names: Any) -> list[str]:
     return sorted(modules)
 
 
-def empty_peft_model(place: Path, config: Mapping[str, Any], base: Path) -> PeftModel:
-    """Return a base with an adapter of this config; the weights have shapes but no content."""
+def empty_peft_model(place: Path, config: Mapping[str, Any], base: Any) -> PeftModel:
+    """Return a base with an adapter; the weights have shapes but no content.
+
+    Args:
+        place: The file of the adapter's config, for messages.
+        config: The adapter's config.
+        base: transformers' config of the base.
+    """
     # Some initializations read the weights of the base; it no longer matters which one was used.
     known = {**config, "init_lora_weights": True, "base_model_name_or_path": None}
     with of_library(str(place)), torch.device("meta"):
         lora = LoraConfig.from_peft_type(**known)
-        model = AutoModelForCausalLM.from_config(text_config(base))
+        model = AutoModelForCausalLM.from_config(base)
         return get_peft_model(model, lora, low_cpu_mem_usage=True)
 
 

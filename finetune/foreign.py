@@ -91,12 +91,24 @@ class ForeignAdapter:
         return {name: self.config[name] for name in OF_LORA if self.config.get(name)}
 
 
-def adoption(words: Sequence[str]) -> tuple[list[ForeignAdapter], SftConfig]:
-    """Return the adapters that `panjue adopt` adopts, and its settings in the form of a training.
+@dataclass(frozen=True)
+class Adoption:
+    """What `panjue adopt` adopts, opened once.
 
-    The last adapter becomes RUN/adapter. Settings of a training that are unknown here, such as its
-    steps, are left out.
+    Attributes:
+        adapters: The adapters. The last one becomes RUN/adapter.
+        config: Its settings in the form of a training. Those that are unknown here, such as steps,
+            are left out.
+        base: The folder with the configs of the base.
     """
+
+    adapters: Sequence[ForeignAdapter]
+    config: SftConfig
+    base: Path
+
+
+def adoption(words: Sequence[str]) -> Adoption:
+    """Return what the words of `panjue adopt` mean; UserError: it cannot be adopted."""
     refuse_options(words, OF_ADOPTION)
     folders = [Path(word) for word in words if "=" not in word or Path(word).is_dir()]
     settings = [word for word in words if "=" in word and not Path(word).is_dir()]
@@ -123,9 +135,10 @@ def adoption(words: Sequence[str]) -> tuple[list[ForeignAdapter], SftConfig]:
     config = load_section(SftConfig, path, "adopt", renamed)
     check_places(config, adapters)
     check_data(config)
-    is_four_bits = bool(quantization_of(base_folder(config.model, last)))
+    base = base_folder(config.model, last)
+    is_four_bits = bool(quantization_of(base))
     known = {"method": "qlora" if is_four_bits else "lora", "lora": last.lora, "opinions": False}
-    return adapters, config.model_copy(update=known)
+    return Adoption(adapters, config.model_copy(update=known), base)
 
 
 def read_foreign(folder: Path) -> ForeignAdapter:

@@ -159,12 +159,12 @@ def adopt(
     """Make a run folder of a LoRA adapter that another trainer wrote, and score it."""
     with importing():
         from panjue.finetune.foreign import adoption
-    adapters, config = adoption(words or [])
+    meant = adoption(words or [])
     try:
-        with debug_log(config.run):
+        with debug_log(meant.config.run):
             with importing():
-                from panjue.prompts.cli_adopt import adopt_adapters
-            adopt_adapters(adapters, config)
+                from panjue.prompts.cli_adopt import adopt_and_ask
+            adopt_and_ask(meant)
     except KeyboardInterrupt:  # once cases are asked, the session receives it
         raise Stopped("stopped; run the same command again", signal.SIGINT) from None
 

@@ -10,8 +10,7 @@ from panjue.eval.choice import best_of, choice_lines
 from panjue.finetune.adopt import adopt
 from panjue.finetune.card import update_card
 from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
-from panjue.finetune.foreign import ForeignAdapter
-from panjue.finetune.settings import SftConfig
+from panjue.finetune.foreign import Adoption
 from panjue.finetune.trained import Trained, open_trained
 from panjue.prompts.cli_choose import adapters_of, add_metrics, choose_adapter, values_of
 from panjue.prompts.cli_generate import can_choose, choice_by, held_out_file
@@ -25,19 +24,19 @@ from panjue.serve.session import read_cases, session
 from panjue.serve.settings import choose_settings, generate_settings
 
 
-def adopt_adapters(adapters: Sequence[ForeignAdapter], config: SftConfig) -> None:
+def adopt_and_ask(adoption: Adoption) -> None:
     """Make RUN from the adapters. Then ask held-out cases: score one, or choose among several.
 
     The run stays adopted if the engine cannot start.
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    adopt(config, adapters, console)
-    run = config.run
-    if reason := why_only_merged(config.result):
+    adopt(adoption, console)
+    run = adoption.config.run
+    if reason := why_only_merged(adoption.config.result):
         console.print(f"{'merged':12s} {reason}; vLLM needs it merged, which is the default")
     try:
         with exclusive_lock(run, wait=True):
-            if len(adapters) > 1:
+            if len(adoption.adapters) > 1:
                 candidates = adapters_of(run)
                 choose_adapter(run, candidates, choose_settings(candidates[0].trained))
             else:

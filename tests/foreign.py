@@ -82,13 +82,11 @@ def as_of_unsloth(folder: Path) -> None:
 def adopted(run: Path, workshop: Path, *words: object, folders: Sequence[Path]) -> str:
     """Adopt as the command does, without asking held-out cases; return what it said."""
     train_file = workshop / "demo/train.jsonl"
-    adapters, config = adoption(
-        [*map(str, folders), f"run={run}", f"train={train_file}", *map(str, words)]
-    )
+    meant = adoption([*map(str, folders), f"run={run}", f"train={train_file}", *map(str, words)])
     lend_rows(workshop, run)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     with console.capture() as said:
-        adopt(config, adapters, console)
+        adopt(meant, console)
     return said.get()
 
 

@@ -1,8 +1,10 @@
 """`panjue adopt`: what another trainer wrote becomes a run, or a line says why not."""
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from subprocess import CompletedProcess
 from typing import Any
 
@@ -249,6 +251,24 @@ def test_several_checkpoints_are_a_result_and_kept_ones(
         assert of.trained.labels == open_trained(run).labels
     with pytest.raises(UserError, match=r"so there is none to choose; adopt several"):
         adapters_of(adopted_alone(folder, workshop, tmp_path))
+
+
+def test_the_base_is_looked_for_and_read_once(
+    folder: Path, workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = Counter[str]()
+    for name in ("foreign.config_folder", "adopt.text_config", "adopt.is_part"):
+        place = f"panjue.finetune.{name}"
+        read = resolve_name(place)
+
+        def counted(*given: Any, name: str = name, read: Callable[..., Any] = read) -> Any:
+            calls[name] += 1
+            return read(*given)
+
+        monkeypatch.setattr(place, counted)
+    folders = [folder / "checkpoint-2", folder / "checkpoint-4"]
+    adopted(tmp_path / "run", workshop, folders=folders)
+    assert set(calls.values()) == {1}, calls
 
 
 def adopted_alone(folder: Path, workshop: Path, tmp_path: Path) -> Path:
