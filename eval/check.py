@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -111,14 +111,7 @@ def check(
     for place, load in task.data.submission.read(submission):
         try:
             row = load()
-            if "id" not in row:
-                raise UserError("no 'id'")
-            key = same(row["id"])
-            if key in seen:
-                raise UserError(f"id {row['id']} is already at {seen[key]}")
-            if key not in case_ids:
-                hint = _other_type(row["id"], case_ids, same)
-                raise UserError(f"id {row['id']} is no case of {cases}{hint}")
+            key = _key_of_case(row, cases, case_ids, seen, same)
         except UserError as error:
             yield f"{submission}:{place}: {error}"
             continue
@@ -194,6 +187,28 @@ def moved_rows(places: Sequence[int]) -> set[int]:
         moved.remove(row)
         row = next_row[row]
     return moved
+
+
+def _key_of_case(
+    row: Row,
+    cases: Path,
+    case_ids: Container[str],
+    seen: Mapping[str, int | str],
+    same: Callable[[object], str],
+) -> str:
+    """Return the id of a row in the form of `Submission.same`; UserError: it is that of no case.
+
+    `seen` has the places of the rows before it. The case of such a row is taken.
+    """
+    if "id" not in row:
+        raise UserError("no 'id'")
+    key = same(row["id"])
+    if key in seen:
+        raise UserError(f"id {row['id']} is already at {seen[key]}")
+    if key not in case_ids:
+        hint = _other_type(row["id"], case_ids, same)
+        raise UserError(f"id {row['id']} is no case of {cases}{hint}")
+    return key
 
 
 def _other_type(key: Any, case_ids: Container[str], same: Callable[[object], str]) -> str:

@@ -38,7 +38,6 @@ from panjue.eval.score import ScoreResult, score
 from panjue.eval.show_scores import Remark, remarks
 from panjue.eval.shown import class_fields, items_of
 from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
-from panjue.finetune.classifier.opinions import Advisor
 from panjue.finetune.classifier.why import Most
 from panjue.prompts.example import Decoded, Example, first_reply
 from panjue.prompts.names import split_at_names
@@ -302,7 +301,7 @@ def page_cases(
     """
     task = answered.task
     classifier = answered.advisor
-    cases = _cases(answered, decoding, examples, classifier, has_gold=has_gold)
+    cases = map(_Cases(answered, decoding, has_gold=has_gold).of, examples)
     while batch := list(islice(cases, EXPLAINED_AT_ONCE)):
         if not (classifier and wants_reasons()):
             yield from (case for case, _, _ in batch)
@@ -315,60 +314,40 @@ def page_cases(
             yield replace(case, whys=with_reasons(task, names, case.whys, of_case))
 
 
-def _cases(
-    answered: Answered,
-    decoding: Mapping[str, Any],
-    examples: Iterable[Example],
-    classifier: Advisor | None,
-    *,
-    has_gold: bool,
-) -> Iterator[tuple[PageCase, Example, Row | None]]:
-    """Yield what is known about examples without reasons, with example and submission row."""
-    task = answered.task
-    rows = submission_rows(task, answered.folder)
-    path = answered.folder / "confidence.jsonl"
-    confidences = Confidences(task, path) if decoding and path.exists() else None
-    is_vote = bool(answered.record.voted)
-    is_edited = not decoding and bool(edited(rows.path))
-    by_model = not (is_vote or is_edited) and (not decoding or bool(decoding.get("calls")))
-    completions = answered.rows() if by_model else None
-    advisor = classifier if by_model else None
-    fallback = decoding.get("fallback", task.score.fallback)
-    by_field = decoding.get("by_field", {})
-    for example in examples:
-        row = rows.get(example.id)
-        place = f"{rows.path}: id {example.id}"
-        gold = task.gold(example) if has_gold else _own_gold(task, row, place)
+class _Cases:
+    """Finds all that is known about an example and its answer, but for reasons."""
+
+    def __init__(self, answered: Answered, decoding: Mapping[str, Any], *, has_gold: bool) -> None:
+        self._answered = answered
+        self._decoding = decoding
+        self._has_gold = has_gold
+        self._rows = submission_rows(answered.task, answered.folder)
+        path = answered.folder / "confidence.jsonl"
+        self._confidences = None
+        if decoding and path.exists():
+            self._confidences = Confidences(answered.task, path)
+        self._is_vote = bool(answered.record.voted)
+        self._is_edited = not decoding and bool(edited(self._rows.path))
+        was_asked = not decoding or bool(decoding.get("calls"))
+        by_model = was_asked and not (self._is_vote or self._is_edited)
+        self._completions = answered.rows() if by_model else None
+        self._advisor = answered.advisor if by_model else None
+
+    def of(self, example: Example) -> tuple[PageCase, Example, Row | None]:
+        """Return an example for the page, with itself and its submission row."""
+        task = self._answered.task
+        row = self._rows.get(example.id)
+        gold = self._gold(example, row)
         items = list(items_of(task, gold, row)) if gold else []
-        calls = _calls(answered, completions, example) if completions else []
+        calls = _calls(self._answered, self._completions, example) if self._completions else []
         # Gold may list other persons than those about whom the model was asked.
         asked = replace(example, names=tuple(item_names(task, row or {})) or example.names)
         decoded = None
-        if calls and decoding and not task.solve:  # of several replies, none is the answer
-            decoded = task.ask.decode(first_reply(calls[0]), asked, answered.labels)
-        opinions = []
-        if advisor and gold:
-            reply = calls[0] if calls and answered.is_answered_file else None
-            classifier_row = row_of_classifier(task, advisor, example, reply)
-            classifier_items = list(items_of(task, gold, classifier_row))
-            model_items = items
-            if decoded and "classifier" in by_field.values():
-                of_model = task.data.write(asked, decoded.answer)
-                model_items = list(items_of(task, gold, of_model))
-            opinions = list(
-                compared_opinions(task, asked, model_items, classifier_items, decoded, by_field)
-            )
-            if not has_gold:
-                opinions = list(map(without_gold, opinions))
-        confidence = confidences.of(example, row) if confidences and row else None
-        whys: list[list[FieldWhy]] = []
-        if row and task.answer.fields:
-            by = answerers(task, asked, decoded, decoding)
-            if is_vote:
-                by = {person: dict.fromkeys(task.answer.fields, VOTE) for person in by}
-            in_row = persons(task, item_names(task, row))
-            sure = dict(zip(in_row, confidence, strict=True)) if confidence else {}
-            whys = whys_of(task, [name for name, _ in items], {} if is_edited else by, sure)
+        if calls and self._decoding and not task.solve:  # of several replies, none is the answer
+            decoded = task.ask.decode(first_reply(calls[0]), asked, self._answered.labels)
+        opinions = self._opinions(example, asked, gold, items, calls, decoded)
+        confidence = self._confidences.of(example, row) if self._confidences and row else None
+        fallback = self._decoding.get("fallback", task.score.fallback)
         case = PageCase(
             id=str(example.id),
             groups=example.groups,
@@ -376,20 +355,68 @@ def _cases(
             items=items,
             opinions=opinions,
             confidence=mean_confidence(confidence) if confidence else None,
-            whys=whys,
+            whys=self._whys(asked, row, items, decoded, confidence),
             handled=dict(_what_happened(calls, decoded, fallback)),
             reply=[call.get("refused") or first_reply(call) for call in calls],
         )
-        yield case, example, row
+        return case, example, row
 
+    def _gold(self, example: Example, row: Row | None) -> Row | None:
+        """Return the gold row. Without gold, it is the answer itself, so that it can be shown."""
+        task = self._answered.task
+        if self._has_gold:
+            return task.gold(example)
+        if row is None:
+            return None
+        gold = task.as_gold(row)
+        place = f"{self._rows.path}: id {example.id}"
+        metric_values(task, gold, row, place)  # raises if the metric cannot read it
+        return gold
 
-def _own_gold(task: Task, row: Row | None, place: str) -> Row | None:
-    """Return an answer as its own gold, so that it can be shown."""
-    if row is None:
-        return None
-    gold = task.as_gold(row)
-    metric_values(task, gold, row, place)  # raises if the metric cannot read it
-    return gold
+    def _opinions(
+        self,
+        example: Example,
+        asked: Example,
+        gold: Row | None,
+        items: list[Item],
+        calls: Sequence[Mapping[str, Any]],
+        decoded: Decoded | None,
+    ) -> list[list[tuple[Field, str]]]:
+        """Return what the other one, text classifier or model, answers; see `PageCase.opinions`."""
+        if self._advisor is None or gold is None:
+            return []
+        task = self._answered.task
+        by_field = self._decoding.get("by_field", {})
+        reply = calls[0] if calls and self._answered.is_answered_file else None
+        classifier_row = row_of_classifier(task, self._advisor, example, reply)
+        classifier_items = list(items_of(task, gold, classifier_row))
+        model_items = items
+        if decoded and "classifier" in by_field.values():
+            of_model = task.data.write(asked, decoded.answer)
+            model_items = list(items_of(task, gold, of_model))
+        opinions = compared_opinions(task, asked, model_items, classifier_items, decoded, by_field)
+        return list(opinions if self._has_gold else map(without_gold, opinions))
+
+    def _whys(
+        self,
+        asked: Example,
+        row: Row | None,
+        items: list[Item],
+        decoded: Decoded | None,
+        confidence: Sequence[Mapping[str, float]] | None,
+    ) -> list[list[FieldWhy]]:
+        """Return who answered each decided field of each item, and how surely."""
+        task = self._answered.task
+        if not (row and task.answer.fields):
+            return []
+        by = answerers(task, asked, decoded, self._decoding)
+        if self._is_vote:
+            by = {person: dict.fromkeys(task.answer.fields, VOTE) for person in by}
+        if self._is_edited:
+            by = {}
+        in_row = persons(task, item_names(task, row))
+        sure = dict(zip(in_row, confidence, strict=True)) if confidence else {}
+        return whys_of(task, [name for name, _ in items], by, sure)
 
 
 def _calls(answered: Answered, completions: Rows, example: Example) -> list[dict[str, Any]]:
