@@ -215,11 +215,6 @@ def platt_alone(answers: Sequence[tuple[FieldAnswer, bool]]) -> Calibration:
     return calibration
 
 
-def log_loss(confidence: Sequence[float], right: Sequence[bool]) -> float:
-    chances = np.where(right, confidence, 1 - np.array(confidence))
-    return float(-np.log(np.maximum(chances, 1e-12)).mean())
-
-
 @dataclass
 class Results:
     """What is collected over all judged cases."""
