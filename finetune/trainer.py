@@ -209,13 +209,13 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         One of several processes cannot change alone: the others wait for its gradients.
         """
         args = self.args
-        computes_again = getattr(args, CHECKPOINTING)
-        if self.accelerator.num_processes > 1 and not computes_again:
-            way_out = f"set trainer.{CHECKPOINTING}=true"
-            raise UserError(f"GPU: {first_line(error)} {way_out}") from None
-        is_for_all = not (getattr(args, f"{CHECKPOINTING}_kwargs") or {}).get("every_n_layers")
-        if computes_again and is_for_all:
+        every = (getattr(args, f"{CHECKPOINTING}_kwargs") or {}).get("every_n_layers") or 1
+        if getattr(args, CHECKPOINTING) and every == 1:
             raise error
+        if self.accelerator.num_processes > 1:
+            # Without a word of the user, `use_memory` chooses the layers, perhaps only some.
+            way_out = f"set trainer.{CHECKPOINTING}=true yourself, without every_n_layers"
+            raise UserError(f"GPU: {first_line(error)} {way_out}") from None
         set_checkpointing(args, True)
         compute_activations_again(self.model, args)
         self._console.print(

@@ -5,6 +5,7 @@ from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from panjue.finetune.memory import kept_bytes, reply_share, use_memory
 from panjue.finetune.model import CHECKPOINTING, compute_activations_again, with_lora
 from panjue.finetune.packed_attention import PACKED, segments
 from panjue.finetune.reply_loss import token_losses
-from panjue.finetune.trainer import logits_only_at
+from panjue.finetune.trainer import ReplyTrainer, logits_only_at
+from panjue.prompts.plumbing.errors import UserError
 from tests.gpu.step import lora_flops
 
 from .conftest import EXACT, UNEVALUATED, a_config, adapter_bytes, main
@@ -76,6 +78,7 @@ def shapes() -> Any:
     [
         (None, 1.0, ""),  # a CPU
         (80, 1.0, "27.07 GiB for 1 at once; all layers keep them"),
+        (48, 1.12, "27.07 GiB for one row or pack; one layer in 4 computes them again"),
         (40, 1.24, "27.07 GiB for one row or pack; one layer in 2 computes them again"),
         (24, 1.48, "27.07 GiB for one row or pack; all layers compute them again"),
     ],
@@ -234,3 +237,27 @@ def test_a_step_without_memory_begins_again_and_the_training_stays_the_same(
     main(workshop / "sft.yaml", [*words, f"run={tmp_path}/short"])
     assert capsys.readouterr().out.count("GPU: its memory was too small") == 1
     assert adapter_bytes(tmp_path / "short") == adapter_bytes(tmp_path / "again")
+
+
+@pytest.mark.parametrize("every", [None, 1, 2, 4])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_none_of_several_processes_saves_memory_alone(processes: int, every: int | None) -> None:
+    """The layers of `every` are those that `use_memory` has chosen; None and 1 are all layers."""
+    short = torch.OutOfMemoryError("CUDA out of memory.")
+    of_layers = None if every is None else {"every_n_layers": every}
+    given: Any = SimpleNamespace(
+        args=SimpleNamespace(**{CHECKPOINTING: True, f"{CHECKPOINTING}_kwargs": of_layers}),
+        accelerator=SimpleNamespace(num_processes=processes),
+        model=Mock(),
+        _console=Console(quiet=True),
+    )
+    if every in (None, 1):
+        with pytest.raises(torch.OutOfMemoryError):
+            ReplyTrainer.refuse_or_save_memory(given, short)
+    elif processes > 1:
+        way_out = rf"^GPU: CUDA out of memory\. set trainer\.{CHECKPOINTING}=true yourself"
+        with pytest.raises(UserError, match=way_out):
+            ReplyTrainer.refuse_or_save_memory(given, short)
+    else:
+        ReplyTrainer.refuse_or_save_memory(given, short)
+        assert getattr(given.args, f"{CHECKPOINTING}_kwargs") is None
