@@ -407,10 +407,13 @@ def lacks_kernels(model: Any) -> bool:
 
 
 @contextmanager
-def out_of_memory_named() -> Iterator[None]:
-    """Raise UserError with the ways out if the GPU runs out of memory."""
+def out_of_memory_named(args: Any) -> Iterator[None]:
+    """Raise UserError with the ways out if the GPU runs out of memory; `args` are those of trl."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        way_out = "set method=qlora, a lower max_tokens or a smaller base"
+        fewer = ""
+        if args.per_device_train_batch_size > 1:
+            fewer = "trainer.per_device_train_batch_size=1, "
+        way_out = f"set {fewer}method=qlora, a lower max_tokens or a smaller base"
         raise UserError(f"GPU: {first_line(error)} {way_out}") from None

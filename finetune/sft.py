@@ -53,7 +53,7 @@ def train(config: SftConfig) -> None:
     if not config.dry_run and run.is_finished():
         console.print(f"{config.result}: already trained with these settings{run.doubt()}")
         return
-    with run.lock(), threads_for(base), out_of_memory_named():
+    with run.lock(), threads_for(base), out_of_memory_named(args):
         reader = Reader(task, columns=config.columns, on_bad_row=config.on_bad_row)
         run_training(run, args, reader, base, console)
 

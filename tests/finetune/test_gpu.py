@@ -91,8 +91,13 @@ def test_a_full_gpu_is_one_line_and_no_other_error_of_cuda_is_a_setting(
     for place in ("trainer.ReplyTrainer.compute_loss", "model.load_base"):
         with monkeypatch.context() as patch:
             patch.setattr(f"panjue.finetune.{place}", Mock(side_effect=full))
-            with pytest.raises(UserError, match=r"^GPU: CUDA out of memory.*a lower max_tokens"):
-                main(workshop / "sft.yaml", words)
+            for at_once, way_out in ((1, ""), (4, "trainer.per_device_train_batch_size=1, ")):
+                message = rf"^GPU: CUDA out of memory.* set {way_out}method=qlora, a lower max_tok"
+                with pytest.raises(UserError, match=message):
+                    main(
+                        workshop / "sft.yaml",
+                        [*words, f"trainer.per_device_train_batch_size={at_once}"],
+                    )
     error = torch.AcceleratorError("CUDA error: device-side assert triggered", 710)
     monkeypatch.setattr(ReplyTrainer, "add_callback", Mock(side_effect=error))
     with pytest.raises(torch.AcceleratorError):
