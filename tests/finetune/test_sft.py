@@ -34,7 +34,7 @@ from panjue.prompts.plumbing.records import RunRecord
 from panjue.prompts.reader import Reader, is_held_out
 from panjue.prompts.task import load_task
 
-from .conftest import UNEVALUATED, adapter_bytes, logged, main
+from .conftest import EXACT, UNEVALUATED, adapter_bytes, logged, main
 
 FIELDS = {"charges", "articles", "penalty"}
 TASK = load_task("judgment")
@@ -140,6 +140,30 @@ def test_resume_takes_the_newest_complete_checkpoint_and_gives_the_same_weights(
     counts = [entry["num_tokens"] for entry in logged(run, "num_tokens")]
     assert counts == sorted(counts)
     assert counts == [entry["num_tokens"] for entry in logged(trained, "num_tokens")]
+
+
+def test_a_resumed_run_may_take_another_number_of_examples_at_once(
+    workshop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a GPU of another size. Sums of gradients round in another way then."""
+    run, weights = tmp_path / "run", "adapter_model.safetensors"
+    words = [f"run={run}", *EXACT, "trainer.max_steps=4", "trainer.save_steps=2"]
+    words.append("trainer.eval_steps=2")
+    main(workshop / "sft.yaml", [*words, "trainer.per_device_train_batch_size=8"])
+    whole = load_file(run / "adapter" / weights)
+    tokens = [entry["num_tokens"] for entry in logged(run, "num_tokens")]
+    shutil.rmtree(run / "adapter")
+    (run / "checkpoints/checkpoint-4/complete").unlink()
+    main(workshop / "sft.yaml", [*words, "trainer.per_device_train_batch_size=2"])
+    out = capsys.readouterr().out
+    assert "resuming from" in out
+    assert "checkpoint-2" in out
+    resumed = load_file(run / "adapter" / weights)
+    torch.testing.assert_close(resumed, whole, rtol=1e-3, atol=1e-5)
+    assert [entry["num_tokens"] for entry in logged(run, "num_tokens")] == tokens
+    resumed_from = load_file(run / "checkpoints/checkpoint-2" / weights)
+    with pytest.raises(AssertionError):  # two steps change more than the tolerance
+        torch.testing.assert_close(resumed_from, whole, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("spent", [False, True], ids=["at the last step", "of patience"])
