@@ -376,12 +376,13 @@ def check_attention(config: SftConfig) -> None:
             f"attn_implementation: {name} needs its package, which is not installed or does not "
             "work here; install it, or set attn_implementation=sdpa"
         )
-    if packing and config.trainer.get("per_device_train_batch_size", 1) != 1:
-        # In a batch of several rows, transformers' FlashAttention treats each pack as one text.
-        raise UserError(
-            "trainer.packing: FlashAttention separates the examples of a pack only in batches of "
-            "one pack; set trainer.per_device_train_batch_size=1"
-        )
+    for size in ("per_device_train_batch_size", "per_device_eval_batch_size"):
+        if packing and (config.trainer.get(size) or 1) != 1:
+            # In a batch of several rows, transformers' FlashAttention treats each pack as one text.
+            raise UserError(
+                "trainer.packing: FlashAttention separates the examples of a pack only in batches "
+                f"of one pack; set trainer.{size}=1"
+            )
 
 
 def trainer_config(config: SftConfig) -> TrainerConfig:
@@ -390,7 +391,8 @@ def trainer_config(config: SftConfig) -> TrainerConfig:
     at_once, times = shares(config, PartialState().num_processes)
     settings = {
         "gradient_checkpointing": has_accelerator,
-        "per_device_eval_batch_size": at_once if has_accelerator else 8,
+        # One fits into the memory of a GPU wherever a step fits; `check_attention` relies on it.
+        "per_device_eval_batch_size": 1 if has_accelerator else 8,
         "logging_steps": 10,
         "report_to": ["tensorboard"],
         "run_name": config.run.name,

@@ -83,8 +83,6 @@ def use_memory(config: SftConfig, model: Model, args: Any, rows: Dataset, consol
         at_once = largest_share(of_process, most)
         args.per_device_train_batch_size = at_once
         args.gradient_accumulation_steps = of_process // at_once
-        if "per_device_eval_batch_size" not in config.trainer:
-            args.per_device_eval_batch_size = at_once
     at_once = args.per_device_train_batch_size
     size = in_gib(at_once * of_row)
     console.print(f"{'activations':12s} {size} for {at_once} at once; all layers keep them")

@@ -166,12 +166,14 @@ def test_a_gpu_takes_as_many_packs_at_once_as_fit(
     args = SimpleNamespace(
         **{CHECKPOINTING: True, f"{CHECKPOINTING}_kwargs": None},
         per_device_train_batch_size=start,
+        per_device_eval_batch_size=1,
         gradient_accumulation_steps=batch // start,
         optim="adamw_torch_fused",
     )
     use_memory(a_config(**given), model, args, PACKS, Console(quiet=True))
     assert args.per_device_train_batch_size == at_once
     assert args.per_device_train_batch_size * args.gradient_accumulation_steps == batch
+    assert args.per_device_eval_batch_size == 1, "an evaluation has no second try"
 
 
 def test_the_plan_of_a_training_on_a_gpu_says_what_its_memory_allows(

@@ -280,11 +280,23 @@ def test_packs_whose_examples_would_not_be_kept_apart_are_refused(
     def check(**trainer: object) -> None:
         check_library_settings(a_config(attn_implementation="flash_attention_2", trainer=trainer))
 
-    with pytest.raises(UserError, match=r"set trainer.per_device_train_batch_size=1$"):
-        check(per_device_train_batch_size=2, packing=True)
-    check(packing=False)
+    for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
+        with pytest.raises(UserError, match=rf"set trainer.{name}=1$"):
+            check(packing=True, **{name: 2})
+        check(packing=False, **{name: 2})
+        check(packing=True, **{name: 1})
     check(packing=True)  # a GPU takes one pack then, see test_memory
-    check(packing=True, per_device_train_batch_size=1)
+
+
+@pytest.mark.parametrize(("given", "at_once"), [({}, 1), ({"per_device_eval_batch_size": 4}, 4)])
+def test_a_gpu_evaluates_one_row_or_pack_at_once_unless_told_otherwise(
+    given: dict[str, int], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One fits wherever a step fits: an evaluation keeps no activations."""
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    trainer = {"per_device_train_batch_size": 8, "bf16": False, **given}
+    args = trainer_config(a_config(trainer=trainer))
+    assert args.per_device_eval_batch_size == at_once
 
 
 def test_a_missing_config_is_named(tmp_path: Path) -> None:
