@@ -124,6 +124,9 @@ class Letters:
     eos_token_id = 0
     added_tokens_decoder: ClassVar[dict[int, object]] = {}
 
+    def get_chat_template(self) -> str:
+        return ""
+
     def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> list[int]:
         return [ord(letter) for letter in messages[0]["content"]]
 

@@ -102,7 +102,9 @@ def test_generate_writes_completions_and_a_clean_submission(
 ) -> None:
     folder = answered / "answers/test"
     rows = {row["id"]: row for _, row in read_lines(folder / "completions.jsonl")}
-    fields = "id texts finish prompt_tokens cached_tokens completion_tokens dropped_sentences"
+    fields = (
+        "id texts finish prompt_tokens cached_tokens completion_tokens dropped_sentences logprobs"
+    )
     assert {" ".join(row) for row in rows.values()} == {f"{fields} opinions"}
     assert panjue("check", folder / "submission.jsonl", "--cases", cases).returncode == 0
     task = load_task("judgment")

@@ -164,8 +164,8 @@ def job_of(run: Path, test: Path, *words: str) -> Job:
         ("task=drop", "was trained for 'judgment'; leave out `task`"),
         ("samples=2", "samples: 'judgment' uses one reply per question; set samples=0"),
         ("replicas=2", "replicas: needs ray=auto"),
-        ("answers=a/b", "answers: String should match"),
-        ("answers=.hidden", "answers: String should match"),
+        ("answers=a/b", "^answers=a/b: String should match"),
+        ("answers=.hidden", r"^answers=\.hidden: String should match"),
     ],
 )
 def test_bad_settings_end_in_one_line(

@@ -256,6 +256,7 @@ class StandIn:
     """Answers as an adapter does that is right in its first cases; the weights say in how many."""
 
     longest = 0
+    sequences = 1
 
     def __init__(self, adapter: Path) -> None:
         self.runner = asyncio.Runner()
@@ -268,7 +269,7 @@ class StandIn:
         one = {"charges": [charge], "articles": [CHARGES[charge]], "penalty": PENALTIES[13]}
         text = dump({"judgments": [{"name": name, **one} for name in ("甲", "乙")]})
         tokens = range(self.weights["tokens"])
-        reply = SimpleNamespace(text=text, finish_reason="stop", token_ids=tokens)
+        reply = SimpleNamespace(text=text, finish_reason="stop", token_ids=tokens, logprobs=None)
         return SimpleNamespace(outputs=[reply], num_cached_tokens=0)
 
 
