@@ -154,7 +154,7 @@ def reason_lines(task: Task, field: str, example: Example, why: FieldWhy) -> Ite
     likeliest = []
     for label, chance in why.reasons.likeliest:
         likeliest.append(f"{label_read(task, field, label)} {chance:.1%}")
-    yield f"  likeliest: {', '.join(likeliest)}"
+    yield f"  likeliest to the classifier: {', '.join(likeliest)}"
     for one in why.reasons.answered:
         yield f"  {label_read(task, field, one.label)}: {' → '.join(stages(one))}"
         words = [(f"{word.text} {word.contribution:+.2f}", word.contribution) for word in one.words]

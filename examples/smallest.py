@@ -2,9 +2,8 @@
 
     python examples/smallest.py BASE TRAIN TEST OUT
 
-The steps are those of `panjue sft finetune/configs/demo.yaml`, `panjue generate answer=model` and
-`panjue score`; tests/test_smallest.py compares losses, answers and scores. The commands also train
-on GPUs, resume, save memory, ask a text classifier, and say what is wrong with a file.
+After `make score`, BASE is runs/base/model, and the cases are data/demo/train.jsonl and test.jsonl.
+The settings are those of demo.yaml; tests/test_smallest.py compares all with panjue's commands.
 """
 
 import json
@@ -136,15 +135,16 @@ def replies(model: Path, cases: list[Example], labels: Labels) -> list[str]:
 
 
 def score(cases: list[Example], submission: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the mean of each metric. The log2 of its defendants is the weight of a case."""
+    """Return the weighted mean of each metric; a case weighs log2 of its number of defendants."""
     weights = np.array([TASK.score.weight(case) for case in cases])
-    values = []  # [cases, metrics]
-    for case, judgments in zip(cases, submission, strict=True):
-        values.append([metric(TASK.gold(case), judgments) for metric in METRICS])
-    means = weights @ np.array(values) / weights.sum()
+    pairs = [(TASK.gold(case), row) for case, row in zip(cases, submission, strict=True)]
+    values = np.array([[metric(*pair) for metric in METRICS] for pair in pairs])
+    means = weights @ values / weights.sum()
     return dict(zip(TASK.score.names, means.tolist(), strict=True))
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 5:
+        sys.exit(__doc__)
     base, train, test, out = sys.argv[1:]
     print(main(base, Path(train), Path(test), Path(out))[1])

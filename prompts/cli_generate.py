@@ -16,7 +16,7 @@ from panjue.prompts.columns import check_columns
 from panjue.prompts.plumbing.errors import UserError, printable
 from panjue.prompts.plumbing.files import exclusive_lock, sha256
 from panjue.prompts.plumbing.ours import refuse_claim
-from panjue.prompts.plumbing.records import MANIFEST, AnswersRecord, Choice, Half
+from panjue.prompts.plumbing.records import CHOICE, MANIFEST, AnswersRecord, Choice, Half
 from panjue.prompts.plumbing.run import (
     ANSWERS,
     HELD_OUT,
@@ -215,6 +215,12 @@ def decided(asking: Session, trained: Trained, test: Cases) -> Choice:
             console.print(f"no held-out cases can be asked: {found}")
     for line in choice_lines(choice):
         console.print(line)
+    if choice.calibration and not choice.weighs_model:
+        console.print(
+            "confidences leave out the model's own probability: the held-out cases were answered "
+            f"before it was kept; to ask them again, delete {trained.folder / CHOICE} and "
+            f"{test.folder.with_name(HELD_OUT)}"
+        )
     return choice
 
 

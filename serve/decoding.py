@@ -114,7 +114,7 @@ def decode(answered: Answered, answer: AnswerSetting | None = None) -> Tally:
             who_answered(choice) if choice and is_chosen else answered_as_said(by_field, answer)
         ),
         asked_otherwise=differs if is_chosen else "",
-        lacks_choice=choice is None and len(set(by_field.values())) > 1,
+        lacks_choice=bool(advisor) and choice is None and "model" in by_field.values(),
         fallback=CLASSIFIER_NAME if advisor else fallback_name(task, answered.labels),
         submission=submission,
     )

@@ -71,7 +71,7 @@ class Tally:
     asked_otherwise: str = ""
     """How asking differed for the answers that decided who answers; empty if it did not."""
     lacks_choice: bool = False
-    """Whether an earlier decoding, in place of a choice, says who answers each field."""
+    """Whether the model answers, and no choice by held-out cases has weights for confidences."""
     replaced: str = ""
     """Who answered the replaced submission, and which files made from it were deleted."""
     by_field: Mapping[str, AnsweredBy]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import expit, logit
 
-from panjue.prompts.plumbing.records import ConfidenceWeights
+from panjue.prompts.plumbing.records import WITH_LOGPROB, ConfidenceWeights
 
 MIN_SCALED = 50
 """Items that a scaling needs; with fewer, probabilities stay as they are."""
@@ -129,7 +129,7 @@ class FieldAnswer(NamedTuple):
     @property
     def group(self) -> str:
         """Return with which answers it is calibrated."""
-        return self.agreement if self.logprob is None else f"{self.agreement}, with logprob"
+        return self.agreement if self.logprob is None else self.agreement + WITH_LOGPROB
 
 
 def calibration_of(

@@ -326,6 +326,10 @@ def model_less_classifier(best: Best) -> MeanInterval:
     return 0 - mean, 0 - high, 0 - low
 
 
+WITH_LOGPROB = ", with logprob"
+"""End of the name of a group of answers whose log-probabilities are known."""
+
+
 class ConfidenceWeights(BaseModel):
     """The weights of log-odds in the confidence in an answer of the model."""
 
@@ -376,6 +380,12 @@ class Choice(BaseModel):
     """Weights of confidences in the model's answers; see `classifier.calibration`."""
     texts: tuple[str, ...] = ()
     """Hashes of the texts of the cases. On these, calibrated confidences would look too good."""
+
+    @property
+    def weighs_model(self) -> bool:
+        """Say whether the model's own probability counts in any confidence."""
+        groups = [group for of_field in self.calibration.values() for group in of_field]
+        return any(group.endswith(WITH_LOGPROB) for group in groups)
 
     def score(self, name: str, candidate: str) -> float:
         """Return a candidate's score at a field, or at whole cases."""

@@ -85,7 +85,7 @@ def test_each_field_says_who_answered_and_what_the_other_one_says(
     by_model += "the text classifier's answer, not used: "
     assert re.search(by_model + "盗窃罪\n", first)
     assert re.search(by_model + "第二百六十四条\n", first)
-    assert re.search(r"likeliest: 盗窃罪 \d+\.\d%, 诈骗罪 \d+\.\d%\n", first)
+    assert re.search(r"likeliest to the classifier: 盗窃罪 \d+\.\d%, 诈骗罪 \d+\.\d%\n", first)
     by_classifier = (
         r"charges: 盗窃罪\n  answered by the text classifier \(confidence [01]\.\d\d\); "
     )
@@ -167,7 +167,10 @@ def test_of_an_edited_submission_nobody_knows_who_answered(run: Path, panjue: Pa
     submission.write_text(submission.read_text("utf-8").replace("诈骗罪", "盗窃罪"), "utf-8")
     said = panjue("explain", run, 1, "--person", "赵甲").stdout
     assert "was changed since it was decoded, so nobody knows who answers" in said
-    assert "charges: 盗窃罪\n  nobody knows who answered\n  likeliest: 盗窃罪" in said
+    assert (
+        "charges: 盗窃罪\n  nobody knows who answered\n  likeliest to the classifier: 盗窃罪"
+        in said
+    )
     assert "words for" in said
 
 
