@@ -239,7 +239,9 @@ def check_library_settings(config: SftConfig) -> None:
     of_start = config.start.record.lora if config.start else {}
     check_lora({name: v for name, v in config.lora.items() if of_start.get(name) != v})
     if (config.method == "qlora") != bool(config.quantization):
-        way_out = "quantization={} empties it" if config.quantization else "set both or neither"
+        way_out = "set quantization.load_in_4bit=true, as configs/qwen3-8b-qlora.yaml does"
+        if config.quantization:
+            way_out = "quantization={} empties it"
         raise UserError(f"quantization: goes with method=qlora; {way_out}")
     if config.quantization.get("load_in_8bit"):
         raise UserError("quantization.load_in_8bit: method=qlora has four bits; use load_in_4bit")

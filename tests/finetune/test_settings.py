@@ -132,7 +132,10 @@ SET = "is set by panjue, or has no effect here; leave it out$"
         ("lora.rank=8", "^lora: no setting 'rank'; it is lora.r here$"),
         # bitsandbytes', and of attention
         ("quantization.load_in_4bit=true", "method=qlora; quantization={} empties it$"),
-        ("method=qlora", "^quantization: goes with method=qlora; set both or neither$"),
+        (
+            "method=qlora",
+            "^quantization: goes with method=qlora; set quantization.load_in_4bit=true",
+        ),
         ("method=qlora quantization.load_in_8bit=true", "8bit: .* four bits; use load_in_4bit$"),
         (
             "method=qlora quantization.load_in_4bits=true",
