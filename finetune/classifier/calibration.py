@@ -187,10 +187,10 @@ def confidence_in(calibration: Calibration, field_answer: FieldAnswer) -> float:
     """Return the confidence in an answer to a field, calibrated if possible."""
     of_field = calibration.get(field_answer.field, {})
     weights = of_field.get(field_answer.group) or of_field.get(field_answer.agreement, UNFITTED)
-    logit = weights.classifier * log_odds(field_answer.chance) + weights.shift
-    if weights.model:
-        logit += weights.model * model_log_odds(field_answer)
-    return float(np.clip(expit(logit), UNSURE, 1 - UNSURE))
+    of_classifier = weights.classifier * log_odds(field_answer.chance)
+    of_model = weights.model * model_log_odds(field_answer)
+    chance = expit(of_classifier + of_model + weights.shift)
+    return float(np.clip(chance, UNSURE, 1 - UNSURE))
 
 
 def model_log_odds(field_answer: FieldAnswer) -> float:

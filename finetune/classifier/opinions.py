@@ -242,8 +242,10 @@ def model_logprobs(
     Values that the row has no number for, that repair has changed, or that belong to a person who
     stands elsewhere in the list are absent.
     """
+    if not (row.get("logprobs") and decoded.readable):
+        return {}
     reply = load_json(first_reply(row))
-    if not (row.get("logprobs") and decoded.readable and isinstance(reply, dict)):
+    if not isinstance(reply, dict):
         return {}
     written = reply.get(label_fields.items) if label_fields.items else [reply]
     if not isinstance(written, list):
