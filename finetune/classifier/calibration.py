@@ -34,8 +34,6 @@ def platt(
     logits: NDArray[Any],
     is_right: NDArray[np.bool_],
     weights: NDArray[Any] | None = None,
-    *,
-    least_scale: float = 0.0,
 ) -> tuple[float, float]:
     """Return the positive scale and the shift of logits that give the lowest log loss.
 
@@ -47,7 +45,6 @@ def platt(
         logits: Scores, of any shape.
         is_right: Which logits belong to right answers; of the same shape.
         weights: Weight of each logit, of the same shape; None if all count the same.
-        least_scale: Lower bound of the scale.
     """
     from scipy.optimize import minimize  # half a second; answering does not need it
 
@@ -61,13 +58,13 @@ def platt(
 
     def loss(parameters: NDArray[Any]) -> float:
         log_scale, shift = parameters
-        scaled_logits = logits * max(np.exp(log_scale), least_scale) + shift
+        scaled_logits = logits * np.exp(log_scale) + shift
         if_right = np.logaddexp(0, -scaled_logits)
         if_wrong = np.logaddexp(0, scaled_logits)
         return float(np.average(targets * if_right + (1 - targets) * if_wrong, weights=weights))
 
     log_scale, shift = minimize(loss, np.zeros(2), method="Nelder-Mead").x
-    return max(float(np.exp(log_scale)), least_scale), float(shift)
+    return float(np.exp(log_scale)), float(shift)
 
 
 def temperature(scores: NDArray[Any], gold: NDArray[np.bool_]) -> float:

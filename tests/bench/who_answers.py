@@ -31,7 +31,6 @@ from panjue.eval.metric_values import (
 )
 from panjue.eval.reliability import reliability
 from panjue.finetune.classifier.calibration import (
-    LEAST_SCALE,
     MIN_SCALED,
     Calibration,
     FieldAnswer,
@@ -201,7 +200,7 @@ def fitted(cases: Iterable[Case], fit: Any, *, with_logprob: bool = True) -> Cal
 
 
 def platt_alone(answers: Sequence[tuple[FieldAnswer, bool]]) -> Calibration:
-    """Return the calibration of commit e65a9cdd: Platt scaling of the classifier's log-odds."""
+    """Return the calibration of commit e65a9cdd, without the bound that it had on the scale."""
     groups: dict[tuple[str, str], list[tuple[float, bool]]] = defaultdict(list)
     for answer, is_right in answers:
         groups[answer.field, answer.agreement].append((answer.chance, is_right))
@@ -210,7 +209,7 @@ def platt_alone(answers: Sequence[tuple[FieldAnswer, bool]]) -> Calibration:
         if len(group) >= MIN_SCALED:
             odds = log_odds([chance for chance, _ in group])
             were_right = np.array([is_right for _, is_right in group])
-            scale, shift = platt(odds, were_right, least_scale=LEAST_SCALE)
+            scale, shift = platt(odds, were_right)
             calibration[name][agreement] = ConfidenceWeights(classifier=scale, model=0, shift=shift)
     return calibration
 
