@@ -11,13 +11,7 @@ from typing import Any
 
 from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
 from panjue.finetune.classifier.opinions import EMPTY_REPLY, Advisor, Opinion, read_answer
-from panjue.prompts.example import (
-    Answer,
-    Decoded,
-    Example,
-    first_reply,
-    run_steps,
-)
+from panjue.prompts.example import Answer, Decoded, Example, first_reply, run_steps
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import (
@@ -35,10 +29,7 @@ from panjue.prompts.plumbing.run import CASES_FILE
 from panjue.prompts.plumbing.version import panjue_version
 from panjue.prompts.reader import text_hash, text_hashes
 from panjue.prompts.task import Task, no_labels
-from panjue.serve.answers import (
-    Answered,
-    asked_otherwise,
-)
+from panjue.serve.answers import Answered, asked_otherwise
 from panjue.serve.settings import AnswerSetting
 from panjue.serve.tally import Tally
 
@@ -92,53 +83,30 @@ def decode(answered: Answered, answer: AnswerSetting | None = None) -> Tally:
     if answered.record.voted:
         raise UserError(f"{folder}: is a vote, which has no replies; `panjue vote` makes it")
     answered.answers.refuse_changes()
-    task = answered.task
-    submission = folder / task.data.submission.name
     confidences = folder / "confidence.jsonl"
     earlier = earlier_decoding(folder)
-    before = finished_before(submission, earlier)
     answer = answer or earlier.get("answer", "auto")
-    choice = answered.choice
-    advisor = answered.advisor
-    by_field = who_answers(answered, answer, advisor, earlier)
-    differs = asked_otherwise(choice, answered.record) if choice else ""
-    if advisor:
-        of_classifier = [name for name, who in by_field.items() if who == "classifier"]
-        # If answers were made in another way, the model may be right more or less often.
-        calibration = choice.calibration if choice and not differs else {}
-        advisor = replace(advisor, answers=of_classifier, calibration=calibration)
-    is_chosen = bool(choice) and answer == "auto"
-    tally = Tally(
-        by_field=by_field,
-        answered_by=(
-            who_answered(choice) if choice and is_chosen else answered_as_said(by_field, answer)
-        ),
-        asked_otherwise=differs if is_chosen else "",
-        lacks_choice=bool(advisor) and choice is None and "model" in by_field.values(),
-        fallback=CLASSIFIER_NAME if advisor else fallback_name(task, answered.labels),
-        submission=submission,
-    )
-    is_of_model = not by_field or "model" in by_field.values()
-    rows = answered.rows() if is_of_model else None
-    calibrating = frozenset(choice.texts if choice else ())
-    unfinished = {**earlier, "answer": answer, UNFINISHED: True}
-    _write(_Decoder(answered, rows, advisor, calibrating, tally), confidences, unfinished)
+    by_field = who_answers(answered, answer, earlier)
+    tally = _empty_tally(answered, answer, by_field)
+    before = finished_before(tally.submission, earlier)
+    decoder = _decoder(answered, tally)
+    decoder.write(confidences, {**earlier, "answer": answer, UNFINISHED: True})
     if tally.calls and not (tally.valid or tally.repaired):
         tally.answered_by = f"answered by: {tally.fallback}, since no reply could be read"
-    if advisor is None:
+    if decoder.advisor is None:
         delete(confidences)
-    after = sha256(submission)
+    after = sha256(tally.submission)
     is_by_others = earlier.get("by_field") not in (None, by_field)
     if before not in (None, after) or is_by_others:
         tally.replaced = delete_derived(folder, earlier)
     tally.skipped_rows = len(answered.reader.skipped.rows)
-    digests = {
+    made = {
         "panjue": panjue_version(),
         "answer": answer,
         "submission_sha256": after,
-        "confidence_sha256": sha256(confidences) if advisor else None,
+        "confidence_sha256": sha256(confidences) if decoder.advisor else None,
     }
-    write_json(folder / DECODING, tally.to_json() | digests)
+    write_json(folder / DECODING, tally.to_json() | made)
     return tally
 
 
@@ -179,10 +147,7 @@ def delete_derived(folder: Path, earlier: Mapping[str, Any]) -> str:
 
 
 def who_answers(
-    answered: Answered,
-    answer: AnswerSetting,
-    advisor: Advisor | None,
-    earlier: Mapping[str, Any],
+    answered: Answered, answer: AnswerSetting, earlier: Mapping[str, Any]
 ) -> dict[str, AnsweredBy]:
     """Return field -> who answers it; UserError: that is undecided, or the one cannot answer.
 
@@ -192,10 +157,10 @@ def who_answers(
     record = answered.record
     by_field: dict[str, AnsweredBy] = dict.fromkeys(fields, "model")
     if answer == "classifier":
-        if advisor is None:
+        if answered.advisor is None:
             raise UserError(f"answer=classifier: the training of {answered.folder} fitted none")
         by_field = dict.fromkeys(fields, "classifier")
-    elif answer == "auto" and advisor and record.is_of_adapter:
+    elif answer == "auto" and answered.advisor and record.is_of_adapter:
         if answered.choice:
             by_field = answered.choice.answered_by
         elif not record.asked:
@@ -215,9 +180,50 @@ def who_answers(
     return by_field
 
 
-def fallback_name(task: Task, labels: Labels) -> str:
+def _empty_tally(
+    answered: Answered, answer: AnswerSetting, by_field: Mapping[str, AnsweredBy]
+) -> Tally:
+    """Return a tally that says who answers, and has counted nothing yet."""
+    choice = answered.choice
+    tally = Tally(
+        by_field=by_field,
+        answered_by=answered_as_said(by_field, answer),
+        lacks_choice=bool(answered.advisor) and choice is None and "model" in by_field.values(),
+        fallback=fallback_name(answered),
+        submission=answered.folder / answered.task.data.submission.name,
+    )
+    if choice and answer == "auto":
+        tally.answered_by = who_answered(choice)
+        tally.asked_otherwise = asked_otherwise(choice, answered.record)
+    return tally
+
+
+def _decoder(answered: Answered, tally: Tally) -> "_Decoder":
+    """Return what answers each field as the tally says."""
+    choice = answered.choice
+    advisor = answered.advisor
+    if advisor:
+        of_classifier = [name for name, who in tally.by_field.items() if who == "classifier"]
+        # If answers were made in another way, the model may be right more or less often.
+        is_alike = choice and not asked_otherwise(choice, answered.record)
+        calibration = choice.calibration if choice and is_alike else {}
+        advisor = replace(advisor, answers=of_classifier, calibration=calibration)
+    is_of_model = not tally.by_field or "model" in tally.by_field.values()
+    return _Decoder(
+        answered=answered,
+        rows=answered.rows() if is_of_model else None,
+        advisor=advisor,
+        calibrating=frozenset(choice.texts if choice else ()),
+        tally=tally,
+    )
+
+
+def fallback_name(answered: Answered) -> str:
     """Return who answers what replies lack. Without a training, no commonest label is known."""
-    is_counted = task.ask.labels is no_labels or labels.were_counted
+    if answered.advisor:
+        return CLASSIFIER_NAME
+    task = answered.task
+    is_counted = task.ask.labels is no_labels or answered.labels.were_counted
     return task.score.fallback if is_counted else FIRST_LABEL
 
 
@@ -251,7 +257,7 @@ def short(score: float) -> str:
 
 @dataclass(frozen=True)
 class _Decoder:
-    """Makes answers from the replies to a test file. `tally` counts what happened."""
+    """Makes answers from the replies to a test file. `tally` counts what happens."""
 
     answered: Answered
     rows: Rows | None  # the replies; None if the classifier answers everything
@@ -260,6 +266,31 @@ class _Decoder:
     """Hashes of the texts on which confidences were calibrated. On these texts, they would look
     better than they are."""
     tally: Tally
+
+    def write(self, confidences: Path, unfinished: Mapping[str, Any]) -> None:
+        """Write the submission, the hashes of the cases' texts, and the confidences.
+
+        `decode.json` is marked as `UNFINISHED` before the first of these files is replaced.
+        """
+        task = self.answered.task
+        folder = self.answered.folder
+        total = (self.answered.record.cases or 0) if self.rows is None else len(self.rows)
+        with (  # the blocks end in reverse order, so the submission is replaced first
+            atomic_write(confidences) as confidence_lines,
+            atomic_write(folder / CASES_FILE) as cases,
+            task.data.submission.writing(self.tally.submission) as write,
+        ):
+            examples = counted(self.answered.examples(), total)
+            for example, answer, confidence in self.answers(examples):
+                cases.write(dump({"id": example.id, "text_sha256": text_hash(example)}) + "\n")
+                write(task.data.write(example, answer))
+                if confidence:
+                    of_example = {"id": example.id, "confidence": confidence}
+                    confidence_lines.write(dump(of_example) + "\n")
+                self.tally.unpaired += unpaired(task, answer, self.answered.labels)
+                self.tally.examples += 1
+                self.tally.has_gold |= example.answer is not None
+            write_json(folder / DECODING, unfinished)
 
     def answers(
         self, examples: Iterable[Example]
@@ -329,33 +360,6 @@ class _Decoder:
 
     def _row(self, call: dict[str, Any]) -> Mapping[str, Any]:
         return EMPTY_REPLY if self.rows is None else self.answered.row(self.rows, call)
-
-
-def _write(decoder: _Decoder, confidences: Path, unfinished: Mapping[str, Any]) -> None:
-    """Write the submission, the hashes of the cases' texts, and the confidences.
-
-    `decode.json` is marked as `UNFINISHED` before the first of these files is replaced.
-    """
-    answered = decoder.answered
-    tally = decoder.tally
-    task = answered.task
-    rows = decoder.rows
-    total = (answered.record.cases or 0) if rows is None else len(rows)
-    with (  # the blocks end in reverse order, so the submission is replaced first
-        atomic_write(confidences) as confidence_lines,
-        atomic_write(answered.folder / CASES_FILE) as cases,
-        task.data.submission.writing(tally.submission) as write,
-    ):
-        examples = counted(answered.examples(), total)
-        for example, answer, confidence in decoder.answers(examples):
-            cases.write(dump({"id": example.id, "text_sha256": text_hash(example)}) + "\n")
-            write(task.data.write(example, answer))
-            tally.unpaired += unpaired(task, answer, answered.labels)
-            if confidence:
-                confidence_lines.write(dump({"id": example.id, "confidence": confidence}) + "\n")
-            tally.examples += 1
-            tally.has_gold = tally.has_gold or example.answer is not None
-        write_json(answered.folder / DECODING, unfinished)
 
 
 def batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
