@@ -22,6 +22,7 @@ from panjue.eval.metric_values import (
 from panjue.eval.reliability import Certainty, Reliability
 from panjue.eval.stage import Lists, outside, read_lists, scored_by
 from panjue.eval.twins import NearTwins, TwinCounter
+from panjue.prompts.example import Example
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.names import NameCount
 from panjue.prompts.plumbing.errors import UserError
@@ -29,6 +30,7 @@ from panjue.prompts.plumbing.files import sha256
 from panjue.prompts.plumbing.records import RunRecord
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import Task, no_labels
+from panjue.prompts.tasks.metrics import Row
 from panjue.serve.answers import Answered
 from panjue.serve.decoding import decoding_of, edited
 
@@ -131,50 +133,23 @@ def score(
         task = scored_by(task, lists)
         reader = replace(reader, task=task)
     submission = task.data.submission.find(submission)
-    run = submission.parent
-    rows = submission_rows(task, submission)
     decoding = decoding_of(submission) or {}
-    # A submission is compared with the classifier only if it belongs to these answers, and if the
-    # classifier did not answer everything itself.
-    is_of_classifier = bool(decoding) and not decoding.get("calls")
-    to_compare = None if is_of_classifier else answered
-    baselines = Baselines(task, _labels(task, run, answered), to_compare)
-    certainty = _certainty(task, run, decoding) if decoding else None
-    twins = _twins(answered) if answered and decoding else None
+    rows = submission_rows(task, submission)
     values = MetricValues(task)
-    faulty = 0
-    unanswered = 0
-    notes: list[str] = []
-    names = NameCount()
-    n_outside = Counter[str]()
+    collected = Collected(task, submission.parent, decoding, answered, lists)
     for example, gold_row, row in score_rows(reader, gold, rows, values):
-        if answered:
-            answered.refuse_other_text(example)
-        baselines.add(example, gold_row)
-        if certainty:
-            certainty.add(example, gold_row, row)
-        if twins:
-            twins.add(example)
-        faulty += row is not None and any(task.data.check(example, row, None))
-        unanswered += bool(row and task.score.needs and not task.score.needs(row))
-        notes += [f"{example.id}: {note}" for note in example.notes]
-        names.add(example)
-        n_outside["gold"] += outside(lists, task, gold_row)
-        n_outside["submission"] += outside(lists, task, row) if row else 0
-    groups = {}
-    for attribute in values.groups:
-        groups[attribute] = summaries_by_group(values, attribute, resamples=0)
+        collected.add(example, gold_row, row)
+    groups = {name: summaries_by_group(values, name, resamples=0) for name in values.groups}
     ranked_groups, ranked_by = _ranking(task, groups)
-    extra_rows = len(rows) - (len(values) - values.missing)
+    of_no_case = len(rows) - (len(values) - values.missing)
+    repeated = len(rows.duplicates)
     flaws = {
         "missing": values.missing,
-        "of no case": extra_rows,
-        "for the second time": len(rows.duplicates),
-        "without an answer": unanswered,
+        "of no case": of_no_case,
+        "for the second time": repeated,
+        "without an answer": collected.unanswered,
     }
-    void = ""
-    if task.score.needs:
-        void = ", ".join(f"{count} {what}" for what, count in flaws.items() if count)
+    void = ", ".join(f"{count} {what}" for what, count in flaws.items() if count)
     calls = decoding.get("calls")
     return ScoreResult(
         headline=task.score.headline,
@@ -182,24 +157,68 @@ def score(
         groups=groups,
         ranked_groups=ranked_groups,
         ranked_by=ranked_by,
-        baselines=baselines.means(),
-        calibration=certainty.fields() if certainty else None,
+        baselines=collected.baselines.means(),
+        calibration=collected.certainty.fields() if collected.certainty else None,
         unreadable_rate=decoding["unreadable"] / calls if calls else None,
         missing=values.missing,
-        faulty=faulty + extra_rows + len(rows.duplicates),
-        void=void,
+        faulty=collected.faulty + of_no_case + repeated,
+        void=void if task.score.needs else "",
         answered_by=decoding.get("answered_by", ""),
-        outside=dict(n_outside) if n_outside.total() else {},
-        notes=notes,
-        names=names,
+        outside=dict(collected.outside) if collected.outside.total() else {},
+        notes=collected.notes,
+        names=collected.names,
         never_asked=decoding.get("refusals", ()),
         in_sample=in_sample(answered) if answered and decoding else None,
-        twins=twins.found(values) if twins else None,
+        twins=collected.twins.found(values) if collected.twins else None,
         changed=answered.changed if answered else "",
         edited=edited(submission),
-        not_in_gold=extra_rows,
-        classifier_fault=baselines.classifier_fault,
+        not_in_gold=of_no_case,
+        classifier_fault=collected.baselines.classifier_fault,
     )
+
+
+class Collected:
+    """What one pass over the examples collects beside the metric values."""
+
+    def __init__(
+        self,
+        task: Task,
+        run: Path,
+        decoding: Mapping[str, Any],
+        answered: Answered | None,
+        lists: Lists,
+    ) -> None:
+        self._task = task
+        self._answered = answered
+        self._lists = lists
+        # A submission is compared with the classifier only if it belongs to these answers, and if
+        # the classifier did not answer everything itself.
+        to_compare = answered if decoding.get("calls") or not decoding else None
+        self.baselines = Baselines(task, _labels(task, run, answered), to_compare)
+        self.certainty = _certainty(task, run, decoding) if decoding else None
+        self.twins = _twins(answered) if answered and decoding else None
+        self.faulty = 0  # rows with faults
+        self.unanswered = 0  # rows that lack what the contest needs
+        self.notes: list[str] = []
+        self.names = NameCount()
+        self.outside = Counter(gold=0, submission=0)  # labels that the lists do not have
+
+    def add(self, example: Example, gold: Row, row: Row | None) -> None:
+        task = self._task
+        if self._answered:
+            self._answered.refuse_other_text(example)
+        self.baselines.add(example, gold)
+        if self.certainty:
+            self.certainty.add(example, gold, row)
+        if self.twins:
+            self.twins.add(example)
+        self.notes += [f"{example.id}: {note}" for note in example.notes]
+        self.names.add(example)
+        self.outside["gold"] += outside(self._lists, task, gold)
+        if row:
+            self.outside["submission"] += outside(self._lists, task, row)
+            self.faulty += any(task.data.check(example, row, None))
+            self.unanswered += bool(task.score.needs and not task.score.needs(row))
 
 
 def _ranking(
