@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from panjue.eval.agreement import NO_REPLY
 from panjue.eval.baselines import fitted_on_these
+from panjue.eval.cases_shown import CaseShown, cases_shown
 from panjue.eval.field_why import FEATURES_READ, VOTE, FieldWhy, label_read
 from panjue.eval.metric_values import submission_rows
-from panjue.eval.report import PageCase, page_cases
 from panjue.finetune.classifier.trees import CANDIDATES
 from panjue.finetune.classifier.why import Most, TreeFeature, Why
 from panjue.prompts.example import Example
@@ -43,7 +43,7 @@ def explain(answered: Answered, key: str, person: str | None) -> Iterator[str]:
     if rows.get(example.id) is None:
         raise UserError(f"{rows.path}: has no answer to id {key}")
     decoding = decoding_of(rows.path) or {}
-    [case] = page_cases(answered, decoding, [example], has_gold=False, most=MOST_REASONS)
+    [case] = cases_shown(answered, decoding, [example], has_gold=False, most=MOST_REASONS)
     chosen = items_meant(task, case, person)
     yield f"{answered.folder}: id {key}"
     if answered.answers.is_of_demo:
@@ -72,7 +72,7 @@ def case_with_id(answered: Answered, key: str) -> Example:
     raise UserError(f"{answered.test}: has no case with the id {key}{first}")
 
 
-def items_meant(task: Task, case: PageCase, person: str | None) -> list[int]:
+def items_meant(task: Task, case: CaseShown, person: str | None) -> list[int]:
     """Return the numbers of the items with this name, or of all; UserError: nobody has the name."""
     names = [name for name, _ in case.items]
     if person is None:
@@ -96,7 +96,7 @@ def why_nothing(answered: Answered) -> str:
     return answered.changed or f"{answered.trained.folder} has no text classifier"
 
 
-def item_lines(answered: Answered, example: Example, case: PageCase, number: int) -> Iterator[str]:
+def item_lines(answered: Answered, example: Example, case: CaseShown, number: int) -> Iterator[str]:
     name, fields = case.items[number]
     yield ""
     if name:
