@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from panjue.finetune.classifier.opinions import by_choice, read_answer
+from panjue.finetune.classifier.opinions import Advisor, FinalAnswer, by_choice, read_answer
 from panjue.finetune.trained import Trained
 from panjue.prompts.example import Decoded, Example
 from panjue.prompts.gpu import check_gpu
@@ -98,21 +98,15 @@ class ServedRun:
         max_tokens = config.max_tokens or record.max_tokens
         budget = Budget(max_tokens, max_tokens)  # `generate` gives long cases more tokens
         self.question_maker = QuestionMaker(self.task, trained, self.folders.model, budget)
+        self.who_answers = "the model"  # in words
+        advisor = self.question_maker.advisor
         # The choice was made with the adapter and says nothing about the base alone.
-        self.choice = None
-        is_open = self.question_maker.advisor is not None and config.adapter != "none"
-        if is_open and config.answer == "auto":
-            self.choice = served_choice(trained)
-        if self.question_maker.advisor and self.choice:
-            self.question_maker.advisor = by_choice(self.question_maker.advisor, self.choice)
+        if advisor and config.answer == "auto" and config.adapter != "none":
+            choice = served_choice(trained)
+            self.who_answers = who_answered(choice)
+            self.question_maker.advisor = by_choice(advisor, choice)
         self.demo = is_demo(self.folders.model)
         self._one_long = ThreadPoolExecutor(1)
-
-    def who_answers(self) -> str:
-        """Return in words who answers each field."""
-        if self.choice:
-            return who_answered(self.choice)
-        return "the model"
 
     async def question(self, case: CaseFields) -> tuple[Example, Question]:
         """Return a case and its question; raise BadCase if it cannot be asked.
@@ -157,37 +151,18 @@ class ServedRun:
 
     def _body(self, case: CaseFields, example: Example, row: CompletionRow) -> dict[str, Any]:
         """Return the body for `answer` from the row of the reply."""
-        read = read_answer(
-            self.task, self.question_maker.labels, self.question_maker.advisor, example, row
-        )
+        advisor = self.question_maker.advisor
+        read = read_answer(self.task, self.question_maker.labels, advisor, example, row)
         submission = self.task.data.write(example, read.answer)
         del submission["id"]  # the task's own id; the case may have none
         body: dict[str, Any] = {} if case.id is None else {"id": case.id}
         body |= {"defendants": list(example.names), **submission, "answer": read.answer}
-        if self.question_maker.advisor:
-            of_classifier = self.question_maker.advisor.answers
-            body["answered_by"] = {
-                name: "classifier" if name in of_classifier else "model"
-                for name in self.task.answer.fields
-            }
-            body["confidence"] = read.confidence
-            body["model"] = list(said_by_model(self.task, read.decoded))
-            body["classifier"] = [opinion.answer for opinion in read.opinions]
-            items = self.task.answer.items_of(read.answer)
-            body["probabilities"] = []
-            for item, opinion, sure in zip(items, read.opinions, read.confidence, strict=True):
-                shares = {}
-                for name in self.task.answer.classes:
-                    shares[name] = agreeing(opinion.probabilities[name], item[name], sure[name])
-                body["probabilities"].append(shares)
+        if advisor:
+            body |= opinions_told(self.task, advisor, read)
         body["repairs"] = list(read.decoded.repairs)
         body["finish"] = row["finish"][0]
         body["dropped_sentences"] = row["dropped_sentences"]
-        sentences = split_sentences(example.text, None, example.names)
-        body["sentences"] = [  # with the positions of the defendants whom each names
-            {"text": sentence, "defendants": sorted(numbers)}
-            for sentence, numbers in zip(sentences, named_by(sentences, example.names), strict=True)
-        ]
+        body["sentences"] = list(sentences_told(example))
         missing = names_not_in(example.text, example.names)
         body["notes"] = [*example.notes, *(f"the facts do not name {name}" for name in missing)]
         if case.outcomes is not None:
@@ -195,6 +170,37 @@ class ServedRun:
         usage = {name: row[name] for name in ("prompt_tokens", "completion_tokens")}
         body["usage"] = {**usage, "total_tokens": sum(usage.values())}
         return body
+
+
+def opinions_told(task: Task, advisor: Advisor, read: FinalAnswer) -> dict[str, Any]:
+    """Return who answered each field, how surely, and what model and text classifier said."""
+    answered_by = {
+        name: "classifier" if name in advisor.answers else "model" for name in task.answer.fields
+    }
+    return {
+        "answered_by": answered_by,
+        "confidence": read.confidence,
+        "model": list(said_by_model(task, read.decoded)),
+        "classifier": [opinion.answer for opinion in read.opinions],
+        "probabilities": list(probabilities_told(task, read)),
+    }
+
+
+def probabilities_told(task: Task, read: FinalAnswer) -> Iterator[dict[str, dict[str, float]]]:
+    """Yield for each item: field with one class -> class -> its probability."""
+    items = task.answer.items_of(read.answer)
+    for item, opinion, sure in zip(items, read.opinions, read.confidence, strict=True):
+        yield {
+            name: agreeing(opinion.probabilities[name], item[name], sure[name])
+            for name in task.answer.classes
+        }
+
+
+def sentences_told(example: Example) -> Iterator[dict[str, Any]]:
+    """Yield each sentence of the facts, with the positions of the defendants whom it names."""
+    sentences = split_sentences(example.text, None, example.names)
+    for sentence, numbers in zip(sentences, named_by(sentences, example.names), strict=True):
+        yield {"text": sentence, "defendants": sorted(numbers)}
 
 
 def said_by_model(task: Task, decoded: Decoded) -> Iterator[dict[str, Any]]:

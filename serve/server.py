@@ -54,7 +54,7 @@ def serve(config: ServeConfig, trainings: Mapping[str, Trained]) -> None:
     print("preparing the model", flush=True)
     served = {name: ServedRun(trained, config) for name, trained in trainings.items()}
     for name, run in served.items():
-        print(f"who answers ({name}): {run.who_answers()}", flush=True)
+        print(f"who answers ({name}): {run.who_answers}", flush=True)
     setup = Setup(config, served, key)
     with startup_errors():
         args = arguments(setup)

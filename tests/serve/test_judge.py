@@ -280,7 +280,7 @@ def test_where_nobody_has_decided_who_answers_a_server_does_not_start(
     with pytest.raises(UserError, match=r"run: nobody has decided who answers.* answer=model$"):
         ServedRun(open_trained(run), ServeConfig.model_validate({}))
     served = ServedRun(open_trained(run), ServeConfig.model_validate({"answer": "model"}))
-    assert served.who_answers() == "the model"
+    assert served.who_answers == "the model"
 
 
 def test_the_reason_why_it_does_not_start_is_one_line(trained: Path) -> None:
