@@ -48,6 +48,28 @@ from panjue.prompts.plumbing.records import MANIFEST
 
 T = TypeVar("T")
 
+
+def check_library_settings(config: SftConfig) -> None:
+    """Refuse settings that panjue sets itself, or that would give a wrong result silently."""
+    check_known("trainer", config.trainer, {*signature(TrainerConfig).parameters, *RENAMED})
+    if not (config.run / MANIFEST).exists():  # else an earlier version may have taken them
+        check_read(config.trainer)
+    check_trainer(config.trainer)
+    check_managed("lora", config.lora, ("layer_replication", "inference_mode"))  # neither works
+    check_known("lora", config.lora, signature(LoraConfig).parameters)
+    # An adopted adapter may have settings that panjue cannot train with.
+    of_start = config.start.record.lora if config.start else {}
+    check_lora({name: v for name, v in config.lora.items() if of_start.get(name) != v})
+    check_quantization(config)
+    check_attention(config)
+    check_keep(config)
+    validated("lora", LoraConfig, config.lora)
+    if config.start:
+        check_lora_of_start(config, config.start)
+    with of_library("quantization"):
+        BitsAndBytesConfig(**config.quantization)
+
+
 INSTEAD = {
     "output_dir": "run",
     "max_length": "max_tokens",
@@ -154,25 +176,22 @@ classifier is fitted."""
 
 OF_TRACKIO = ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")
 
-READ_QUANTIZATION = (
-    "load_in_4bit",
-    "bnb_4bit_compute_dtype",
-    "bnb_4bit_quant_type",
-    "bnb_4bit_use_double_quant",
-    "bnb_4bit_quant_storage",
-    "llm_int8_skip_modules",  # despite its name
-)
-"""Settings of BitsAndBytesConfig that four-bit weights use."""
 
-FIXED = {
-    "restore_callback_states_from_checkpoint": True,  # a resumed run keeps its patience count
-    "max_length": None,  # rows never exceed max_tokens, so trl must not cut
-    "dataset_kwargs": {"skip_prepare_dataset": True},
-    "disable_tqdm": True,  # TrainingLog shows progress
-    "logging_nan_inf_filter": False,  # trl would log NaN as 0; `ReplyTrainer.log` ends the training
-    "router_aux_loss_coef": 0.0,  # the loss is that of the replies, without router logits
-}
-"""Settings of trl that panjue always sets to the same values."""
+def check_read(given: Mapping[str, Any]) -> None:
+    """Refuse settings of trl that nothing reads here, or that another setting decides."""
+    for name in given:
+        if name in INSTEAD:
+            raise UserError(f"trainer.{name}: use {INSTEAD[name]}")
+        if name not in READ_OF_TRL:
+            reason = "is set by panjue, or has no effect here"
+            raise UserError(f"trainer.{name}: {reason}; leave it out")
+    for name, needed in NEEDED_BY.items():
+        if given.get(name) and not given.get(needed):
+            raise UserError(f"trainer.{name}: has no effect without trainer.{needed}")
+    for name in OF_TRACKIO:
+        if name in given and "trackio" not in given.get("report_to", ()):
+            raise UserError(f"trainer.{name}: has no effect without trainer.report_to=trackio")
+
 
 POSITIVE = {
     "learning_rate": int | float,
@@ -196,92 +215,6 @@ NAMED: Mapping[str, type[Enum]] = {
     "logging_strategy": IntervalStrategy,
 }
 """Settings of trl that are one of several names -> these names."""
-
-SCALES = ("r", "lora_alpha", *PATTERNS)
-"""Settings of peft that are or contain numbers above 0; with 0, nothing would be learnt."""
-
-OF_NAMES = ("target_modules", "exclude_modules", "modules_to_save", "target_parameters")
-"""Settings of peft that are lists of names. peft takes a text in place of a list as a pattern."""
-
-SEVERAL_NAMES = re.compile(r"[\w.]+(?:[,\s]+[\w.]+)+,?")
-
-UNUSABLE = ("lora_bias", "alora_invocation_tokens")
-"""Settings of peft that make an adapter unusable: peft cannot merge a bias into a layer without
-one, and vLLM 0.32 supports neither biases nor activated adapters."""
-
-TRIED_STEPS = 10
-"""Number of steps of the schedule that is tried before a training."""
-
-USERS_WANDB_DIR = os.environ.get("WANDB_DIR")
-"""Environment variable for wandb's folder, if the user does not want the run folder."""
-
-KEEPS_BASE = (True, False, "gaussian", "orthogonal")
-"""Initializations of LoRA that do not change the base. With any other, the adapter does not fit the
-original base, which vLLM and `merge` use."""
-
-FLASH_ATTENTION = {
-    "flash_attention_2": is_flash_attn_2_available,
-    "flash_attention_3": is_flash_attn_3_available,
-}
-"""Attention that needs a package -> function that says whether transformers can use it."""
-
-
-def check_library_settings(config: SftConfig) -> None:
-    """Refuse settings that panjue sets itself, or that would give a wrong result silently."""
-    known = {*signature(TrainerConfig).parameters, *RENAMED}
-    check_known("trainer", config.trainer, known)
-    if not (config.run / MANIFEST).exists():  # else an earlier version may have taken them
-        check_read(config.trainer)
-    check_trainer(config.trainer)
-    check_managed("lora", config.lora, ("layer_replication", "inference_mode"))  # neither works
-    check_known("lora", config.lora, signature(LoraConfig).parameters)
-    # An adopted adapter may have settings that panjue cannot train with.
-    of_start = config.start.record.lora if config.start else {}
-    check_lora({name: v for name, v in config.lora.items() if of_start.get(name) != v})
-    if (config.method == "qlora") != bool(config.quantization):
-        way_out = "set quantization.load_in_4bit=true, as configs/qwen3-8b-qlora.yaml does"
-        if config.quantization:
-            way_out = "quantization={} empties it"
-        raise UserError(f"quantization: goes with method=qlora; {way_out}")
-    if config.quantization.get("load_in_8bit"):
-        raise UserError("quantization.load_in_8bit: method=qlora has four bits; use load_in_4bit")
-    # transformers ignores names that it does not know.
-    check_known("quantization", config.quantization, READ_QUANTIZATION)
-    check_attention(config)
-    check_keep(config)
-    validated("lora", LoraConfig, config.lora)
-    if config.start:
-        check_lora_of_start(config, config.start)
-    with of_library("quantization"):
-        BitsAndBytesConfig(**config.quantization)
-
-
-def check_keep(config: SftConfig) -> None:
-    """Refuse to keep several adapters if there are none, or if they have no held-out loss."""
-    if config.keep == 1:
-        return
-    if config.method == "full":
-        raise UserError("keep: method=full trains no adapter; set keep=1")
-    evaluates = config.trainer.get("eval_strategy", "no")
-    if evaluates == "no" or evaluates != config.trainer.get("save_strategy", "steps"):
-        way_out = "set both to epoch, or both to steps"
-        raise UserError(f"keep: needs equal trainer.eval_strategy and save_strategy; {way_out}")
-
-
-def check_read(given: Mapping[str, Any]) -> None:
-    """Refuse settings of trl that nothing reads here, or that another setting decides."""
-    for name in given:
-        if name in INSTEAD:
-            raise UserError(f"trainer.{name}: use {INSTEAD[name]}")
-        if name not in READ_OF_TRL:
-            reason = "is set by panjue, or has no effect here"
-            raise UserError(f"trainer.{name}: {reason}; leave it out")
-    for name, needed in NEEDED_BY.items():
-        if given.get(name) and not given.get(needed):
-            raise UserError(f"trainer.{name}: has no effect without trainer.{needed}")
-    for name in OF_TRACKIO:
-        if name in given and "trackio" not in given.get("report_to", ()):
-            raise UserError(f"trainer.{name}: has no effect without trainer.report_to=trackio")
 
 
 def check_trainer(given: Mapping[str, Any]) -> None:
@@ -312,6 +245,23 @@ def check_trainer(given: Mapping[str, Any]) -> None:
                 raise UserError(f"trainer.{name}: needs a GPU; leave it out")
 
 
+KEEPS_BASE = (True, False, "gaussian", "orthogonal")
+"""Initializations of LoRA that do not change the base. With any other, the adapter does not fit the
+original base, which vLLM and `merge` use."""
+
+UNUSABLE = ("lora_bias", "alora_invocation_tokens")
+"""Settings of peft that make an adapter unusable: peft cannot merge a bias into a layer without
+one, and vLLM 0.32 supports neither biases nor activated adapters."""
+
+OF_NAMES = ("target_modules", "exclude_modules", "modules_to_save", "target_parameters")
+"""Settings of peft that are lists of names. peft takes a text in place of a list as a pattern."""
+
+SEVERAL_NAMES = re.compile(r"[\w.]+(?:[,\s]+[\w.]+)+,?")
+
+SCALES = ("r", "lora_alpha", *PATTERNS)
+"""Settings of peft that are or contain numbers above 0; with 0, nothing would be learnt."""
+
+
 def check_lora(given: Mapping[str, Any]) -> None:
     """Refuse settings of peft that make the adapter unusable or change the base."""
     if given.get("init_lora_weights", True) not in KEEPS_BASE:
@@ -336,32 +286,34 @@ def check_lora(given: Mapping[str, Any]) -> None:
         raise UserError("lora.task_type: is CAUSAL_LM already; remove it")
 
 
-def check_lora_of_start(config: SftConfig, start: Trained) -> None:
-    """Refuse settings of peft with which the weights of `start` would not be its adapter."""
-    with of_library(str(start.folder)):
-        lora = lora_of(start, {})
-    for name, value in config.lora.items():
-        of_start = start.record.lora.get(name)
-        is_kept = value == of_start or unordered(value) == unordered(getattr(lora, name))
-        if name != MAY_CHANGE and not is_kept:
-            before = getattr(lora, name) if of_start is None else of_start
-            before = sorted(before) if isinstance(before, set) else before
-            refuse_unequal(f"lora.{name}", value, before, config.from_run)
+READ_QUANTIZATION = (
+    "load_in_4bit",
+    "bnb_4bit_compute_dtype",
+    "bnb_4bit_quant_type",
+    "bnb_4bit_use_double_quant",
+    "bnb_4bit_quant_storage",
+    "llm_int8_skip_modules",  # despite its name
+)
+"""Settings of BitsAndBytesConfig that four-bit weights use."""
 
 
-def unordered(value: Any) -> Any:
-    """Return a list as peft has it, which keeps the names of modules as a set."""
-    return set(value) if isinstance(value, list) else value
+def check_quantization(config: SftConfig) -> None:
+    """Refuse a base of other than four bits, and settings that transformers would ignore."""
+    if (config.method == "qlora") != bool(config.quantization):
+        way_out = "set quantization.load_in_4bit=true, as configs/qwen3-8b-qlora.yaml does"
+        if config.quantization:
+            way_out = "quantization={} empties it"
+        raise UserError(f"quantization: goes with method=qlora; {way_out}")
+    if config.quantization.get("load_in_8bit"):
+        raise UserError("quantization.load_in_8bit: method=qlora has four bits; use load_in_4bit")
+    check_known("quantization", config.quantization, READ_QUANTIZATION)
 
 
-def validated(section: str, kind: type[T], settings: Mapping[str, Any]) -> T:
-    """Return a library's dataclass with these settings, after checking their types."""
-    with of_library(section):
-        try:
-            return TypeAdapter(kind).validate_python(settings)
-        except ValidationError as error:
-            complaint = " ".join(first_complaint(error).split())
-            raise UserError(f"{section}: {complaint}") from None
+FLASH_ATTENTION = {
+    "flash_attention_2": is_flash_attn_2_available,
+    "flash_attention_3": is_flash_attn_3_available,
+}
+"""Attention that needs a package -> function that says whether transformers can use it."""
 
 
 def check_attention(config: SftConfig) -> None:
@@ -387,8 +339,78 @@ def check_attention(config: SftConfig) -> None:
             )
 
 
+def check_keep(config: SftConfig) -> None:
+    """Refuse to keep several adapters if there are none, or if they have no held-out loss."""
+    if config.keep == 1:
+        return
+    if config.method == "full":
+        raise UserError("keep: method=full trains no adapter; set keep=1")
+    evaluates = config.trainer.get("eval_strategy", "no")
+    if evaluates == "no" or evaluates != config.trainer.get("save_strategy", "steps"):
+        way_out = "set both to epoch, or both to steps"
+        raise UserError(f"keep: needs equal trainer.eval_strategy and save_strategy; {way_out}")
+
+
+def validated(section: str, kind: type[T], settings: Mapping[str, Any]) -> T:
+    """Return a library's dataclass with these settings, after checking their types."""
+    with of_library(section):
+        try:
+            return TypeAdapter(kind).validate_python(settings)
+        except ValidationError as error:
+            complaint = " ".join(first_complaint(error).split())
+            raise UserError(f"{section}: {complaint}") from None
+
+
+def check_lora_of_start(config: SftConfig, start: Trained) -> None:
+    """Refuse settings of peft with which the weights of `start` would not be its adapter."""
+    with of_library(str(start.folder)):
+        lora = lora_of(start, {})
+    for name, value in config.lora.items():
+        of_start = start.record.lora.get(name)
+        is_kept = value == of_start or unordered(value) == unordered(getattr(lora, name))
+        if name != MAY_CHANGE and not is_kept:
+            before = getattr(lora, name) if of_start is None else of_start
+            before = sorted(before) if isinstance(before, set) else before
+            refuse_unequal(f"lora.{name}", value, before, config.from_run)
+
+
+def unordered(value: Any) -> Any:
+    """Return a list as peft has it, which keeps the names of modules as a set."""
+    return set(value) if isinstance(value, list) else value
+
+
+USERS_WANDB_DIR = os.environ.get("WANDB_DIR")
+"""Environment variable for wandb's folder, if the user does not want the run folder."""
+
+
 def trainer_config(config: SftConfig) -> TrainerConfig:
-    """Return trl's settings: the config's, defaults for this machine, and those panjue sets."""
+    """Return trl's settings, after a try of what would fail only when the training starts."""
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(config.run / "tensorboard")
+    args = validated("trainer", TrainerConfig, trainer_settings(config))
+    if "wandb" in args.report_to:
+        os.environ["WANDB_DIR"] = USERS_WANDB_DIR or str(config.run)
+    check_reports(args.report_to)
+    check_optimizer(args)
+    check_schedule(args)
+    # A single process would use all visible GPUs (transformers/training_args.py:1917), by
+    # DataParallel, which trl refuses.
+    args._n_gpu = min(args.n_gpu, 1)
+    return args
+
+
+FIXED = {
+    "restore_callback_states_from_checkpoint": True,  # a resumed run keeps its patience count
+    "max_length": None,  # rows never exceed max_tokens, so trl must not cut
+    "dataset_kwargs": {"skip_prepare_dataset": True},
+    "disable_tqdm": True,  # TrainingLog shows progress
+    "logging_nan_inf_filter": False,  # trl would log NaN as 0; `ReplyTrainer.log` ends the training
+    "router_aux_loss_coef": 0.0,  # the loss is that of the replies, without router logits
+}
+"""Settings of trl that panjue always sets to the same values."""
+
+
+def trainer_settings(config: SftConfig) -> dict[str, Any]:
+    """Return the config's settings of trl, defaults for this machine, and those panjue sets."""
     has_accelerator = torch.accelerator.is_available()
     at_once, times = shares(config, PartialState().num_processes)
     settings = {
@@ -415,19 +437,35 @@ def trainer_config(config: SftConfig) -> TrainerConfig:
     if settings.get("eval_strategy", "no") == settings.get("save_strategy", "steps") != "no":
         settings.setdefault("load_best_model_at_end", True)
         settings.setdefault("metric_for_best_model", "eval_loss")
-    os.environ["TENSORBOARD_LOGGING_DIR"] = str(config.run / "tensorboard")
     # A setting of the user may have another name than its default above: the last one counts.
-    settings = {RENAMED.get(name, name): value for name, value in settings.items()}
-    args = validated("trainer", TrainerConfig, settings)
-    if "wandb" in args.report_to:
-        os.environ["WANDB_DIR"] = USERS_WANDB_DIR or str(config.run)
-    check_reports(args.report_to)
-    check_optimizer(args)
-    check_schedule(args)
-    # A single process would use all visible GPUs (transformers/training_args.py:1917), by
-    # DataParallel, which trl refuses.
-    args._n_gpu = min(args.n_gpu, 1)
-    return args
+    return {RENAMED.get(name, name): value for name, value in settings.items()}
+
+
+def precision(given: Mapping[str, Any]) -> dict[str, bool]:
+    """Return trl's `bf16` and `fp16`: those `given`, or the type that this machine can use."""
+    if "bf16" in given or "fp16" in given:
+        return {name: bool(given.get(name)) for name in ("bf16", "fp16")}
+    bf16 = has_bf16()
+    return {"bf16": bf16, "fp16": torch.cuda.is_available() and not bf16}
+
+
+def shares(config: SftConfig, processes: int) -> tuple[int, int]:
+    """Return how many examples a process takes at once, and how many times in a step of `batch`."""
+    per_process, rest = divmod(config.batch, processes)
+    if rest or not per_process:
+        raise UserError(
+            f"batch: {config.batch} examples a step cannot be divided among {processes} processes; "
+            f"set batch={processes * max(1, per_process)}"
+        )
+    default = 1 if torch.accelerator.is_available() else per_process  # see `use_memory`
+    most = int(config.trainer.get("per_device_train_batch_size") or default)
+    at_once = largest_share(per_process, most)
+    return at_once, per_process // at_once
+
+
+def largest_share(count: int, most: int) -> int:
+    """Return the largest equal part of `count` that is at most `most`."""
+    return max(part for part in range(1, min(count, most) + 1) if count % part == 0)
 
 
 def check_reports(names: Sequence[str]) -> None:
@@ -462,6 +500,10 @@ def check_optimizer(args: TrainerConfig) -> None:
             kind(model.parameters(), **settings)
 
 
+TRIED_STEPS = 10
+"""Number of steps of the schedule that is tried before a training."""
+
+
 def check_schedule(args: TrainerConfig) -> None:
     """Go once through a schedule of the learning rate, because it may lack an argument.
 
@@ -478,30 +520,3 @@ def check_schedule(args: TrainerConfig) -> None:
                 schedule.step(1.0)
             else:
                 schedule.step()
-
-
-def precision(given: Mapping[str, Any]) -> dict[str, bool]:
-    """Return trl's `bf16` and `fp16`: those `given`, or the type that this machine can use."""
-    if "bf16" in given or "fp16" in given:
-        return {name: bool(given.get(name)) for name in ("bf16", "fp16")}
-    bf16 = has_bf16()
-    return {"bf16": bf16, "fp16": torch.cuda.is_available() and not bf16}
-
-
-def shares(config: SftConfig, processes: int) -> tuple[int, int]:
-    """Return how many examples a process takes at once, and how many times in a step of `batch`."""
-    per_process, rest = divmod(config.batch, processes)
-    if rest or not per_process:
-        raise UserError(
-            f"batch: {config.batch} examples a step cannot be divided among {processes} processes; "
-            f"set batch={processes * max(1, per_process)}"
-        )
-    default = 1 if torch.accelerator.is_available() else per_process  # see `use_memory`
-    most = int(config.trainer.get("per_device_train_batch_size") or default)
-    at_once = largest_share(per_process, most)
-    return at_once, per_process // at_once
-
-
-def largest_share(count: int, most: int) -> int:
-    """Return the largest equal part of `count` that is at most `most`."""
-    return max(part for part in range(1, min(count, most) + 1) if count % part == 0)
