@@ -85,7 +85,8 @@ def label_frequencies(gold: NDArray[np.bool_], is_set: bool) -> tuple[float, ...
 def size_chances(probabilities: Iterable[Any]) -> list[Any]:
     """Return the chances of sets with 0, 1, 2 and more labels if labels are independent.
 
-    Each probability is a number, or an array with a number for each item.
+    Each probability is a number, or an array with a number for each item. Two labels with
+    probabilities 0.5 and 0.8 have the chances 0.1, 0.5, 0.4 and 0.
     """
     none = 1.0
     one = 0.0
@@ -141,14 +142,15 @@ def set_chances(
 
     Labels are taken as independent, except for the size of the set: a size that was rare in
     training is less likely. `weights` are `LabelField.sizes`.
+
+    For example, let a have probability 0.5 and b 0.8. Their odds are 1 and 4, so the products of
+    odds of {a}, {b} and {a, b} are 1, 4 and 4. With weight 0 for the empty set and 1 for the other
+    sizes, their probabilities are 1/9, 4/9 and 4/9.
     """
-    chances = {label: min(max(p, TINY), 1 - TINY) for label, p in probabilities.items()}
-    odds = {label: p / (1 - p) for label, p in chances.items()}
-    none = prod(1 - p for p in chances.values())
-    likely = [p for p in chances.values() if p > TINY]
-    by_size = size_chances(likely or chances.values())
-    expected = sum(map(mul, by_size, weights))
-    scale = none / (expected or 1)
+    clipped = {label: min(max(p, TINY), 1 - TINY) for label, p in probabilities.items()}
+    odds = {label: p / (1 - p) for label, p in clipped.items()}
+    likely = [p for p in clipped.values() if p > TINY]
+    scale = _scale(weights, clipped.values(), likely or clipped.values())
     found = []
     for labels in sets:
         size = min(len(labels), MAX_SIZE)
@@ -156,6 +158,20 @@ def set_chances(
         of_labels = [odds.get(label, TINY) for label in sorted(labels)]
         found.append(scale * weights[size] * prod(of_labels))
     return found
+
+
+def _scale(weights: Sequence[float], probabilities: Iterable[Any], likely: Iterable[Any]) -> Any:
+    """Return the factor that turns products of odds, times weights, into probabilities of sets.
+
+    If labels are independent, a set has the product of 1 - p of all labels, times the odds of its
+    own. Times the weights, all sets together have the expected weight, by which this is divided.
+
+    Each probability is a number, or an array with a number for each item. `likely` are those above
+    `TINY`, if there are any: the others hardly change the size of a set.
+    """
+    none = prod(1 - p for p in probabilities)
+    expected = sum(map(mul, size_chances(likely), weights))
+    return none / (expected + (expected == 0))  # not divided by 0
 
 
 def _members() -> Array:
@@ -166,10 +182,7 @@ def _members() -> Array:
         sets += combinations(labels, size)
     for size in range(MAX_FORMED_SIZE + 1, LABELS_OF_SETS + 1):
         sets.append(labels[:size])
-    members = np.zeros((len(sets), LABELS_OF_SETS), bool)
-    for number, of_set in enumerate(sets):
-        members[number, list(of_set)] = True
-    return members
+    return np.array([[label in of_set for label in labels] for of_set in sets])
 
 
 MEMBERS = _members()
@@ -177,7 +190,7 @@ MEMBERS = _members()
 SIZES = MEMBERS.sum(axis=1)  # of the sets, [sets]
 
 BY_SIZE = MEMBERS * (np.arange(1, LABELS_OF_SETS + 1)[:, None] == SIZES)[..., None]
-"""The same for each size from 1, [sizes, sets, labels]."""
+"""The same for each size from 1, with only the sets of this size, [sizes, sets, labels]."""
 
 
 def best_sets(
@@ -190,64 +203,77 @@ def best_sets(
     algorithm for F-measure maximization", NIPS 2011). Gold sets are formed of the likeliest labels;
     all other sets together have the rest of the probability. `weights` are `LabelField.sizes`. The
     empty set is possible only if training had it. A set has at most `max_size` labels.
+
+    For example, let {a}, {b} and {a, b} be right with the probabilities 1/9, 4/9 and 4/9. In sets
+    of size 1, a has the term 2/9 / (1 + 1) + 8/9 / (1 + 2) = 11/27 and b has 20/27. In sets of size
+    2, they have 8/27 and 14/27. So {b} has an expected F1 of 20/27, {a, b} of 22/27, and b and a
+    are chosen.
     """
-    count = len(items)
-    ranked = [by_probability(item, item)[:LABELS_OF_SETS] for item in items]
-    # By rank, [items, labels]; an item with fewer labels has some of probability 0.
-    chances = np.zeros((count, LABELS_OF_SETS))
-    # Rank of a label by name: of two equally good labels, the first by name is chosen.
-    place = np.tile(np.arange(LABELS_OF_SETS), (count, 1))
-    for number, (item, labels) in enumerate(zip(items, ranked, strict=True)):
-        chances[number, : len(labels)] = [item[label] for label in labels]
-        place[number, : len(labels)] = sorted(range(len(labels)), key=labels.__getitem__)
-    counts = np.array([len(labels) for labels in ranked], int)  # [items]
-    is_label = np.arange(LABELS_OF_SETS) < counts[:, None]  # [items, labels]
-    chances = np.where(is_label, np.clip(chances, TINY, 1 - TINY), 0)
-    odds = chances / (1 - chances)
+    ranked = []  # the likeliest labels of each item with their probabilities, the likeliest first
+    for item in items:
+        ranked.append({label: item[label] for label in by_probability(item, item)[:LABELS_OF_SETS]})
+    probabilities = _clipped(ranked, LABELS_OF_SETS)  # [items, labels]
     scale = _scales(weights, items)  # [items]
-    of_size = np.array(weights)[np.minimum(SIZES, MAX_SIZE)]  # [sets]
-    products = np.where(MEMBERS, odds[:, None, :], 1).prod(axis=2)  # [items, sets]
-    of_sets = scale[:, None] * of_size * products  # [items, sets]
-    # The probability of the sets of a size that have a label, [items, sizes, labels].
-    with_label = np.einsum("is,zsl->izl", of_sets, BY_SIZE)
-    # The terms of sets of each size, the labels by name, [items, sizes, labels].
-    sizes = np.arange(1, min(max_size, LABELS_OF_SETS) + 1)
-    gold_sizes = np.arange(1, LABELS_OF_SETS + 1)
-    terms = np.einsum("izl,nz->inl", with_label, 2 / (sizes[:, None] + gold_sizes))
-    terms = np.where(is_label[:, None], terms.round(ROUNDED_DIGITS), -1)
-    terms = np.take_along_axis(terms, place[:, None], axis=2)
-    order = np.argsort(-terms, axis=2, kind="stable")
-    largest = np.take_along_axis(terms, order, axis=2)
+    sizes = np.arange(min(max_size, LABELS_OF_SETS) + 1)  # of the set to choose, from 0
+    terms = _terms(_formed_chances(weights, scale, probabilities), sizes)  # [items, sizes, labels]
+    terms = np.where(probabilities[:, None] > 0, terms, -np.inf)  # not of labels an item lacks
+    largest_first = -np.sort(-terms, axis=2)
     is_in_set = np.arange(LABELS_OF_SETS) < sizes[:, None]  # [sizes, labels]
-    values = np.where(is_in_set, largest, 0).sum(axis=2)  # [items, sizes]
-    best_value = scale * weights[0] if weights[0] else np.full(count, -1.0)  # [items]
-    best_size = np.zeros(count, int)
-    for size, value in zip(sizes, values.T, strict=True):
-        is_better = (value > best_value + ROUNDING) & (counts >= size)
-        best_value = np.where(is_better, value, best_value)
-        best_size[is_better] = size
+    expected_f1 = np.where(is_in_set, largest_first, 0).sum(axis=2)  # [items, sizes]
+    expected_f1[:, 0] = scale * weights[0] if weights[0] else -np.inf
     result = []
-    for labels, by_name, orders, size in zip(ranked, place, order, best_size, strict=True):
-        chosen = by_name[orders[size - 1, :size]] if size else ()
-        result.append([labels[rank] for rank in sorted(chosen)])
+    for labels, of_item, size in zip(ranked, terms, _best_sizes(expected_f1), strict=True):
+        of_labels = dict(zip(labels, of_item[size].tolist(), strict=False))
+        chosen = by_probability(labels, of_labels)[:size]  # those with the largest terms
+        result.append([label for label in labels if label in chosen])
     return result
+
+
+def _clipped(items: Sequence[Probabilities], columns: int) -> Array:
+    """Return the probabilities of items, none of them 0, [items, columns], and 0 after the last."""
+    result = np.zeros((len(items), columns))
+    for number, item in enumerate(items):
+        result[number, : len(item)] = list(item.values())
+    is_label = np.arange(columns) < np.array([len(item) for item in items], int)[:, None]
+    return np.where(is_label, np.clip(result, TINY, 1 - TINY), 0)
 
 
 def _scales(weights: Sequence[float], items: Sequence[Probabilities]) -> Array:
-    """Return the factor that turns products of odds into probabilities of sets, [items]."""
-    columns = max(map(len, items), default=0)
-    chances = np.zeros((columns, len(items)))
-    for number, item in enumerate(items):
-        chances[: len(item), number] = list(item.values())
-    is_label = np.arange(columns)[:, None] < np.array([len(item) for item in items], int)
-    chances = np.where(is_label, np.clip(chances, TINY, 1 - TINY), 0)
-    likely = np.where(chances > TINY, chances, 0)  # [columns, items]
-    likely = np.where(likely.any(axis=0), likely, chances)
-    none = np.ones(len(items))  # [items]
-    for of_column in chances:
-        none *= 1 - of_column
-    expected = np.zeros(len(items))
-    for weight, chance in zip(weights, size_chances(likely), strict=True):
-        expected += weight * chance
-    result: Array = none / np.where(expected == 0, 1, expected)
+    """Return `_scale` of each item, [items]."""
+    probabilities = _clipped(items, max(map(len, items), default=0)).T  # [labels, items]
+    likely = np.where(probabilities > TINY, probabilities, 0)
+    likely = np.where(likely.any(axis=0), likely, probabilities)
+    return np.broadcast_to(_scale(weights, probabilities, likely), len(items))
+
+
+def _formed_chances(weights: Sequence[float], scale: Array, probabilities: Array) -> Array:
+    """Return the probability of each formed set, [items, sets], as `set_chances` does."""
+    odds = probabilities / (1 - probabilities)  # [items, labels]
+    products = np.where(MEMBERS, odds[:, None], 1).prod(axis=2)  # [items, sets]
+    of_size = np.array(weights)[np.minimum(SIZES, MAX_SIZE)]  # [sets]
+    result: Array = scale[:, None] * of_size * products
     return result
+
+
+def _terms(formed: Array, sizes: Array) -> Array:
+    """Return the terms of labels in sets of these sizes, [items, sizes, labels]; see `best_sets`.
+
+    `formed` has the probability of each formed set, [items, sets].
+    """
+    # Subscripts: i items, s formed sets, g sizes of these, l labels, n sizes of the set to choose.
+    with_label = np.einsum("is,gsl->igl", formed, BY_SIZE)  # P(gold has this size and this label)
+    gold_sizes = np.arange(1, LABELS_OF_SETS + 1)
+    terms = np.einsum("igl,ng->inl", with_label, 2 / (sizes[:, None] + gold_sizes))
+    result: Array = terms.round(ROUNDED_DIGITS)
+    return result
+
+
+def _best_sizes(values: Array) -> Array:
+    """Return the size with the highest value, [items], of equal ones the smallest."""
+    best_value = np.full(len(values), -np.inf)
+    best_size = np.zeros(len(values), int)
+    for size, value in enumerate(values.T):
+        is_better = value > best_value + ROUNDING
+        best_value[is_better] = value[is_better]
+        best_size[is_better] = size
+    return best_size

@@ -93,6 +93,25 @@ def test_sets_of_independent_labels_worked_by_hand() -> None:
     assert set_chances((0, 1, 0.5, 1), opinion, sets) == pytest.approx(rare)
 
 
+def test_the_example_of_best_sets() -> None:
+    opinion = {"a": 0.5, "b": 0.8}
+    sets = [frozenset("a"), frozenset("b"), frozenset("ab")]
+    chances = dict(zip(sets, set_chances((0, 1, 1, 1), opinion, sets), strict=True))
+    assert [*chances.values()] == pytest.approx([1 / 9, 4 / 9, 4 / 9])
+    terms = {}
+    for size in (1, 2):
+        for label in "ab":
+            parts = [2 * p / (size + len(gold)) for gold, p in chances.items() if label in gold]
+            terms[label, size] = sum(parts)
+    assert terms == pytest.approx(
+        {("a", 1): 11 / 27, ("b", 1): 20 / 27, ("a", 2): 8 / 27, ("b", 2): 14 / 27}
+    )
+    assert expected_f1(frozenset("b"), chances) == pytest.approx(20 / 27)
+    assert expected_f1(frozenset("ab"), chances) == pytest.approx(22 / 27)
+    assert best_set((0, 1, 1, 1), opinion, 2) == ["b", "a"]
+    assert best_set((0, 1, 1, 1), opinion, 1) == ["b"]
+
+
 def test_not_all_sets_of_many_labels_are_formed() -> None:
     # Of more labels, six form sets of up to three, and one each of four, five and six.
     assert LABELS_OF_SETS == 6
