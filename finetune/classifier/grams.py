@@ -60,40 +60,56 @@ def magnitude(number: str) -> str:
 
 
 def grams(texts: Sequence[Text]) -> list[Hashes]:
-    """Return for each text the hashes of its tokens, of pairs of neighbors, and of its marks."""
+    """Return for each text the hashes of its tokens, of pairs of neighbors, and of its marks.
+
+    For example, let 甲偷3万元 be about 甲, and have `FIRST_NAME` in place of 甲. Its tokens are
+    `PERSON`, 偷, U+F017 for 30,000, and 元. So it has four hashes of tokens, such as 0x27F5447C of
+    偷, and then three of pairs, such as 0x1923942E of `PERSON`, a space and 偷.
+    """
     joined = END.join(one.text.replace(END, " ") for one in texts)
     lowered = NUMBER.sub(lambda found: magnitude(found[0]), joined.lower())
     codes = np.frombuffer(lowered.encode("utf-32-le", "surrogatepass"), np.uint32).copy()
-    is_end = codes == ord(END)  # [characters of all texts], as `codes`
-    ends_of_texts = np.flatnonzero(is_end)  # [texts - 1]
-    _mask_names(codes, ends_of_texts, texts)
+    ends = np.flatnonzero(codes == ord(END))  # of all texts but the last, [texts - 1]
+    _mask_names(codes, ends, texts)
 
-    is_character = _is_character(codes)
-    is_letter = letters()[codes]  # [characters]
+    is_letter = letters()[codes]  # [characters of all texts], as `codes`
     begins_word = is_letter.copy()
     begins_word[1:] &= ~is_letter[:-1]
-    starts = np.flatnonzero(is_character | begins_word)  # place of each token, [tokens]
-    text_of = np.searchsorted(ends_of_texts, starts)  # [tokens]
-    first_codes = np.minimum(codes[starts], 0xFFFF)  # those of words do not matter
-    single = hashes_of_characters()[0][first_codes]  # [tokens]
-    after_space = hashes_of_characters()[1][first_codes]  # [tokens]
+    starts = np.flatnonzero(_is_character(codes) | begins_word)  # place of each token, [tokens]
     words = _words(lowered, starts, is_letter)
-    for token, word in words.items():
-        single[token] = crc32(word)
-    pair_of = _four_zero_bytes(single[:-1]) ^ after_space[1:]  # [tokens - 1]
-    for token, word in words.items():
-        if token:
-            pair_of[token - 1] = crc32(b" " + word, int(single[token - 1]))
-    is_pair = text_of[:-1] == text_of[1:]
-    pairs = pair_of[is_pair]  # [pairs within a text]
-    numbers = np.arange(1, len(texts))
-    singles_of = np.split(single, np.searchsorted(text_of, numbers))
-    pairs_of = np.split(pairs, np.searchsorted(text_of[:-1][is_pair], numbers))
+    tokens, pairs = _hashes_of_tokens(codes[starts], words)
+
+    text_of = np.searchsorted(ends, starts)  # number of each token's text, [tokens]
+    is_pair = text_of[:-1] == text_of[1:]  # whether both tokens are of one text, [tokens - 1]
+    tokens_of_texts = _by_text(tokens, text_of, len(texts))
+    pairs_of_texts = _by_text(pairs[is_pair], text_of[:-1][is_pair], len(texts))
     result = []
-    for one, singles, neighbors in zip(texts, singles_of, pairs_of, strict=True):
+    for one, its_tokens, its_pairs in zip(texts, tokens_of_texts, pairs_of_texts, strict=True):
         marks = np.array([crc32(mark.encode()) for mark in one.marks], np.uint32)
-        result.append(np.concatenate([singles, neighbors, marks]))
+        result.append(np.concatenate([its_tokens, its_pairs, marks]))
     return result
+
+
+def _hashes_of_tokens(first_codes: Hashes, words: dict[int, bytes]) -> tuple[Hashes, Hashes]:
+    """Return the hashes of tokens, [tokens], and of each with the next one, [tokens - 1].
+
+    A token is the character with its first code, or one of `words`: its number -> its bytes.
+    """
+    alone, after_space = hashes_of_characters()
+    codes = np.minimum(first_codes, 0xFFFF)  # those of words do not matter
+    tokens = alone[codes]
+    for number, word in words.items():
+        tokens[number] = crc32(word)
+    pairs = _four_zero_bytes(tokens[:-1]) ^ after_space[codes[1:]]
+    for number, word in words.items():
+        if number:
+            pairs[number - 1] = crc32(b" " + word, int(tokens[number - 1]))
+    return tokens, pairs
+
+
+def _by_text(hashes: Hashes, text_of: NDArray[Any], count: int) -> list[Hashes]:
+    """Split hashes by the number of their text, which ascends, [hashes]."""
+    return np.split(hashes, np.searchsorted(text_of, np.arange(1, count)))
 
 
 def token_places(text: str) -> list[tuple[int, int]]:
@@ -109,17 +125,17 @@ def _words(text: str, starts: NDArray[Any], is_letter: NDArray[np.bool_]) -> dic
     """Return the tokens that are words: index in `starts` -> bytes of the word."""
     ends_word = is_letter.copy()
     ends_word[:-1] &= ~is_letter[1:]
-    ends = (np.flatnonzero(ends_word) + 1).tolist()
-    numbers = np.flatnonzero(is_letter[starts])
+    ends = (np.flatnonzero(ends_word) + 1).tolist()  # [words]
+    numbers = np.flatnonzero(is_letter[starts])  # [words]
     places = zip(numbers.tolist(), starts[numbers].tolist(), ends, strict=True)
     return {number: text[start:end].encode() for number, start, end in places}
 
 
-def _mask_names(codes: Hashes, ends_of_texts: NDArray[Any], texts: Sequence[Text]) -> None:
+def _mask_names(codes: Hashes, ends: NDArray[Any], texts: Sequence[Text]) -> None:
     """Replace the names in the characters of texts by `PERSON` and `OTHER`."""
-    places = np.flatnonzero((codes >= FIRST_NAME) & (codes < FIRST_NUMBER))
+    places = np.flatnonzero((codes >= FIRST_NAME) & (codes < FIRST_NUMBER))  # [candidates]
     numbers = codes[places].astype(np.int64) - FIRST_NAME
-    text_of = np.searchsorted(ends_of_texts, places)
+    text_of = np.searchsorted(ends, places)
     is_name = numbers < np.array([one.names for one in texts])[text_of]
     is_own = numbers == np.array([one.own for one in texts])[text_of]
     codes[places] = np.where(is_name, np.where(is_own, PERSON, OTHER), codes[places])
@@ -169,8 +185,8 @@ def _four_zero_bytes(checksums: Hashes) -> Hashes:
     """Return how four further bytes change checksums, without the effect of their values.
 
     CRC is linear: `crc32(b, crc32(a))` is the exclusive or of `crc32(b)` and this function of
-    `crc32(a)`. A
-    space and a character of `_is_character` have four bytes.
+    `crc32(a)`. A space and a character of `_is_character` have four bytes. For example, 偷 has
+    0x27F5447C, for which this is 0x9ABB9AAB, and " 元" has 0x1C1ADCFD; "偷 元" has 0x86A14656.
     """
     table = _zero_bytes_table()
     result: Hashes = table[0][checksums & 255]

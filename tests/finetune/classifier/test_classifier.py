@@ -18,7 +18,16 @@ from scipy.special import expit
 
 from panjue.finetune.classifier.classifier import Classifier, load_classifier, read_classifier
 from panjue.finetune.classifier.features import PLACES, View, facts, marked, views
-from panjue.finetune.classifier.grams import NUMBER, Hashes, Text, grams, magnitude
+from panjue.finetune.classifier.grams import (
+    FIRST_NAME,
+    NUMBER,
+    PERSON,
+    Hashes,
+    Text,
+    _four_zero_bytes,
+    grams,
+    magnitude,
+)
 from panjue.finetune.classifier.label_sets import LabelField
 from panjue.prompts.example import Example, LabelFields
 from panjue.prompts.model import CLASSIFIER
@@ -108,6 +117,17 @@ def test_names_and_marks_worked_by_hand() -> None:
     tokens = ["\ue001", "打", "\ue000", "\ue012"]  # the last is a character of the text itself
     pairs = [f"{first} {second}" for first, second in pairwise(tokens)]
     assert found.tolist() == [crc32(gram.encode()) for gram in (*tokens, *pairs, "of 2")]
+
+
+def test_the_examples_of_hashes() -> None:
+    [found] = grams([Text(chr(FIRST_NAME) + "偷3万元", names=1, own=0)])
+    tokens = [chr(PERSON), "偷", "\uf017", "元"]
+    pairs = [f"{first} {second}" for first, second in pairwise(tokens)]
+    assert found.tolist() == [crc32(gram.encode()) for gram in (*tokens, *pairs)]
+    assert (found[1], found[4]) == (0x27F5447C, 0x1923942E)
+    assert _four_zero_bytes(found[1:2]).tolist() == [0x9ABB9AAB]
+    assert crc32(" 元".encode()) == 0x1C1ADCFD
+    assert hashes("偷元")[-1] == 0x86A14656 == 0x9ABB9AAB ^ 0x1C1ADCFD
 
 
 def test_words_of_other_scripts_are_whole() -> None:
