@@ -10,7 +10,7 @@ scores of cases that the first stage was fitted without.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -46,6 +46,12 @@ class Items:
     def counts(self) -> Array:
         """Return how many items the case of each item has, [items]."""
         return np.repeat(self.sizes, self.sizes)
+
+    @property
+    def weights(self) -> Array:
+        """Return the weight of each item in the metric: a case counts by the log2 of its items."""
+        n = self.counts
+        return np.where(n > 1, np.log2(n) / n, SINGLE_WEIGHT)
 
     def of_cases(self, how: np.ufunc, values: Array) -> Array:
         """Return the sum or maximum of values over the items of each case, [cases, any]."""
@@ -85,8 +91,8 @@ def candidates(items: Items, name: str) -> Candidates:
     case_mean = items.of_cases(np.add, score) / case_size  # [cases, labels]
     case_mean_of_own = items.of_cases(np.add, own) / case_size  # [cases, labels]
     case_best = items.of_cases(np.maximum, score)  # [cases, labels]
-    # Sorting twice gives the rank.
-    case_rank = np.argsort(np.argsort(-case_mean, axis=1, kind="stable"), axis=1)
+    by_case_mean = np.argsort(-case_mean, axis=1, kind="stable")  # labels of each case, best first
+    case_rank = np.argsort(by_case_mean, axis=1)  # place of each label there, [cases, labels]
 
     order = np.argsort(-score, axis=1, kind="stable")[:, :CANDIDATES]  # [items, candidates]
     best_three = np.take_along_axis(score, order, 1)[:, :3]  # [items, 3]
@@ -106,11 +112,13 @@ def candidates(items: Items, name: str) -> Candidates:
     }
     for place, scores in enumerate(best_three.T, start=1):
         columns[f"score {place} of the item"] = scores[item]
-    columns["mean of the case"] = case_mean[case, label]
-    columns["best of the case"] = case_best[case, label]
-    columns["behind the case's best"] = case_best.max(1)[case] - case_best[case, label]
-    columns["rank in the case"] = case_rank[case, label]
-    columns["labels to expect"] = expit(score).sum(1)[item]
+    columns |= {
+        "mean of the case": case_mean[case, label],
+        "best of the case": case_best[case, label],
+        "behind the case's best": case_best.max(1)[case] - case_best[case, label],
+        "rank in the case": case_rank[case, label],
+        "labels to expect": expit(score).sum(1)[item],
+    }
     columns |= zip(PLACES, items.facts[item, : len(PLACES)].T, strict=True)
     return Candidates(item, label, columns)
 
@@ -154,6 +162,12 @@ def corrected_probabilities(stage: Mapping[str, FieldTrees], items: Items) -> di
     """Return field -> probabilities, [items, labels], for the fields that have a second stage.
 
     Only labels that are no candidates have probability 0.
+
+    For example, let theft and fraud have the scores 3 and 0. With the scale 0.5 and the shift -1,
+    their logits are 0.5 and -1. Trees that add 0.5 and 0 make them 1 and -1, so with the final
+    scale 1 and shift 0, the probabilities are 0.73 and 0.27. Of two classes, let the first one have
+    a share of 0.9 of items with theft, and of 0.2 of those with fraud. The trees for the class then
+    see (0.73 * 0.9 + 0.27 * 0.2) / (0.73 + 0.27) = 0.71 for the first, and 0.29 for the second.
     """
     result: dict[str, Array] = {}
     for name, of_field in stage.items():
@@ -229,12 +243,6 @@ CLASS_TREES = {
 }
 
 
-def weights_of(sizes: Array) -> Array:
-    """Return the weight of each item in the metric: a case counts by the log2 of its items."""
-    n = np.repeat(sizes, sizes)
-    return np.where(n > 1, np.log2(n) / n, SINGLE_WEIGHT)
-
-
 def fit_second_stage(
     items: Items, gold: Mapping[str, Array], sets: Sequence[str], fold: Array, console: Console
 ) -> tuple[dict[str, FieldTrees], dict[str, Array]]:
@@ -270,37 +278,41 @@ def _fit_set(
     import lightgbm
 
     found = candidates(items, name)
-    rows = found.rows
-    score = found.columns["score"].astype(float)
-    gold = truth[found.item, found.label]  # [rows]
-    weight = weights_of(items.sizes)[found.item]
-    fold_of_row = fold[found.item]  # [rows]
+    rows = found.rows  # [rows, features]
+    score = found.columns["score"].astype(float)  # [rows], as all below
+    gold = truth[found.item, found.label]
+    weight = items.weights[found.item]
+    fold_of_row = fold[found.item]
 
-    def train(without: int) -> tuple["lightgbm.Booster", tuple[float, float]]:
-        """Return the trees, and the scale and shift of the scores that they correct."""
+    def train(without: int) -> FieldTrees:
         used = fold_of_row != without
         scaling = platt(score[used], gold[used], weight[used])
         first = found.logits(scaling)[used]
         data = lightgbm.Dataset(rows[used], gold[used], weight=weight[used], init_score=first)
         data.set_categorical_feature([0])  # the label
-        return lightgbm.train(SET_TREES, data, ROUNDS), scaling
+        return FieldTrees(lightgbm.train(SET_TREES, data, ROUNDS), scaling)
 
-    *parts, (trees, scaling) = _without_each_fold(train, shown)
-    logits = np.zeros(len(rows))  # [rows]
-    for number, (trees_of_part, scaling_of_part) in enumerate(parts):
+    *parts, whole = _without_each_fold(train, shown)
+    logits = np.zeros(len(rows))  # by trees that were fitted without the row
+    for number, part in enumerate(parts):
         aside = fold_of_row == number
-        first = found.logits(scaling_of_part)[aside]
-        logits[aside] = corrected(trees_of_part, rows[aside], first)
+        first = found.logits(part.scaling)[aside]
+        logits[aside] = corrected(part.trees, rows[aside], first)
     several = items.counts[found.item] > 1  # those that the metric weighs
     of_metric = weight * several if several.any() else weight
-    chances = np.zeros(len(rows))
-    for number in range(FOLDS):
-        aside = fold_of_row == number
-        fitted = platt(logits[~aside], gold[~aside], of_metric[~aside])
-        chances[aside] = calibrated(logits[aside], *fitted)
     believed = np.zeros(truth.shape)
-    believed[found.item, found.label] = chances
-    return FieldTrees(trees, scaling, platt(logits, gold, of_metric)), believed
+    believed[found.item, found.label] = _calibrated_apart(logits, gold, of_metric, fold_of_row)
+    return replace(whole, finish=platt(logits, gold, of_metric)), believed
+
+
+def _calibrated_apart(logits: Array, gold: Array, weight: Array, fold: Array) -> Array:
+    """Return the probabilities of logits, each calibrated without its own fold; all are [rows]."""
+    chances = np.zeros(len(logits))
+    for number in range(FOLDS):
+        aside = fold == number
+        fitted = platt(logits[~aside], gold[~aside], weight[~aside])
+        chances[aside] = calibrated(logits[aside], *fitted)
+    return chances
 
 
 def _fit_class(
@@ -315,7 +327,7 @@ def _fit_class(
     import lightgbm
 
     # An item of unknown class teaches nothing.
-    weight = weights_of(items.sizes) * gold[name].any(axis=1)
+    weight = items.weights * gold[name].any(axis=1)  # [items]
     classes = gold[name] * weight[:, None]  # [items, classes]
     prior = classes.sum(0) / classes.sum()  # [classes]
 
@@ -323,11 +335,12 @@ def _fit_class(
         """Return label set -> distribution of classes of the items with each label."""
         result = {}
         for other in believed:
-            joint = gold[other][used].T.astype(float) @ classes[used] + SMOOTHING * prior
+            joint = gold[other][used].T.astype(float) @ classes[used]  # [labels, classes]
+            joint += SMOOTHING * prior
             result[other] = joint / joint.sum(1, keepdims=True)
         return result
 
-    # The tables for an item are made without it.
+    # The tables for an item are made without its fold.
     rows_by_fold = [class_rows(items, name, believed, tables(fold != k)) for k in range(FOLDS)]
     rows = np.stack(rows_by_fold)[fold, np.arange(len(fold))]  # [items, features]
     labels = gold[name].argmax(1)  # [items]

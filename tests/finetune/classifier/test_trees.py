@@ -1,10 +1,18 @@
 """What the second stage of the text classifier looks at."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from panjue.finetune.classifier.features import PLACES
-from panjue.finetune.classifier.trees import Items, candidates, class_rows
+from panjue.finetune.classifier.features import PLACES, Array
+from panjue.finetune.classifier.trees import (
+    FieldTrees,
+    Items,
+    candidates,
+    class_rows,
+    corrected_probabilities,
+)
 from panjue.prompts.tasks.evidence import WORDS, evidence, written_number
 
 SCORES = np.array(
@@ -43,6 +51,33 @@ def test_other_cases_change_nothing() -> None:
     alone = Items(np.array([1]), {"charges": SCORES[:, 2:]}, np.zeros((1, 7)))
     rows = candidates(alone, "charges").rows
     assert rows.tolist() == candidates(ITEMS, "charges").rows[6:].tolist()
+
+
+class Trees:
+    """In place of LightGBM's: they give the same for all rows, and keep these."""
+
+    def __init__(self, given: list[Any]) -> None:
+        self.given = np.array(given)
+
+    def predict(self, rows: Array, **_: Any) -> Array:
+        self.rows = rows
+        return self.given
+
+
+def test_the_example_of_corrected_probabilities() -> None:
+    whole = {"charges": np.array([[2.0, 1.0]]), "penalty": np.array([[4.0, 5.0]])}
+    own = {"charges": np.array([[1.0, -1.0]]), "penalty": np.array([[0.0, 1.0]])}
+    scores = {name: np.stack([whole[name], own[name]]) for name in whole}
+    items = Items(np.array([1]), scores, np.zeros((1, len(PLACES))))
+    of_class = Trees([[0.6, 0.4]])
+    stage = {
+        "charges": FieldTrees(Trees([0.5, 0]), scaling=(0.5, -1), finish=(1, 0)),
+        "penalty": FieldTrees(of_class, classes={"charges": np.array([[0.9, 0.1], [0.2, 0.8]])}),
+    }
+    found = corrected_probabilities(stage, items)
+    assert found["charges"] == pytest.approx(np.array([[0.73, 0.27]]), abs=0.005)
+    assert found["penalty"].tolist() == [[0.6, 0.4]]
+    assert of_class.rows[0, :4] == pytest.approx([4, 6, 0.71, 0.29], abs=0.005)
 
 
 def test_a_class_knows_what_to_expect_of_the_label_sets() -> None:
