@@ -216,10 +216,11 @@ def best_sets(
     scale = _scales(weights, items)  # [items]
     sizes = np.arange(min(max_size, LABELS_OF_SETS) + 1)  # of the set to choose, from 0
     terms = _terms(_formed_chances(weights, scale, probabilities), sizes)  # [items, sizes, labels]
-    terms = np.where(probabilities[:, None] > 0, terms, -np.inf)  # not of labels an item lacks
+    terms = np.where(probabilities[:, None] > 0, terms, -np.inf)  # an item may have fewer labels
     largest_first = -np.sort(-terms, axis=2)
     is_in_set = np.arange(LABELS_OF_SETS) < sizes[:, None]  # [sizes, labels]
     expected_f1 = np.where(is_in_set, largest_first, 0).sum(axis=2)  # [items, sizes]
+    # The empty set is right if gold is empty too.
     expected_f1[:, 0] = scale * weights[0] if weights[0] else -np.inf
     result = []
     for labels, of_item, size in zip(ranked, terms, _best_sizes(expected_f1), strict=True):
@@ -230,7 +231,7 @@ def best_sets(
 
 
 def _clipped(items: Sequence[Probabilities], columns: int) -> Array:
-    """Return the probabilities of items, none of them 0, [items, columns], and 0 after the last."""
+    """Return the clipped probabilities of each item in its order, then zeros, [items, columns]."""
     result = np.zeros((len(items), columns))
     for number, item in enumerate(items):
         result[number, : len(item)] = list(item.values())
@@ -242,7 +243,7 @@ def _scales(weights: Sequence[float], items: Sequence[Probabilities]) -> Array:
     """Return `_scale` of each item, [items]."""
     probabilities = _clipped(items, max(map(len, items), default=0)).T  # [labels, items]
     likely = np.where(probabilities > TINY, probabilities, 0)
-    likely = np.where(likely.any(axis=0), likely, probabilities)
+    likely = np.where(likely.any(axis=0), likely, probabilities)  # [labels, items]
     return np.broadcast_to(_scale(weights, probabilities, likely), len(items))
 
 
