@@ -21,7 +21,7 @@ from panjue.finetune.examples import Examples
 from panjue.finetune.packed_attention import segments
 from panjue.finetune.rules import shared_rules
 from panjue.prompts.example import Example
-from panjue.prompts.labels import Labels
+from panjue.prompts.labels import Labels, merged_labels
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import atomic_folder, dump, read_json, write_json
 from panjue.prompts.render import reply_ids
@@ -84,7 +84,7 @@ class RowMaker:
 
         No reply is ever cut. An example is refused and its id recorded if its prompt cannot be
         shortened enough, its reply does not fit, or its reply is invalid (for example, an empty
-        label set).
+        label set) or has other labels than `labels`.
         """
         for example in examples:
             report.notes += [f"{example.id}: {note}" for note in example.notes]
@@ -103,7 +103,11 @@ class RowMaker:
         reply = task.ask.target(example)
         repairs = task.ask.decode(reply, example, labels).repairs
         if repairs:
-            return f"its gold answer is invalid: {repairs[0]}"
+            own = merged_labels([labels, task.ask.labels([example])])
+            problem = "invalid"
+            if not task.ask.decode(reply, example, own).repairs:  # of a few cases, with `limit`
+                problem = "valid, but beyond the labels of the cases to train on"
+            return f"its gold answer is {problem}: {repairs[0]}"
         short, _, prompt, room = shortened_prompt(
             task, example, labels, self.tokenizer, self.max_tokens
         )

@@ -1,5 +1,6 @@
 """Token rows and their loss: of which tokens it is, and that no example sees another."""
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -154,6 +155,28 @@ def test_what_does_not_fit_is_shortened_then_refused_by_id(
     [needed] = report.too_long
     for limit, count in ((needed - 1, 0), (needed, 1)):
         assert len(list(replace(maker, max_tokens=limit).rows([hopeless], RowReport()))) == count
+
+
+def test_valid_gold_with_labels_of_no_training_case_is_not_called_invalid(
+    maker: RowMaker, examples: list[Example]
+) -> None:
+    """With limit=, the few cases to train on lack labels that held-out cases have."""
+    judgments = (examples[0].answer or {})["judgments"]
+    known = maker.labels.names("charges")
+    assert len(known) > maker.labels.most["charges"]
+
+    def with_charges(number: int, charges: list[str]) -> Example:
+        answer = {"judgments": [{**judgment, "charges": charges} for judgment in judgments]}
+        return replace(examples[0], id=number, answer=answer)
+
+    held_out = [with_charges(1, ["稀有罪"]), with_charges(2, known), with_charges(3, [])]
+    report = RowReport()
+    assert not list(maker.rows(held_out, report))
+    beyond = "its gold answer is valid, but beyond the labels of the cases to train on"
+    unseen, many, empty = report.refused
+    assert re.match(f"1: {beyond}: .*charges '稀有罪' unknown", unseen)
+    assert re.match(f"2: {beyond}: .*charges cut to .*, the most in training", many)
+    assert re.match("3: its gold answer is invalid: .*charges missing", empty)
 
 
 def test_the_plan_names_the_limit_that_takes_all_and_one_that_takes_almost_all() -> None:
