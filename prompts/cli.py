@@ -281,6 +281,7 @@ def bundle(
 ) -> None:
     """Pack RUN with code, weights and a manual into the ZIP OUT; or test a ZIP with --verify."""
     with importing():
+        from panjue.serve.answers import folder_meant
         from panjue.serve.bundle import bundle as pack
         from panjue.serve.bundle import verify as verify_bundle
     if verify and cases and not (run or base):
@@ -289,7 +290,7 @@ def bundle(
         pack(run, out, base)
     else:
         if run:
-            refuse_unadopted(run)
+            folder_meant(run)  # what is wrong with RUN comes first
         raise UserError("use RUN OUT.zip [--base FOLDER], or --verify ZIP --cases TEST")
 
 

@@ -21,6 +21,7 @@ from panjue.prompts.plumbing.run import (
     ANSWERS,
     CASES_FILE,
     find_answers,
+    refuse_unanswered,
     weights_that_answered,
 )
 from panjue.prompts.reader import Reader, text_hashes
@@ -315,14 +316,8 @@ def open_answers(path: Path, gold: Path | None = None) -> Answered:
 
 def folder_meant(path: Path, gold: Path | None = None, gold_sha256: str = "") -> Path:
     """Return the folder of answers that a path means; UserError: there are no answers."""
-    if not path.exists():
-        raise UserError(f"{path}: there is no such folder")
-    folder = find_answers(path, gold, gold_sha256)
-    if folder is None and path.is_dir():
-        raise UserError(f"{path}: has no answers; `panjue generate` makes them")
-    if folder is None:
-        raise UserError(f"{path}: is a file alone; give the folder of answers, or its run folder")
-    return folder
+    found = find_answers(path, gold, gold_sha256) if path.exists() else None
+    return found or refuse_unanswered(path)
 
 
 def sha256_of_cases(path: Path) -> str:

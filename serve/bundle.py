@@ -37,10 +37,10 @@ from panjue.prompts.plumbing.records import (
     RunRecord,
     if_any,
 )
-from panjue.prompts.plumbing.run import ADAPTER_CONFIG, ANSWERS, CONFIG, RESULTS, find_answers
+from panjue.prompts.plumbing.run import ADAPTER_CONFIG, ANSWERS, CONFIG, RESULTS
 from panjue.prompts.plumbing.version import IN_BUNDLE, panjue_version
 from panjue.prompts.task import load_task, task_folders
-from panjue.serve.answers import Answers, choice_for, read_answers
+from panjue.serve.answers import Answers, choice_for, folder_meant, read_answers
 from panjue.serve.decoding import decoding_of
 from panjue.serve.merge import check_base
 from panjue.serve.settings import GenerateConfig
@@ -80,10 +80,7 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
     if out.is_dir():
         raise UserError(f"{out}: is a folder; name the ZIP")
     refuse_foreign(out, is_bundle, "OUT.zip")
-    found = find_answers(run)
-    if found is None:
-        raise UserError(f"{run}: has no answers; `panjue generate` makes them")
-    answers = read_answers(found)
+    answers = read_answers(folder_meant(run))
     if answers.changed:
         raise UserError(f"{answers.folder}: {answers.changed}; run `panjue generate` again")
     if limit := answers.record.limit:

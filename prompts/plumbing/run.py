@@ -12,7 +12,7 @@ import re
 import shlex
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines
@@ -215,6 +215,19 @@ def find_answers(path: Path, gold: Path | None = None, gold_sha256: str = "") ->
     if not folders:
         refuse_unadopted(path)
     return folders[0] if folders else None
+
+
+def refuse_unanswered(path: Path) -> NoReturn:
+    """Refuse a path in place of a folder of answers, or of a run folder that has some."""
+    if not path.exists():
+        raise UserError(f"{path}: there is no such folder")
+    if not path.is_dir():
+        raise UserError(f"{path}: is a file alone; give the folder of answers, or its run folder")
+    run = run_around(path)
+    if weights_folder(path) == path and any(run.glob(f"{ANSWERS}/*/{MANIFEST}")):
+        raise UserError(f"{path}: has no answers; give its run folder, {run}")
+    other = "" if weights_folder(path) else " in a run folder, and nothing trained is in this one"
+    raise UserError(f"{path}: has no answers; `panjue generate` makes them{other}")
 
 
 def _recorded(folder: Path, entry: str) -> Any:

@@ -1,7 +1,9 @@
 """A run folder knows itself: its records, its result, and the answers that a path means."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -181,6 +183,36 @@ def test_answers_of_a_moved_run_find_its_adapter(tmp_path: Path) -> None:
     folder = run / "answers/test"
     folder.mkdir(parents=True)
     assert weights_that_answered(folder, ANSWERED["trained"]) == run / "adapter"
+
+
+def test_a_folder_without_answers_gets_one_line_with_the_way_out(
+    tmp_path: Path, panjue: Callable[..., CompletedProcess[str]]
+) -> None:
+    run = trained_run(tmp_path / "run")
+    kept = trained_run(run / "kept", "step-5") / "step-5"
+    nothing = "has no answers; `panjue generate` makes them"
+    other = f"{nothing} in a run folder, and nothing trained is in this one"
+
+    def refused(folder: Path, reason: str) -> None:
+        for words in (
+            ("bundle", folder),
+            ("bundle", folder, tmp_path / "out.zip"),
+            ("report", folder),
+        ):
+            said = panjue(*words)
+            assert (said.returncode, said.stderr) == (2, f"panjue: {folder}: {reason}\n")
+
+    refused(run, nothing)
+    refused(run / "adapter", nothing)
+    refused(tmp_path, other)
+    refused(tmp_path / "nowhere", "there is no such folder")
+    folder = run / "answers/test"
+    folder.mkdir(parents=True)
+    AnswersRecord.model_validate(ANSWERED).write(folder)
+    for place in (run / "adapter", kept):
+        refused(place, f"has no answers; give its run folder, {run}")
+    said = panjue("bundle", run)
+    assert "use RUN OUT.zip [--base FOLDER], or --verify ZIP --cases TEST" in said.stderr
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", '{"name": "a web page"}', ""])
