@@ -9,7 +9,13 @@ from typing import Any
 
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.gpu import check_gpu
-from panjue.prompts.plumbing.config import load_values, refuse_home, refuse_options, settings_of
+from panjue.prompts.plumbing.config import (
+    load_values,
+    refuse_home,
+    refuse_options,
+    refuse_unknown,
+    settings_of,
+)
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
 from panjue.prompts.plumbing.records import MANIFEST, RunRecord
 from panjue.prompts.plumbing.run import CONFIG
@@ -44,6 +50,7 @@ def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
     for word in settings:
         if "=" not in word:
             raise UserError(f"{word!r}: settings are written key=value; a config comes before them")
+        refuse_unknown(word, settings_of(SftConfig))
     given = dict(word.split("=", 1) for word in settings)
     of_run = Path(given.get("run", ""), CONFIG)
     if config is None and "run" in given and of_run.is_file():

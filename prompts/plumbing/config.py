@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from panjue.prompts.plumbing.errors import UserError, did_you_mean, no_such
 from panjue.prompts.plumbing.files import dump, located, open_bytes
@@ -89,7 +90,7 @@ def built_section(
     except ValidationError as error:
         complaint = first_complaint(error, settings_of(cls))
         place = str(path)
-        setting = str((error.errors()[0]["loc"] or ("",))[0])
+        setting = str((first_error(error)["loc"] or ("",))[0])
         for word in overrides:
             if re.split("[.=]", word)[0] == setting:
                 place = word
@@ -123,6 +124,13 @@ def refuse_options(words: Sequence[str], known: Container[str]) -> None:
         name = name.replace("…", key)
         written = name if "=" in name else f"{name}={value or 'VALUE'}"
         raise UserError(f"{option}: is written {written} here {command}".rstrip())
+
+
+def refuse_unknown(word: str, known: Collection[str]) -> None:
+    """Refuse a word `key=value` with a key that is none of the known settings."""
+    key = re.split(r"[.=\[]", word)[0]
+    if key not in known:
+        raise UserError(f"{word}: no setting {key!r}{our_name(key, known)}")
 
 
 YAML_ERRORS = (OmegaConfBaseException, yaml.YAMLError, UnicodeError)
@@ -227,9 +235,9 @@ def first_complaint(error: ValidationError, known: Mapping[str, FieldInfo] = {})
     """Return the place and the problem of pydantic's first error.
 
     If the error is about settings, `known` has them by name, and an unknown or missing setting gets
-    a better message.
+    a better message. An unknown one comes first: it may be the missing one, misspelled.
     """
-    first = error.errors()[0]
+    first = first_error(error)
     key = ".".join(map(str, first["loc"]))
     if known and first["type"] == "extra_forbidden":
         return f"no setting {key!r}{our_name(key, known)}"
@@ -239,6 +247,13 @@ def first_complaint(error: ValidationError, known: Mapping[str, FieldInfo] = {})
     if first["type"] == "literal_error" and isinstance(first["input"], str):
         problem = no_such(first["input"], re.findall("'([^']*)'", first["ctx"]["expected"]))
     return f"{key}: {problem}" if key else problem
+
+
+def first_error(error: ValidationError) -> ErrorDetails:
+    """Return pydantic's first error about an unknown name, or else its first one."""
+    errors = error.errors()
+    unknown = (one for one in errors if one["type"] == "extra_forbidden")
+    return next(unknown, errors[0])
 
 
 ABSOLUTE_PATH = re.compile(r"(?:file:/{2,3}|~\w*/|/(?!/)|[A-Za-z]:[\\/]|\\\\)")

@@ -105,6 +105,9 @@ THERE_ARE = "(there are bare, gpu, m2.5-0.5b, or give a file)"
         (["--lora_rank", "16"], "--lora_rank: is written lora.r=16 here"),
         (["gpu", "--seed=1"], "--seed: is written seed=1 here"),
         (["run=~/x"], f"run=~/x: ~ is not expanded here; write run={Path.home()}/x"),
+        (["modle=m", "train=t"], "modle=m: no setting 'modle'; did you mean 'model'?"),
+        (["epochs=3"], "epochs=3: no setting 'epochs'; it is trainer.num_train_epochs here"),
+        (["trainr.max_steps=1"], "trainr.max_steps=1: no setting 'trainr'; did you mean 'trainer'"),
         (["model=m", "own.yaml"], "'own.yaml': settings are written key=value; a config comes bef"),
     ],
 )
@@ -112,6 +115,15 @@ def test_what_is_missing_is_named(words: list[str], said: str) -> None:
     with pytest.raises(UserError) as error:
         training_words(words)
     assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize("section", ["{batchh: 3}", "{run: r, batchh: 3, train: nowhere}"])
+def test_a_wrong_name_in_a_file_is_named_before_what_is_missing(
+    section: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own.yaml").write_text(f"sft: {section}", "utf-8")
+    with pytest.raises(UserError, match=r"^own\.yaml: no setting 'batchh'; did you mean 'batch'"):
+        sft_settings(*training_words(["own.yaml"]))
 
 
 def test_a_config_is_found_without_a_checkout(
