@@ -104,6 +104,40 @@ def test_each_field_says_who_answered_and_what_the_other_one_says(
     assert "; the model's answer, not used: 诈骗罪\n" in said.stdout
 
 
+def test_the_models_own_probability_stands_where_the_row_has_it(
+    run: Path, write: Write, panjue: Panjue
+) -> None:
+    assert "own probability" not in panjue("explain", run, 1).stdout, "no row has numbers"
+    answers = run / "answers/test"
+    rows = [row for _, row in read_lines(answers / "completions.jsonl")]
+    numbers = {"charges": [-0.5], "articles": [-0.25, -0.25], "penalty": [-0.00004]}
+    write(str(answers / "completions.jsonl"), [{**row, "logprobs": [numbers]} for row in rows])
+    decoded(answers, "model")
+
+    said = panjue("explain", run, 1).stdout
+    first, second = said.split("\n钱乙\n")
+    own = "  the model's own probability of this answer: "
+    assert re.search(
+        rf"charges: 诈骗罪\n  answered by the model .*\n{own}60\.7% \(log-probability -0\.5\)\n",
+        first,
+    )
+    assert f"{own}60.7% (log-probability -0.5)\n" in first.split("\narticles: ")[1]
+    assert f"{own}100.0% (log-probability -4e-05)\n" in first.split("\npenalty: ")[1]
+    assert "own probability of" not in second.split("Contributions")[0], "he is not in the reply"
+    assert "\nThe model's own probability is how likely it was to write exactly this" in said
+
+    change_json(answers / "decode.json", by_field={"charges": "classifier"})
+    said = panjue("explain", run, 1, "--person", "赵甲").stdout
+    assert "; the model's answer, not used: 诈骗罪\n" in said
+    assert "  the model's own probability of its answer: 60.7% (log-probability -0.5)\n" in said
+
+    decoded(answers, "classifier")
+    assert "own probability" not in panjue("explain", run, 1).stdout, "the model was not asked"
+    submission = answers / "submission.jsonl"
+    submission.write_text(submission.read_text("utf-8").replace("盗窃罪", "诈骗罪"), "utf-8")
+    assert "own probability" not in panjue("explain", run, 1).stdout, "nobody knows who answered"
+
+
 def test_what_is_printed_is_what_follows_from_the_stored_file(run: Path, panjue: Panjue) -> None:
     """The numbers of every line, to the digits that are shown."""
     lines = panjue("explain", run, 1, "--person", "赵甲").stdout.splitlines()
