@@ -2,9 +2,10 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -233,14 +234,17 @@ def with_own(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
 
 def for_this_machine(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return engine arguments with those that depend on the GPU and the model."""
-    return without_needless_tuning(with_room_for_states(arguments))
+    model = cache(engine_args(arguments).create_model_config)  # both may ask for it, or neither
+    return without_needless_tuning(with_room_for_states(arguments, model), model)
 
 
 FOR_ACTIVATIONS = 2**31
 """Least bytes of a GPU that hold neither weights nor states."""
 
 
-def with_room_for_states(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def with_room_for_states(
+    arguments: Mapping[str, Any], model_config: Callable[[], ModelConfig]
+) -> dict[str, Any]:
     """Return engine arguments with no more sequences at once than a GPU has room for.
 
     This matters for layers that keep a state for each sequence, such as linear attention. With
@@ -249,7 +253,7 @@ def with_room_for_states(arguments: Mapping[str, Any]) -> dict[str, Any]:
     quarter. This estimate takes the states of all layers for a sequence, so it may be too high.
     """
     args = engine_args(arguments)
-    if args.max_num_seqs or on_cpu() or not args.create_model_config().is_hybrid:
+    if args.max_num_seqs or on_cpu() or not model_config().is_hybrid:
         return dict(arguments)
     config = args.create_engine_config(UsageContext.LLM_CLASS)
     cache = config.cache_config
@@ -275,7 +279,9 @@ HOPPER = 90
 """vLLM tunes FlashInfer from these GPUs on. On newer ones, dense models use it, too."""
 
 
-def without_needless_tuning(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def without_needless_tuning(
+    arguments: Mapping[str, Any], model_config: Callable[[], ModelConfig]
+) -> dict[str, Any]:
     """Return engine arguments with which a Hopper GPU does not tune FlashInfer for nothing.
 
     There, vLLM 0.32 uses FlashInfer for quantized weights and for experts alone, but tunes it at
@@ -284,7 +290,7 @@ def without_needless_tuning(arguments: Mapping[str, Any]) -> dict[str, Any]:
     decided = {TUNING, "kernel_config"} & arguments.keys()
     if decided or not current_platform.is_device_capability_family(HOPPER):
         return dict(arguments)
-    model = engine_args(arguments).create_model_config()
+    model = model_config()
     if model.is_moe or model.quantization:
         return dict(arguments)
     return {**arguments, TUNING: False}

@@ -27,8 +27,7 @@ from panjue.serve.engine import (
     Engine,
     EngineEnded,
     RequestOutput,
-    with_room_for_states,
-    without_needless_tuning,
+    for_this_machine,
 )
 from panjue.serve.settings import GenerateConfig
 
@@ -255,15 +254,39 @@ def blocks_of_vllm(arguments: dict[str, Any], available: int) -> int:
 def test_states_of_linear_attention_get_as_many_sequences_as_vllm_does_not_refuse(
     gib: int, least: int, hybrid: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert with_room_for_states(hybrid) == hybrid, "without a GPU vLLM refuses none"
+    assert for_this_machine(hybrid) == hybrid, "without a GPU vLLM refuses none"
     total = gib * 2**30
     monkeypatch.setattr(engine, "on_cpu", lambda: False)
     monkeypatch.setattr(current_platform, "get_device_total_memory", lambda: total)
-    sequences = with_room_for_states(hybrid)["max_num_seqs"]
+    sequences = for_this_machine(hybrid)["max_num_seqs"]
     rest = int(0.92 * total) - 18 * 10**9 - 3 * 2**30  # what its activations and graphs may take
     assert least < sequences <= blocks_of_vllm(hybrid, rest)
     mine = {**hybrid, "max_num_seqs": 1000}
-    assert with_room_for_states(mine) == mine
+    assert for_this_machine(mine) == mine
+
+
+def test_a_gpu_reads_the_config_of_a_base_once_and_once_more_for_its_states(
+    hybrid: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "on_cpu", lambda: False)
+    monkeypatch.setattr(current_platform, "get_device_total_memory", lambda: 24 * 2**30)
+    monkeypatch.setattr(current_platform, "is_device_capability_family", lambda *_: True)
+    create = AsyncEngineArgs.create_model_config
+    made = []
+
+    def counted(args: AsyncEngineArgs) -> Any:
+        made.append(args.model)
+        return create(args)
+
+    monkeypatch.setattr(AsyncEngineArgs, "create_model_config", counted)
+    found = for_this_machine(hybrid)
+    assert found["max_num_seqs"] < 250
+    assert len(made) == 2, "the states need the config of the whole engine, which has its own"
+    decided = {"max_num_seqs": 9, "enable_flashinfer_autotune": True}
+    for more, count in ({"max_num_seqs": 9}, 1), (decided, 0):
+        made.clear()
+        for_this_machine({**hybrid, **more})
+        assert len(made) == count
 
 
 @pytest.mark.parametrize(
@@ -292,7 +315,7 @@ def test_flashinfer_is_not_tuned_where_nothing_uses_it(
     monkeypatch.setattr(current_platform, "is_device_capability_family", is_family)
     model = str(workshop / "base/model")
     arguments = {"model": model, "tokenizer": model, **more}
-    found = without_needless_tuning(arguments)
+    found = for_this_machine(arguments)
     assert found == {**arguments, **({"enable_flashinfer_autotune": False} if is_skipped else {})}
     assert not is_skipped or AsyncEngineArgs(**found).enable_flashinfer_autotune is False
 
@@ -302,4 +325,4 @@ def test_a_base_with_experts_is_tuned(tmp_path: Path, monkeypatch: pytest.Monkey
     shape = {"num_experts": 4, "num_experts_per_tok": 2, "architectures": ["Qwen3MoeForCausalLM"]}
     Qwen3MoeConfig(**shape, dtype="bfloat16").save_pretrained(tmp_path)
     arguments = {"model": str(tmp_path), "tokenizer": str(tmp_path)}
-    assert without_needless_tuning(arguments) == arguments
+    assert for_this_machine(arguments) == arguments
