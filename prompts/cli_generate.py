@@ -216,10 +216,11 @@ def decided(asking: Session, trained: Trained, test: Cases) -> Choice:
     for line in choice_lines(choice):
         console.print(line)
     if choice.calibration and not choice.weighs_model:
+        made = [trained.folder / CHOICE, held_out_folder(job, test)]
+        old = " and ".join(str(path) for path in made if path.exists())
         console.print(
             "confidences leave out the model's own probability: the held-out cases were answered "
-            f"before it was kept; to ask them again, delete {trained.folder / CHOICE} and "
-            f"{test.folder.with_name(HELD_OUT)}"
+            f"before it was kept; to ask them again, delete {old}"
         )
     return choice
 
@@ -227,12 +228,18 @@ def decided(asking: Session, trained: Trained, test: Cases) -> Choice:
 def decide(asking: Session, trained: Trained, test: Cases, reader: Reader, file: Path) -> Choice:
     """Ask the held-out cases in `file`, and keep the choice of who answers each field better."""
     job = asking.job
-    name = f"{HELD_OUT}-{job.config.answers}" if job.config.answers else HELD_OUT
-    with exclusive_lock(test.folder.with_name(name), wait=True):
-        cases = read_cases(file, reader, test.folder.with_name(name))
+    folder = held_out_folder(job, test)
+    with exclusive_lock(folder, wait=True):
+        cases = read_cases(file, reader, folder)
         choice = choice_by(asking, trained, cases)
         take_over(cases, test, record_of(job, test, asked=True))
     return choice
+
+
+def held_out_folder(job: Job, test: Cases) -> Path:
+    """Return the folder for answers to held-out cases, beside those to TEST."""
+    name = f"{HELD_OUT}-{job.config.answers}" if job.config.answers else HELD_OUT
+    return test.folder.with_name(name)
 
 
 def choice_by(asking: Session, trained: Trained, held_out: Cases) -> Choice:
