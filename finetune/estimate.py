@@ -104,24 +104,19 @@ def timed(trainer: ReplyTrainer, places: Sequence[int]) -> Timed:
         compute_activations_again(model, trainer.args)  # as training does
     rows = [trainer.train_dataset[place] for place in places]
     batch = trainer._prepare_inputs(trainer.data_collator(rows))
-    start, processor, waited = time.perf_counter(), time.process_time(), waited_s()
-    is_short = False
-    try:
+
+    def compute() -> Timed:
+        start, processor, waited = time.perf_counter(), time.process_time(), waited_s()
         with trainer.accelerator.autocast():
             loss = trainer.reply_losses(model, batch).sum()
         if loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
-    except torch.OutOfMemoryError as error:
-        trainer.refuse_or_save_memory(error)
-        is_short = True
-    if is_short:  # outside `except`, which holds the tensors of the failed call
-        torch.cuda.empty_cache()
-        model.zero_grad(set_to_none=True)
-        return timed(trainer, places)
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-    seconds = time.perf_counter() - start
-    step = Timed(seconds, time.process_time() - processor, waited_s() - waited)
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        seconds = time.perf_counter() - start
+        return Timed(seconds, time.process_time() - processor, waited_s() - waited)
+
+    step = trainer.saving_memory(compute, compute)
     model.zero_grad(set_to_none=True)
     return step
 

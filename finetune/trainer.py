@@ -2,11 +2,11 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from accelerate.data_loader import SeedableRandomSampler
@@ -41,6 +41,8 @@ from panjue.finetune.packed_attention import PACKED
 from panjue.finetune.reply_loss import token_losses
 from panjue.prompts.plumbing.errors import UserError, first_line
 from panjue.prompts.plumbing.files import read_json, write_json
+
+T = TypeVar("T")
 
 NOT_MODEL_INPUTS = ("labels", "tokens", "reply_places", "reply_labels", "skip_logits")
 """Keys of a batch that the model must not get. transformers adds `skip_logits` for liger kernels.
@@ -187,21 +189,33 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         small, the step begins again, with all layers computing their activations again.
         """
         self._of_step.append(inputs)
-        loss: Tensor | None = None
-        try:
-            loss = super().training_step(model, inputs, num_items_in_batch)
-        except torch.OutOfMemoryError as error:
-            self.refuse_or_save_memory(error)
-        if loss is None:  # outside `except`, which holds the tensors of the failed call
-            torch.cuda.empty_cache()
-            model.zero_grad(set_to_none=True)
-            for earlier in self._of_step:
-                loss = super().training_step(model, earlier, num_items_in_batch)
-        assert loss is not None
+        add_gradients: Callable[..., Tensor] = super().training_step
+
+        def begin_again() -> Tensor:
+            losses = [add_gradients(model, one, num_items_in_batch) for one in self._of_step]
+            return losses[-1]
+
+        loss: Tensor = self.saving_memory(
+            lambda: add_gradients(model, inputs, num_items_in_batch), begin_again
+        )
         self._new_tokens += inputs["tokens"]
         if self.accelerator.sync_gradients:  # the last batch of its step
             self._of_step.clear()
         return loss
+
+    def saving_memory(self, compute: Callable[[], T], again: Callable[[], T]) -> T:
+        """Return what `compute` returns; if the GPU's memory is too small, what `again` returns.
+
+        Before `again`, gradients are dropped, and all layers compute activations again from now on.
+        """
+        try:
+            return compute()
+        except torch.OutOfMemoryError as error:
+            self.refuse_or_save_memory(error)
+        # Outside `except`, which holds the tensors of the failed call.
+        torch.cuda.empty_cache()
+        self.model.zero_grad(set_to_none=True)
+        return again()
 
     def refuse_or_save_memory(self, error: torch.OutOfMemoryError) -> None:
         """Let all layers compute their activations again; raise if they did, or cannot.
