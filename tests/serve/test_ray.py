@@ -6,23 +6,32 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from ray import cloudpickle
 
 from panjue.finetune.trained import open_trained
 from panjue.prompts.example import Example
 from panjue.prompts.model import CLASSIFIER, TINY_BYTES
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
+from panjue.prompts.reader import Reader
+from panjue.prompts.task import load_task
 from panjue.serve import ray as driver
-from panjue.serve.job import Job
+from panjue.serve.engine import Engine
+from panjue.serve.job import Job, make_job
 from panjue.serve.merge import Served
 from panjue.serve.output import EarlierRows
 from panjue.serve.settings import GenerateConfig
 from tests.torture.conftest import RAY
+
+RowsOf = Callable[..., list[dict[str, Any]]]
 
 
 def test_rows_of_an_earlier_run_are_found_by_example(tmp_path: Path) -> None:
@@ -119,6 +128,51 @@ def test_a_replica_with_another_model_labels_or_classifier_is_refused(
     replica = driver.Replica(job, driver.versions("judgment"), of_driver)
     with pytest.raises(UserError, match=f"other files than the driver: {run}/{folder}/{file}: "):
         asyncio.run(replica.start())
+
+
+def test_a_replica_sends_the_models_own_log_probabilities(
+    llm: Engine,
+    rows_of: RowsOf,
+    trained: Path,
+    merged: Path,
+    workshop: Path,
+    tmp_path: Path,
+) -> None:
+    """They are those of an engine without Ray, also when they have been sent to the driver."""
+
+    @asynccontextmanager
+    async def running(*_: object) -> AsyncIterator[Engine]:
+        yield llm
+
+    task = load_task("judgment")
+    config = GenerateConfig.model_validate({})
+    job = replace(make_job(tmp_path, open_trained(trained), config), served=Served(merged))
+    replica = driver.Replica(sent(job), driver.versions("judgment"), driver.fingerprints(job))
+    examples = list(Reader(task).read(workshop / "demo/test.jsonl"))[:3]
+
+    async def answers() -> list[dict[str, Any]]:
+        async with replica._running:
+            await replica.start()
+            return [sent(row) for one in examples async for row in replica.answer(one, {})]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "running_engine", running)
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else the replica sets it
+        found = llm.runner.run(answers())
+    plain = rows_of(llm, job.question_maker(), examples, in_flight=1)
+    assert [row["id"] for row in found] == [example.id for example in examples]
+    for row, other, example in zip(found, plain, examples, strict=True):
+        assert row["texts"] == other["texts"]
+        assert len(row["logprobs"]) == len(other["logprobs"]) == len(example.names)
+        for numbers, expected in zip(row["logprobs"], other["logprobs"], strict=True):
+            assert numbers.keys() == set(task.answer.fields)
+            for name, of_labels in numbers.items():
+                assert of_labels == pytest.approx(expected[name], abs=2e-3)
+
+
+def sent(value: Any) -> Any:
+    """Return a value as another process of Ray gets it."""
+    return cloudpickle.loads(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
 
 
 def test_a_replica_takes_its_gpus_or_its_share_of_a_machines_cores(
