@@ -132,7 +132,7 @@ def item_lines(
         yield name
     if not case.whys:
         for field in fields:
-            yield f"{field.name}: {values(field)}"
+            yield f"{field.name}: {predicted_labels(field)}"
         by = VOTE if answered.record.voted else "model"
         if by == "model" and edited(answered.task.data.submission.find(answered.folder)):
             by = ""  # nobody knows
@@ -141,7 +141,7 @@ def item_lines(
     opinions = case.opinions[number] if case.opinions else [None] * len(fields)
     by_field = zip(answered.task.answer.fields, fields, case.whys[number], opinions, strict=True)
     for field_name, field, why, opinion in by_field:
-        yield f"{field.name}: {values(field)}"
+        yield f"{field.name}: {predicted_labels(field)}"
         sure = f" (confidence {why.confidence:.2f})" if why.confidence is not None else ""
         yield f"  {answerer_in_words(why.by, answered)}{sure}{other_answer(why, opinion)}"
         logprob = logprobs.get((number, field_name))
@@ -152,7 +152,8 @@ def item_lines(
         yield from reason_lines(answered.task, field_name, example, why)
 
 
-def values(field: Field) -> str:
+def predicted_labels(field: Field) -> str:
+    """Return the labels of an answer in one field; an empty set is `nothing`."""
     return "、".join(field.predicted) or "nothing"
 
 
@@ -178,7 +179,7 @@ def other_answer(why: FieldWhy, opinion: tuple[Field, str] | None) -> str:
     other = "model" if why.by == "classifier" else "text classifier"
     if how.startswith("agree"):
         return f"; the {other} says the same"
-    return f"; the {other}'s answer, not used: {values(field)}"
+    return f"; the {other}'s answer, not used: {predicted_labels(field)}"
 
 
 def reason_lines(task: Task, field: str, example: Example, why: FieldWhy) -> Iterator[str]:

@@ -18,9 +18,10 @@ Lists = Mapping[str, AbstractSet[str]]
 
 
 def read_lists(task: Task, paths: Sequence[Path], answers: Labels) -> Lists:
-    """Read `labels.json` of a run, or lists of one field: `{label: number}`, or a JSON list.
+    """Read the files of a stage; each is `labels.json` of a run, or the list of one field.
 
-    Such a list belongs to the field that shares most labels of `answers` with it.
+    A list of one field is `{label: number}` or a JSON list, and does not name its field: it is the
+    field with most of these labels in `answers`, the labels of the answers that are scored.
     """
     if not task.answer.items:
         raise UserError("--labels: the labels of this task are always the same")

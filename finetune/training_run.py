@@ -178,7 +178,8 @@ class TrainingRun:
     def is_finished(self) -> bool:
         """Say whether the folder has the result of this training; refuse work of another one."""
         run = self.config.run
-        if is_base(run) or (has_record(run) and weights_folder(run) == run):
+        is_itself_trained = has_record(run) and weights_folder(run) == run
+        if is_base(run) or is_itself_trained:  # a folder of answers looks like a trained one
             raise UserError(f"{run}: has a model or answers; choose another {OTHER_RUN}")
         has_result = any((run / name / MANIFEST).exists() for name in RESULTS)
         if not has_result and not self._has_checkpoints():

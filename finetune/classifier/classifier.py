@@ -84,11 +84,12 @@ class Classifier:
         return of_items
 
     def predict(self, examples: Sequence[Example]) -> list[list[dict[str, Probabilities]]]:
-        """Return `probabilities` of each example; far faster, as it takes some hundred at once."""
+        """Return `probabilities` of each example; far faster than one by one."""
         if not examples:
             return []
         seen = self.look_at(examples)
         of_items = self.before_frequencies(seen.items)
+        # The less of a text is known, the nearer its probabilities come to training's frequencies.
         for name, of_field in self.fields.items():
             of_items[name] = of_field.as_far_as_known(of_items[name], seen.known)
         by_item = iter(self.by_item(of_items))
