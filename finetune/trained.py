@@ -84,7 +84,12 @@ class Trained:
 
         There is one choice for each way in which the model was asked; the newest comes last.
         """
-        return read_choices(self)
+        if found := if_any(Choices, self.folder / CHOICE):
+            # A choice for other weights, which lay there before, does not count.
+            return tuple(
+                one for one in found.choices if one.candidates["model"].sha256 == self.sha256
+            )
+        return tuple(choices_before_0_5(self))
 
     def step(self, summary: TrainingSummary) -> int | None:
         """Return the step of these weights; None if it was not recorded."""
@@ -144,30 +149,20 @@ def read_trained(folder: Path, run: Path | None = None, chosen: Choice | None = 
     )
 
 
-def read_choices(trained: Trained) -> tuple[Choice, ...]:
-    """Read the choices beside weights; before version 0.5, they were beside held-out answers.
-
-    A choice for other weights, which lay there before, does not count.
-    """
-    if found := if_any(Choices, trained.folder / CHOICE):
-        of_these = (
-            one for one in found.choices if one.candidates["model"].sha256 == trained.sha256
-        )
-        return tuple(of_these)
-    choices = []
+def choices_before_0_5(trained: Trained) -> Iterator[Choice]:
+    """Yield the choices that versions before 0.5 wrote beside held-out answers."""
     for folder in sorted((trained.run / ANSWERS).glob(f"{HELD_OUT}*")):
         try:
             choice = if_any(Choice, folder / CHOICE)
             record = AnswersRecord.read(folder)
-        except UserError:  # before version 0.4, or broken: held-out cases are asked again
+        except UserError:  # it is broken: held-out cases are asked again
             continue
         if choice and record.is_of_adapter and record.trained_sha256 == trained.sha256:
             cases = folder / CASES_FILE
             rows = read_lines(cases) if cases.exists() else ()
             texts = tuple(row["text_sha256"] for _, row in rows)
             choice = choice.of_model(trained.sha256)
-            choices.append(choice.model_copy(update={**made_from(record), "texts": texts}))
-    return tuple(choices)
+            yield choice.model_copy(update={**made_from(record), "texts": texts})
 
 
 def made_from(record: AnswersRecord) -> dict[str, Any]:
@@ -183,7 +178,7 @@ def made_from(record: AnswersRecord) -> dict[str, Any]:
 def keep_choice(trained: Trained, choice: Choice) -> None:
     """Write a choice beside the weights; replace an earlier one for the same way of asking."""
     with exclusive_lock(trained.folder, f".{CHOICE}.lock", wait=True):
-        others = [one for one in read_choices(trained) if one.asked != choice.asked]
+        others = [one for one in trained.choices if one.asked != choice.asked]
         choices = Choices(choices=(*others, choice))
         write_json(trained.folder / CHOICE, choices.model_dump(mode="json"))
 

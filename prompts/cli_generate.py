@@ -11,7 +11,7 @@ from rich.console import Console
 
 from panjue.eval.choice import best_by_field, choice_lines
 from panjue.finetune.card import update_card
-from panjue.finetune.trained import Trained, keep_choice, read_choices
+from panjue.finetune.trained import Trained, keep_choice
 from panjue.prompts.columns import check_columns
 from panjue.prompts.plumbing.errors import UserError, printable
 from panjue.prompts.plumbing.files import exclusive_lock, sha256
@@ -250,7 +250,7 @@ def choice_by(asking: Session, trained: Trained, held_out: Cases) -> Choice:
     job = asking.job
     refuse_others(job, held_out)
     record = record_of(job, held_out, asked=True)
-    for choice in read_choices(trained):  # another process may have made one meanwhile
+    for choice in trained.choices:  # another process may have made one meanwhile
         if is_made_of(choice, record):
             break
     else:
