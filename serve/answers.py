@@ -273,16 +273,11 @@ def are_texts(value: Any) -> bool:
     return isinstance(value, list) and value != [] and all(isinstance(one, str) for one in value)
 
 
-def without_resources(record: AnswersRecord) -> AnswersRecord:
-    """Return the record without engine settings of memory and speed, which may differ."""
-    engine = {key: value for key, value in record.engine.items() if key not in RESOURCES}
-    return record.model_copy(update={"engine": engine})
-
-
-def way_asked(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how a model was asked, without engine settings of memory and speed."""
-    engine = {key: value for key, value in asked["engine"].items() if key not in RESOURCES}
-    return {**asked, "engine": engine}
+def without_resources(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return entries of a record without engine settings of memory and speed, which may differ."""
+    settings = entries.get("engine", {})
+    engine = {key: value for key, value in settings.items() if key not in RESOURCES}
+    return {**entries, "engine": engine}
 
 
 def choice_for(trained: Trained, record: AnswersRecord) -> Choice | None:
@@ -302,7 +297,7 @@ def choice_for(trained: Trained, record: AnswersRecord) -> Choice | None:
 
 def asked_otherwise(choice: Choice, record: AnswersRecord) -> str:
     """Return how asking differed for the answers that made a choice; empty if it did not."""
-    return difference(way_asked(choice.asked), way_asked(record.part(REPLIES)))
+    return difference(without_resources(choice.asked), without_resources(record.part(REPLIES)))
 
 
 def open_answers(path: Path, gold: Path | None = None) -> Answered:

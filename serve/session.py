@@ -248,7 +248,8 @@ def check_resumes(old: AnswersRecord, record: AnswersRecord, folder: Path) -> No
             f"{folder}: has answers to another file, {of}; they are kept: name another folder for "
             f"those to {record.test} with answers=NAME"
         )
-    changed = without_resources(old).difference(without_resources(record), *shaped)
+    before = without_resources(old.part(*shaped))
+    changed = difference(before, without_resources(record.part(*shaped)))
     if changed:
         raise UserError(
             f"{folder}: has answers made with other settings ({changed}); they are kept: "
