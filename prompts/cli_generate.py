@@ -173,7 +173,10 @@ def refuse_others(job: Job, cases: Cases) -> None:
 
 
 def can_choose(job: Job) -> bool:
-    """Say whether the fine-tuned model and a text classifier both could answer."""
+    """Say whether held-out cases decide who answers: the fine-tuned model or its text classifier.
+
+    `answer=auto` asks for it, and both must be able to answer.
+    """
     trained = job.trained
     if job.config.answer != "auto" or trained is None:
         return False

@@ -151,7 +151,7 @@ def not_of_test(answered: "Answered", scores: "ScoreResult") -> str:
         own = next(with_cases(answered.answers).examples())
     except UserError:  # if the test file is gone, there are no other outcomes
         return ""
-    if own.answer is not None:
+    if own.answer is not None:  # these scores are by the outcomes of another file
         return f"it has outcomes of its own, and {answered.test} has others"
     return ""
 
