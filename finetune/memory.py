@@ -64,7 +64,9 @@ def use_memory(config: SftConfig, model: Model, args: Any, rows: Dataset, consol
         return
     of_row = row_bytes(model, args, rows)
     room = int(USABLE * memory) - FOR_KERNELS - stored_bytes(model, args)
-    [of_row, room] = from_first_process([of_row, room])
+    found = [of_row, room]
+    broadcast_object_list(found)  # those of the first process, so that all decide the same
+    [of_row, room] = found
     if not any(name in config.trainer for name in GIVEN):
         computes_again = of_row > room
         every = 1
@@ -86,12 +88,6 @@ def use_memory(config: SftConfig, model: Model, args: Any, rows: Dataset, consol
     at_once = args.per_device_train_batch_size
     size = in_gib(at_once * of_row)
     console.print(f"{'activations':12s} {size} for {at_once} at once; all layers keep them")
-
-
-def from_first_process(numbers: list[int]) -> list[int]:
-    """Return what the first process has found, so that all of them decide the same."""
-    broadcast_object_list(numbers)
-    return numbers
 
 
 def can_choose_layers(model: Model) -> bool:

@@ -30,7 +30,7 @@ from panjue.finetune.training_log import TrainingLog, print_plan, print_start
 from panjue.finetune.training_run import TrainingRun
 from panjue.prompts.labels import merged_labels
 from panjue.prompts.model import load_tokenizer, model_folder, threads_for
-from panjue.prompts.plumbing.errors import of_library
+from panjue.prompts.plumbing.errors import UserError, of_library
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 
@@ -79,7 +79,8 @@ def run_training(
     if not len(rows.held_out):
         args.eval_strategy = "no"
         args.load_best_model_at_end = False
-        run.check_nothing_to_choose()
+        if config.keep > 1:
+            raise UserError("keep: no case is held out that could choose; give dev=FILE")
     console.print("2/4 loading the base model")
     model = load_model(config, base, args)
     check_embeddings(base, model, maker.tokenizer, rows.train, rows.held_out)

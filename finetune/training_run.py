@@ -160,6 +160,7 @@ class TrainingRun:
         start = self.config.start
         if start is None or start.record.base_sha256 == self.record.base_sha256:
             return
+        # Before version 0.5, the hash was another one even for the same base.
         if change := base_change(start.record, self.base):
             name = self.config.model
             other = f"{self.config.from_run} was trained on another base than {name} is now"
@@ -264,11 +265,6 @@ class TrainingRun:
             return None
         make_once(folder, folder.is_dir, make)
         return folder
-
-    def check_nothing_to_choose(self) -> None:
-        """Refuse to keep several adapters, because no case is held out that could choose."""
-        if self.config.keep > 1:
-            raise UserError("keep: no case is held out that could choose; give dev=FILE")
 
     def row_key(self, classifier: Path | None) -> dict[str, Any]:
         """Return what the token rows depend on: settings, and the opinions that prompts show."""

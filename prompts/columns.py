@@ -75,13 +75,11 @@ def _renamed(
     for outer, names in inner.items():
         items = result.get(outer)
         if isinstance(items, list):
-            result[outer] = [_renamed_item(one, names, missing, f"{outer}/") for one in items]
+            result[outer] = [
+                _renamed(one, names, missing, f"{outer}/") if isinstance(one, dict) else one
+                for one in items  # the task itself refuses one that is no object
+            ]
     return result
-
-
-def _renamed_item(item: Any, columns: Columns, missing: list[Missing], prefix: str) -> Any:
-    # The task itself refuses a value that is no object.
-    return _renamed(item, columns, missing, prefix) if isinstance(item, dict) else item
 
 
 def columns_of_words(words: Sequence[str]) -> dict[str, str]:

@@ -130,7 +130,7 @@ def folded(text: str, characters: Container[str] | None = None) -> Rewritten:
     `characters` are those of the names that are looked for. White space beside any other character
     is in no name and stays. None: the text is itself a name.
     """
-    text = OTHER_FORM.sub(_folded_character, text)  # keeps the length
+    text = OTHER_FORM.sub(lambda found: OTHER_FORMS[ord(found[0])], text)  # of the same length
 
     def replacement(found: re.Match[str]) -> str:
         if not found[0].isspace():  # a letter with its accents
@@ -144,10 +144,6 @@ def folded(text: str, characters: Container[str] | None = None) -> Rewritten:
         return _folded_space(text, start, end)
 
     return rewrite(text, SPACES_AND_ACCENTS if ACCENT.search(text) else SPACES, replacement)
-
-
-def _folded_character(found: re.Match[str]) -> str:
-    return OTHER_FORMS[ord(found[0])]
 
 
 def _folded_space(text: str, start: int, end: int) -> str:
@@ -190,7 +186,7 @@ def places_in_plain(plain: str, names: Sequence[str]) -> list[Place]:
         if not key:
             continue
         if has_stems and len(key) == 1:  # after the longer names, since 丁某 may be one
-            text = WITH_STEM.sub(_taken, text)
+            text = WITH_STEM.sub(lambda found: TAKEN * len(found[0]), text)
             has_stems = False
         found = text.find(key)
         while found >= 0:
@@ -208,10 +204,6 @@ def found_key(text: str, key: str) -> str:
     """Return a key, without an aside such as （甲） if the text lacks the key with it."""
     aside = ASIDE.search(key)
     return key[: aside.start()] if aside and key not in text else key
-
-
-def _taken(found: re.Match[str]) -> str:
-    return TAKEN * len(found[0])
 
 
 def _within_word(text: str, start: int, end: int) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -115,10 +116,6 @@ def _refuse(faulty: Faulty) -> NoReturn:
     raise UserError(faulty.reason)
 
 
-def _id_of(row: Mapping[str, Json]) -> object:
-    return row["id"]
-
-
 class Rows:
     """A JSONL file that is read by id in any order. Memory holds only the places of its rows.
 
@@ -131,7 +128,7 @@ class Rows:
         path: Path,
         *,
         name: Path | None = None,
-        key: Callable[[Mapping[str, Json]], object] = _id_of,
+        key: Callable[[Mapping[str, Json]], object] = itemgetter("id"),
         same: Callable[[object], str] = str,
         last_counts: bool = False,
     ) -> None:
