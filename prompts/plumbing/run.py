@@ -67,9 +67,9 @@ def kept_adapters(run: Path) -> dict[int, Path]:
     """Return step -> folder of the adapters in RUN/kept."""
     found = {}
     for path in (run / KEPT).glob("step-*"):
-        number = path.name.removeprefix("step-")
-        if number.isdecimal():
-            found[int(number)] = path
+        step = step_of_kept(path)
+        if step is not None:
+            found[step] = path
     return dict(sorted(found.items()))
 
 
