@@ -27,8 +27,8 @@ from panjue.prompts.plumbing.run import (
     ANSWERS,
     REPLACED,
     RESULTS,
+    answer_folders,
     held_out_losses,
-    is_held_out_folder,
     refuse_unadopted,
     unadopted,
     weights_folder,
@@ -118,11 +118,8 @@ def listed(folder: Path, name: str, problems: list[str]) -> ListedRun:
     summary = TrainingSummary.read(folder) or TrainingSummary()
     task = load_task(record.task)
     scores = []
-    for manifest in sorted((folder / ANSWERS).glob(f"*/{MANIFEST}")):
-        place = manifest.parent
+    for place in answer_folders(folder):
         try:
-            if is_held_out_folder(place):
-                continue
             answers = read_answers(place, trained)
             if answers.changed:
                 raise UserError(answers.changed)

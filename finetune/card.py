@@ -20,7 +20,6 @@ from panjue.prompts.plumbing.files import atomic_write, dump
 from panjue.prompts.plumbing.intervals import interval_text, with_interval
 from panjue.prompts.plumbing.progress import duration
 from panjue.prompts.plumbing.records import (
-    MANIFEST,
     AnswersRecord,
     Choice,
     RunRecord,
@@ -28,11 +27,7 @@ from panjue.prompts.plumbing.records import (
     TrainingSummary,
     model_less_classifier,
 )
-from panjue.prompts.plumbing.run import (
-    ANSWERS,
-    held_out_losses,
-    is_held_out_folder,
-)
+from panjue.prompts.plumbing.run import answer_folders, held_out_losses
 from panjue.prompts.task import load_task
 
 CARD = "README.md"
@@ -138,14 +133,14 @@ def score_tables(
 ) -> Iterator[tuple[AnswersRecord, StoredScores, list[tuple[str, str, str]]]]:
     """Yield each scored test file of this training, with the rows of its table of scores."""
     task = load_task(trained.record.task)
-    for manifest in sorted((trained.run / ANSWERS).glob(f"*/{MANIFEST}")):
+    for folder in answer_folders(trained.run):
         try:
-            answers = AnswersRecord.read(manifest.parent)
-            scores = StoredScores.read(manifest.parent, task.data.submission.name)
+            answers = AnswersRecord.read(folder)
+            scores = StoredScores.read(folder, task.data.submission.name)
         except UserError:  # `panjue runs` names what is broken
             continue
         is_by_other = not answers.is_of_adapter or answers.trained_sha256 != trained.sha256
-        if scores is None or is_held_out_folder(manifest.parent) or is_by_other:
+        if scores is None or is_by_other:
             continue
         rows = []
         for metric in task.score.names:

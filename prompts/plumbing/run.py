@@ -198,10 +198,7 @@ def find_answers(path: Path, gold: Path | None = None, gold_sha256: str = "") ->
     for place in (start, start.parent):  # a submission may itself be a folder
         if _is_of_answers(place):
             return place
-    folders = []
-    for manifest in sorted(path.glob(f"{ANSWERS}/*/{MANIFEST}")):
-        if not is_held_out_folder(manifest.parent):
-            folders.append(manifest.parent)
+    folders = answer_folders(path)
     if gold and len(folders) > 1:
         same_file = [one for one in folders if _recorded(one, "test_sha256") == gold_sha256]
         same_name = [one for one in folders if one.name == gold.stem]
@@ -237,9 +234,10 @@ def _recorded(folder: Path, entry: str) -> Any:
     return None
 
 
-def is_held_out_folder(folder: Path) -> bool:
-    """Say, by its name, whether a folder has answers to held-out cases."""
-    return is_held_out_name(folder.name)
+def answer_folders(run: Path) -> list[Path]:
+    """Return the folders of answers in a run folder, without those to held-out cases."""
+    folders = [manifest.parent for manifest in sorted(run.glob(f"{ANSWERS}/*/{MANIFEST}"))]
+    return [folder for folder in folders if not is_held_out_name(folder.name)]
 
 
 def is_held_out_name(name: str) -> bool:
