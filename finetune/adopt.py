@@ -78,16 +78,11 @@ class FittingAdapter:
 
 @dataclass(frozen=True)
 class BaseConfigs:
-    """The configs of a base.
-
-    Attributes:
-        text: transformers' config of its language model.
-        is_multimodal: Whether the language model is part of a multimodal model.
-    """
+    """The configs of a base."""
 
     folder: Path
-    text: Any
-    is_multimodal: bool
+    text: Any  # transformers' config of its language model
+    is_multimodal: bool  # the language model is part of a multimodal model
 
 
 def adopt(adoption: Adoption, console: Console) -> None:
@@ -141,8 +136,8 @@ def adopting_run(run: TrainingRun, adapters: Sequence[ForeignAdapter]) -> Traini
 def fitting_adapter(adapter: ForeignAdapter, base: BaseConfigs) -> FittingAdapter:
     """Return an adapter with the names of its base; UserError: it does not fit the base.
 
-    peft itself makes an adapter with this config on a model without
-    memory; this shows which weights it has.
+    peft itself makes an adapter with this config on a model without memory; this shows which
+    weights it has.
     """
     place = adapter.weights
     shapes = shapes_in(place)
@@ -207,12 +202,9 @@ def adapted_modules(names: Any) -> list[str]:
 
 
 def empty_peft_model(place: Path, config: Mapping[str, Any], base: Any) -> PeftModel:
-    """Return a base with an adapter; the weights have shapes but no content.
+    """Return a base with an adapter, from their configs; the weights have shapes but no content.
 
-    Args:
-        place: The file of the adapter's config, for messages.
-        config: The adapter's config.
-        base: transformers' config of the base.
+    `place` is the file of the adapter's config, for messages.
     """
     # Some initializations read the weights of the base; it no longer matters which one was used.
     known = {**config, "init_lora_weights": True, "base_model_name_or_path": None}

@@ -60,12 +60,7 @@ def generate(run: Path, trained: Trained | None, test: Path, config: GenerateCon
 
     With `answer=auto`, the held-out cases are asked first. On their answers, `eval` compares the
     model with the text classifier. The cases of `test` are asked if the model answers any field.
-
-    Args:
-        run: The run folder.
-        trained: The training in it; None for an endpoint without a training.
-        test: The file of cases.
-        config: The settings.
+    An endpoint may have no training.
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
     if config.limit:

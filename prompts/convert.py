@@ -94,13 +94,8 @@ def convert(
     """Write the cases of a file to `out`, and list the rows that were left out in a file beside it.
 
     Both files appear when all is done. They replace only files that an earlier conversion made.
-
-    Args:
-        path: The file, or a folder of JSON files.
-        out: The file of cases.
-        task: The task to make cases for.
-        form: The form of the file, a key of `FORMS`; if empty, find it out.
-        in_years: Whether the terms of a file in panjue's own form are years, not months.
+    `path` may be a folder of JSON files. Without the name of a `form`, the rows show which it is.
+    With `in_years`, the terms of a file in panjue's own form are years, not months.
     """
     for file in (out, left_out_path(out), record_path(out)):
         _refuse(file, out)

@@ -80,11 +80,8 @@ def with_rope_names(config: Mapping[str, Any], of_base: Mapping[str, Any]) -> di
 
     If `rope_theta` is only in `rope_parameters`, transformers 4 takes its default of 10,000. With
     both names, both versions and vLLM read it correctly. Values of the base under these names count
-    first. Settings that the old names cannot express are left out.
-
-    Args:
-        config: The config that transformers 5 has written.
-        of_base: The config of the base, from any version of transformers.
+    first. Settings that the old names cannot express are left out. transformers 5 has written
+    `config`; any version may have written `of_base`.
     """
     of_base = of_base.get("text_config") or of_base
     same = {name: of_base[name] for name in ROPE_NAMES if name in of_base}

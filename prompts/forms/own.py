@@ -13,11 +13,8 @@ from panjue.prompts.tasks.judgment.penalties import TERMS
 def own_form(name: str, task: Task, *, in_years: bool, in_table: bool) -> Form:
     """Return the form of a task's own files.
 
-    Args:
-        name: Name of the task.
-        task: Definition of the task.
-        in_years: Whether terms are years, not months.
-        in_table: Whether cells may have lists and numbers as texts.
+    With `in_years`, terms are years, not months. Cells of a table may have lists and numbers as
+    texts.
     """
 
     def fits(row: Row) -> bool:
