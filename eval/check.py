@@ -28,21 +28,14 @@ MAX_NOTED_CASES = 3
 
 @dataclass
 class Notes:
-    """Facts that are no faults of a submission, but may be why its score is low.
-
-    Attributes:
-        names: Those of the cases, and those that their facts do not have.
-        cases: `id: note` of the cases that have notes, the first ones.
-        n_cases: The number of all such notes.
-        gold: The labels of the cases' answers; empty if they have none.
-        not_in_gold: Field and label -> how often the submission has it, of labels that are not.
-    """
+    """Facts that are no faults of a submission, but may be why its score is low."""
 
     names: NameCount = field(default_factory=NameCount)
-    cases: list[str] = field(default_factory=list)
-    n_cases: int = 0
-    gold: Labels = field(default_factory=Labels)
+    cases: list[str] = field(default_factory=list)  # the first notes on cases, as `id: note`
+    n_cases: int = 0  # number of all notes on cases
+    gold: Labels = field(default_factory=Labels)  # of the cases' answers; empty without answers
     not_in_gold: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Field and label -> how often the submission has it, for labels that no gold answer has."""
 
     def of(self, examples: Iterable[Example]) -> Iterator[Example]:
         """Yield the cases, and keep the notes on them."""

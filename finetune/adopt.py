@@ -50,18 +50,12 @@ NOT_KNOWN = (
 
 @dataclass(frozen=True)
 class FittingAdapter:
-    """A foreign adapter that fits its base, with the names of panjue's text model.
-
-    Attributes:
-        names: Name of a weight in the file -> its name here.
-        config: The content of the new adapter_config.json.
-        layers: The number of layers that it changes.
-    """
+    """A foreign adapter that fits its base, with the names of panjue's text model."""
 
     foreign: ForeignAdapter
-    names: Mapping[str, str]
-    config: Mapping[str, Any]
-    layers: int
+    names: Mapping[str, str]  # name of a weight in the file -> its name here
+    config: Mapping[str, Any]  # the content of the new adapter_config.json
+    layers: int  # number of layers that it changes
 
     def write(self, folder: Path) -> None:
         """Write weights and config to a folder; copy the file if the names are the same."""

@@ -70,16 +70,11 @@ Others, such as pissa, train on a changed base, which no longer exists."""
 
 @dataclass(frozen=True)
 class ForeignAdapter:
-    """An adapter that another trainer wrote.
-
-    Attributes:
-        config: The content of its adapter_config.json.
-        step: The step of its training, from the name `checkpoint-N` or trainer_state.json, if any.
-    """
+    """An adapter that another trainer wrote."""
 
     folder: Path
-    config: dict[str, Any]
-    step: int | None
+    config: dict[str, Any]  # the content of its adapter_config.json
+    step: int | None  # the step of its training, if its files say it
 
     @property
     def weights(self) -> Path:
@@ -93,18 +88,11 @@ class ForeignAdapter:
 
 @dataclass(frozen=True)
 class Adoption:
-    """What `panjue adopt` adopts, opened once.
+    """What `panjue adopt` adopts, opened once."""
 
-    Attributes:
-        adapters: The adapters. The last one becomes RUN/adapter.
-        config: Its settings in the form of a training. Those that are unknown here, such as steps,
-            are left out.
-        base: The folder with the configs of the base.
-    """
-
-    adapters: Sequence[ForeignAdapter]
-    config: SftConfig
-    base: Path
+    adapters: Sequence[ForeignAdapter]  # the last one becomes RUN/adapter
+    config: SftConfig  # the settings of a training, without unknown ones such as steps
+    base: Path  # folder with the configs of the base
 
 
 def adoption(words: Sequence[str]) -> Adoption:

@@ -44,25 +44,16 @@ from panjue.prompts.task import Task
 
 @dataclass(frozen=True)
 class Trained:
-    """The weights of a training, with what lies beside them.
+    """The weights of a training, with what lies beside them."""
 
-    Attributes:
-        run: The run folder; an adapter outside a run is its own run folder.
-        folder: Folder of the weights: an adapter, or a whole model.
-        record: What the weights were made from.
-        sha256: Fingerprint of the weights (`model_sha256`).
-        labels: The label sets of the training.
-        labels_sha256: Hash of the file with the label sets.
-        chosen: Why `panjue choose` chose this adapter; None if it has the lowest loss.
-    """
-
-    run: Path
-    folder: Path
-    record: RunRecord
-    sha256: str
-    labels: Labels
-    labels_sha256: str
+    run: Path  # the run folder; an adapter outside a run is its own run folder
+    folder: Path  # folder of the weights: an adapter, or a whole model
+    record: RunRecord  # what the weights were made from
+    sha256: str  # fingerprint of the weights (`model_sha256`)
+    labels: Labels  # the label sets of the training
+    labels_sha256: str  # hash of the file with the label sets
     chosen: Choice | None = None
+    """Why `panjue choose` chose this adapter; None if it has the lowest loss."""
 
     @property
     def is_adapter(self) -> bool:

@@ -36,23 +36,17 @@ DEMO_ANSWERED = (
 
 @dataclass(frozen=True)
 class Answers:
-    """A folder with the answers to one test file, and the training that answered.
-
-    Attributes:
-        trained: The training whose model or text classifier answered. None for an endpoint without
-            a training, or if the training no longer exists.
-        labels: The label sets with which the answers were decoded.
-        changed: How the training and the labels differ from those that answered; empty if they do
-            not differ.
-        voters: The answers that voted for these, if they still exist; else empty.
-    """
+    """A folder with the answers to one test file, and the training that answered."""
 
     folder: Path
     record: AnswersRecord
     trained: Trained | None
-    labels: Labels
+    """The training whose model or text classifier answered. None for an endpoint without a
+    training, or if the training no longer exists."""
+    labels: Labels  # the label sets with which the answers were decoded
     changed: str
-    voters: Sequence["Answers"] = ()
+    """How training and labels differ from those that answered; empty if they do not differ."""
+    voters: Sequence["Answers"] = ()  # answers that voted for these, if they still exist
 
     @property
     def trainings(self) -> list[Trained | None]:
@@ -140,19 +134,13 @@ def changes_since(folder: Path, record: AnswersRecord, trained: Trained | None) 
 
 @dataclass(frozen=True)
 class Answered:
-    """A test file with its answers, and what is needed to read both. Commands hold it.
-
-    Attributes:
-        test: The file that was answered, or another file of the same cases with gold answers.
-        test_sha256: Hash of `test`.
-        choice: Who answers each field, the model or the text classifier; None if that is undecided.
-    """
+    """A test file with its answers, and what is needed to read both. Commands hold it."""
 
     answers: Answers
     reader: Reader
-    test: Path
-    test_sha256: str
-    choice: Choice | None = None
+    test: Path  # the file that was answered, or one of the same cases with gold answers
+    test_sha256: str  # hash of `test`
+    choice: Choice | None = None  # who answers each field; None if that is undecided
 
     @property
     def record(self) -> AnswersRecord:

@@ -61,15 +61,10 @@ class Refusal(Exception):
 
 
 class Budget(NamedTuple):
-    """Limits on the tokens of a prompt and its reply together.
+    """Limits on the tokens of a prompt and its reply together."""
 
-    Attributes:
-        usual: The limit of the training. Longer cases are shortened to it.
-        longest: The limit for cases that do not fit into `usual`.
-    """
-
-    usual: int = 0
-    longest: int = 0
+    usual: int = 0  # the limit of the training, to which longer cases are shortened
+    longest: int = 0  # the limit for cases that do not fit into `usual`
 
 
 class Question(NamedTuple):

@@ -18,16 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What to ask, how, and which model. The driver sends it to replicas, which load the model.
-
-    Attributes:
-        run: The run folder, into which the answers are written.
-        trained: The training in it; None for an endpoint without a training.
-    """
+    """What to ask, how, and which model. The driver sends it to replicas, which load the model."""
 
     config: GenerateConfig
-    run: Path
-    trained: Trained | None
+    run: Path  # the run folder, into which the answers are written
+    trained: Trained | None  # the training in it; None for an endpoint without a training
     task_name: str
     budget: Budget = field(default_factory=Budget)  # of the training, if there is one
     solve: dict[str, Any] = field(default_factory=dict)  # settings of the task's steps, if any

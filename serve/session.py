@@ -39,21 +39,15 @@ COMPLETIONS = "completions.jsonl"
 
 @dataclass(frozen=True)
 class Cases:
-    """A file of cases to answer, and the folder of their answers.
-
-    Attributes:
-        count: The number of cases.
-        were_read: Whether this process has read all cases, and so knows the skipped rows.
-        names: Count of the names, and of those that the facts do not have, in the cases read.
-    """
+    """A file of cases to answer, and the folder of their answers."""
 
     file: Path
     sha256: str
     reader: Reader
     folder: Path
-    count: int
-    were_read: bool
-    names: NameCount
+    count: int  # number of cases
+    were_read: bool  # this process has read all cases, and so knows the skipped rows
+    names: NameCount  # of the cases that were read
 
 
 def read_cases(file: Path, reader: Reader, folder: Path) -> Cases:
@@ -103,18 +97,13 @@ def session(job: Job, console: Console) -> "Iterator[Session]":
 
 @dataclass
 class Session:
-    """Asks the model of a job. The first question starts the engine.
-
-    Attributes:
-        stack: Ends the engine.
-        answerer: Asks the running engine; None while no case has needed an engine.
-    """
+    """Asks the model of a job. The first question starts the engine."""
 
     job: Job
     console: Console
     signals: StopSignals
-    stack: ExitStack
-    answerer: "Answerer | Fleet | None" = None
+    stack: ExitStack  # ends the engine
+    answerer: "Answerer | Fleet | None" = None  # None while no case has needed an engine
 
     def ask(self, cases: Cases) -> Answered:
         """Ask the model about the cases, and return their answers with all replies.
