@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from panjue.finetune.classifier.opinions import Advisor, load_advisor
+from panjue.finetune.classifier.classifier import load_classifier
+from panjue.finetune.classifier.opinions import Advisor
 from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.labels import Labels, load_labels
 from panjue.prompts.plumbing.errors import UserError
@@ -67,7 +68,9 @@ class Trained:
     def advisor(self, task: Task) -> Advisor | None:
         """Return the training's text classifier; None if it fitted none."""
         digest = self.record.classifier_sha256
-        return load_advisor(self.folder, digest, task, self.labels) if digest else None
+        if digest is None:
+            return None
+        return Advisor(task, self.labels, load_classifier(self.folder, digest, task))
 
     @property
     def choices(self) -> tuple[Choice, ...]:

@@ -9,11 +9,10 @@ import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from panjue.finetune.classifier.calibration import Calibration, FieldAnswer, confidence_in
-from panjue.finetune.classifier.classifier import Classifier, load_classifier
+from panjue.finetune.classifier.classifier import Classifier
 from panjue.finetune.classifier.label_sets import (
     Probabilities,
     best_sets,
@@ -37,16 +36,11 @@ MAX_CLASSES = 3
 
 @dataclass(frozen=True)
 class Opinion:
-    """The classifier's opinion on one item of an answer.
-
-    Attributes:
-        probabilities: Field -> label -> probability. For a class they sum to 1; for a label set
-            each label has its own.
-        answer: Field -> the classifier's own answer: labels, or one class.
-    """
+    """The classifier's opinion on one item of an answer."""
 
     probabilities: Mapping[str, Probabilities]
-    answer: Mapping[str, Any]
+    """Field -> label -> probability. They sum to 1 for a class, not for a label set."""
+    answer: Mapping[str, Any]  # field -> the classifier's own answer: labels, or one class
 
 
 class FinalAnswer(NamedTuple):
@@ -67,23 +61,18 @@ EMPTY_REPLY: Mapping[str, Any] = {"texts": [""]}
 
 @dataclass(frozen=True)
 class Advisor:
-    """The classifier of a training, and the settings by which it gives opinions and answers.
-
-    Attributes:
-        known: `case_key` -> opinions on the cases that the classifier was fitted on, as prompts
-            show them. They come from classifiers that were fitted without the case.
-        in_prompts: Whether prompts show the opinions.
-        answers: Fields that the classifier answers, whatever the reply says.
-        calibration: Corrects the classifier's probability of what the model answers; may be empty.
-    """
+    """The classifier of a training, and the settings by which it gives opinions and answers."""
 
     task: Task
     labels: Labels
     classifier: Classifier
     known: Mapping[str, str] = field(default_factory=dict)
-    in_prompts: bool = True
-    answers: Collection[str] = ()
+    """`case_key` -> opinions on the cases that the classifier was fitted on, as prompts show them.
+    They come from classifiers that were fitted without the case."""
+    in_prompts: bool = True  # whether prompts show the opinions
+    answers: Collection[str] = ()  # fields that the classifier answers, whatever the reply says
     calibration: Calibration = field(default_factory=dict)
+    """Corrects the classifier's probability of what the model answers; may be empty."""
 
     def opinions(self, example: Example, row: Mapping[str, Any] = EMPTY_REPLY) -> list[Opinion]:
         """Return the opinion on every item of the answer.
@@ -267,11 +256,6 @@ def are_labels(value: Any) -> bool:
     """Say whether a value is one text or a list of texts."""
     labels = value if isinstance(value, list) else [value]
     return all(isinstance(label, str) for label in labels)
-
-
-def load_advisor(trained: Path, digest: str, task: Task, labels: Labels) -> Advisor:
-    """Return the advisor of an adapter or model; its classifier must have this hash."""
-    return Advisor(task, labels, load_classifier(trained, digest, task))
 
 
 def case_key(example: Example) -> str:
