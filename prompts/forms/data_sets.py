@@ -103,18 +103,9 @@ def _multijustice_person(row: Row) -> "Person":
     name = name_of_person(
         _only(items_of_field(row.get("defendant")), "several persons in one field")
     )
-    accusation = row.get("defendant_accusation")
-    if isinstance(accusation, str) and accusation.strip()[:1] in tuple("[{"):
-        accusation = literal(accusation)
-    if isinstance(accusation, Mapping):
-        accusation = accusation.get(name)
-    charges = charge_list(accusation)
+    charges = charge_list(_of_person(row, "defendant_accusation", name))
     articles = whole_articles(row.get("relevant_article"), charges)
-    judged = row.get("defendant_judgement")
-    if isinstance(judged, str) and judged.strip()[:1] in tuple("[{"):
-        judged = literal(judged)
-    if isinstance(judged, Mapping):
-        judged = judged.get(name)
+    judged = _of_person(row, "defendant_judgement", name)
     if isinstance(judged, list):
         judged = _only(judged, "several judgments of one person")
     months = row.get("imprisonment")
@@ -127,6 +118,14 @@ def _multijustice_person(row: Row) -> "Person":
     if isinstance(months, float | int) and said and months != said:
         raise NotSaid("two penalties that differ", f"{months:g} months, {judged}")
     return name, charges, articles, penalty
+
+
+def _of_person(row: Row, column: str, name: str) -> Any:
+    """Return the value of a column, which may be that of each person, by name."""
+    value = row.get(column)
+    if isinstance(value, str) and value.strip()[:1] in ("[", "{"):
+        value = literal(value)
+    return value.get(name) if isinstance(value, Mapping) else value
 
 
 def _only(values: Sequence[Any], reason: str) -> Any:
