@@ -67,12 +67,10 @@ class Job:
 
     def question_maker(self) -> QuestionMaker:
         """Return the maker of questions, with the tokenizer of the model if there is one."""
+        trained = self.trained if self.served else None
+        model = self.served.model if self.served else None
         constrained = self.config.constrained
-        if self.served is None:
-            return QuestionMaker(self.task, None, None, self.budget, constrained=constrained)
-        return QuestionMaker(
-            self.task, self.trained, self.served.model, self.budget, constrained=constrained
-        )
+        return QuestionMaker(self.task, trained, model, self.budget, constrained=constrained)
 
 
 def make_job(run: Path, trained: Trained | None, config: GenerateConfig) -> Job:
