@@ -153,7 +153,7 @@ def is_merged(record: RunRecord, out: Path) -> bool:
     return False
 
 
-def check_base(trained: Trained, base: str | None = None) -> Path:
+def check_base(trained: Trained, base: str | None) -> Path:
     """Return the folder of the base that an adapter was trained on; refuse another base.
 
     `base` is the folder or Hugging Face name of the base, if it has moved.

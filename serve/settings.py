@@ -350,7 +350,7 @@ def server_key(host: str) -> str | None:
     return key
 
 
-def serve_settings(run: Path, words: Sequence[str] = ()) -> tuple[ServeConfig, dict[str, Trained]]:
+def serve_settings(run: Path, words: Sequence[str]) -> tuple[ServeConfig, dict[str, Trained]]:
     """Return the settings of the server, and the trainings that it serves, by name for clients.
 
     A word `name=RUN`, whose name is no setting, names a further adapter of the same base.

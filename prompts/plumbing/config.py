@@ -63,7 +63,7 @@ def load_section(
 
 
 def section_values(
-    cls: type[Config], path: Path, name: str, overrides: Sequence[str] = ()
+    cls: type[Config], path: Path, name: str, overrides: Sequence[str]
 ) -> dict[str, Any]:
     """Return what a section of a config file and the words say, before pydantic checks it."""
     sections = load_values(path) if path.exists() else {}
@@ -82,7 +82,7 @@ def section_values(
 
 
 def built_section(
-    cls: type[SomeConfig], values: Mapping[str, Any], path: Path, overrides: Sequence[str] = ()
+    cls: type[SomeConfig], values: Mapping[str, Any], path: Path, overrides: Sequence[str]
 ) -> SomeConfig:
     """Build `cls` from values that `path` and the words give; a wrong one names its place."""
     try:
