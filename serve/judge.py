@@ -15,13 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from panjue.finetune.classifier.opinions import Advisor, FinalAnswer, by_choice, read_answer
 from panjue.finetune.trained import Trained
-from panjue.prompts.example import Decoded, Example
+from panjue.prompts.example import Decoded, Example, LabelFields
 from panjue.prompts.gpu import check_gpu
 from panjue.prompts.model import is_demo
 from panjue.prompts.names import names_not_in
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.plumbing.records import Choice
+from panjue.prompts.plumbing.records import WITH_LOGPROB, Choice
 from panjue.prompts.shorten import named_by, split_sentences
 from panjue.prompts.task import Task, load_task
 from panjue.serve.ask import Budget, CompletionRow, OnText, Question, QuestionMaker, Refusal, ask
@@ -144,10 +144,20 @@ class ServedRun:
 
         `on_text` receives each new piece of the reply.
         """
-        row = await ask(engine, question, next(NUMBERS), self.task.answer, on_text=on_text)
+        fields = self.task.answer if self._weighs_model() else LabelFields()
+        row = await ask(engine, question, next(NUMBERS), fields, on_text=on_text)
         if "refused" in row:
             raise UserError(row["refused"])
         return await asyncio.to_thread(self._body, case, example, row)
+
+    def _weighs_model(self) -> bool:
+        """Say whether the model's log-probabilities, which cost time, count in a confidence."""
+        advisor = self.question_maker.advisor
+        if advisor is None:
+            return False
+        by_model = advisor.calibration.keys() - set(advisor.answers)
+        groups = [group for name in by_model for group in advisor.calibration[name]]
+        return any(group.endswith(WITH_LOGPROB) for group in groups)
 
     def _body(self, case: CaseFields, example: Example, row: CompletionRow) -> dict[str, Any]:
         """Return the body for `answer` from the row of the reply."""

@@ -5,7 +5,7 @@ import json
 import logging
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ from panjue.finetune.trained import open_trained
 from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines, write_json
+from panjue.prompts.plumbing.records import WITH_LOGPROB, ConfidenceWeights
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.prompts.tasks.judgment.penalties import PENALTIES
 from panjue.prompts.tasks.judgment.read import by_hand
-from panjue.serve.ask import QuestionMaker
+from panjue.serve.ask import QuestionMaker, Request
+from panjue.serve.endpoint import EndpointOutput, EndpointReply
 from panjue.serve.judge import CaseFields, ServedRun, agreeing, checked_case, load
 from panjue.serve.middleware import JUDGMENTS
 from panjue.serve.settings import ServeConfig
@@ -246,6 +248,40 @@ def test_a_line_of_a_file_gets_its_id_and_gold_is_not_looked_at(
     twice = body_of(run, {**CASE, "defendants": ["张某甲", "张某甲"]}, "")
     [note] = twice["notes"]
     assert "2 defendants are called '张某甲'" in note
+
+
+@dataclass
+class Asked:
+    """Stands for an engine: keeps what it is asked, and answers nothing."""
+
+    requests: list[Request] = field(default_factory=list)
+
+    async def ask(self, request: Request) -> EndpointOutput:
+        self.requests.append(request)
+        return EndpointOutput([EndpointReply("", "length", range(0))])
+
+
+@pytest.mark.parametrize("of_classifier", [(), ("penalty",), ("charges", "penalty")])
+@pytest.mark.parametrize("weighed", [(), ("charges",), ("penalty",), ("charges", "penalty")])
+def test_log_probabilities_are_asked_for_where_a_confidence_counts_them(
+    trained: Path, merged: Path, of_classifier: tuple[str, ...], weighed: tuple[str, ...]
+) -> None:
+    run = served(trained, *of_classifier)
+    assert run.question_maker.advisor
+    weights = ConfidenceWeights(classifier=1, model=1, shift=0)
+    groups = {"agree": weights}
+    calibration = dict.fromkeys(FIELDS, groups)
+    calibration |= {name: {**groups, f"agree{WITH_LOGPROB}": weights} for name in weighed}
+    run.question_maker.advisor = replace(run.question_maker.advisor, calibration=calibration)
+    engine: Any = Asked()
+
+    async def judged() -> None:
+        case = checked_case(CaseFields, CASE)
+        await run.answer(engine, case, *await run.question(case))
+
+    asyncio.run(judged())
+    [request] = engine.requests
+    assert request.with_logprobs == bool(set(weighed) - set(of_classifier))
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.floats(0, 1), min_size=1), st.floats(0, 1))
