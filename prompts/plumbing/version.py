@@ -19,7 +19,7 @@ GIT_TIMEOUT_S = 5.0
 def panjue_version() -> str:
     """Return the version; with the commit if the code lies in a checkout of panjue.
 
-    For example `0.5.0.dev0+a2586c4c`. `.dirty` follows if a tracked file was changed since.
+    For example `0.5.0+a2586c4c`. `.dirty` follows if a tracked file was changed since.
     """
     bundled = ROOT / IN_BUNDLE
     if bundled.is_file():

@@ -61,7 +61,7 @@ def test_the_card_has_base_data_settings_and_loss(trained: Path, workshop: Path)
 
 def with_scores(run: Path) -> Trained:
     """Return the training of an old run, with invented settings, losses and scores."""
-    shutil.copytree(ROOT / "tests/version_a2586c4/run", run)
+    shutil.copytree(ROOT / "tests/version_0_4_last/run", run)
     record = RunRecord.read(run / "adapter")
     known = {"base": "Qwen/Qwen3-8B", "dev": "/home/me/dev.jsonl", "dev_sha256": "d" * 64}
     record.model_copy(update={**known, "base_files": {"a": "a"}}).write(run / "adapter")

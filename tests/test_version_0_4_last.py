@@ -1,6 +1,6 @@
-"""A run that commit a2586c4 made, 57 changes after 0.4, is used by the code of today.
+"""A run that the last state of version 0.4 made (commit a2586c4) is used by the code of today.
 
-`version_a2586c4/` has a training on the base in `version_0_4/`, and the classifier's answers. Base
+`version_0_4_last/` has a training on the base in `version_0_4/`, and the classifier's answers. Base
 and code have other hashes since.
 """
 
@@ -21,7 +21,7 @@ ALREADY = "already trained with these settings; a version before 0.5 made it: ch
 @pytest.fixture
 def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a copy of what it left behind, which is the working directory now."""
-    folder = shutil.copytree(HERE / "version_a2586c4", tmp_path / "old")
+    folder = shutil.copytree(HERE / "version_0_4_last", tmp_path / "old")
     shutil.copytree(HERE / "version_0_4/base", folder / "base")
     (folder / "demo").mkdir()
     (folder / "train.jsonl").rename(folder / "demo/train.jsonl")
