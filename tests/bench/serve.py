@@ -1,20 +1,21 @@
 """Requests a second of `/v1/judgments` and of vLLM alone, asked plainly for the same replies.
 
-    python -m tests.bench.serve RUN CASES.jsonl [--clients 64] [--seconds 60]
+    python -m tests.bench.serve RUN CASES.jsonl [--clients 64] [--limit 256]
 
 RUN is a run folder. Both servers have an engine of their own, with the same settings, and are asked
-in turns: ours for the judgments of cases, vLLM for the replies to their token ids and schemas.
+in turns: ours for the judgments of cases, vLLM for the replies to their token ids and schemas. In a
+round, the clients ask for each of the first cases once, so that both servers do the same work.
 """
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +29,23 @@ from panjue.serve.judge import ServedRun
 from panjue.serve.settings import BACKEND, NAME, ServeConfig
 from tests.bench.common import askable, compare, parser
 
-ENGINE: dict[str, Any] = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 64}
+ENGINE: dict[str, Any] = {"enforce_eager": True, "max_num_seqs": 64}
 if torch.cuda.is_available():  # two engines share the card
     ENGINE = {"gpu_memory_utilization": 0.4}
 PLAIN = "http://127.0.0.1:8917"
 OURS = "http://127.0.0.1:8918"
-WARM_UP_S = 3
+WARM_UP = 4  # requests
 
 
 def main() -> None:
     """Start both servers, load them, print."""
     options = parser(__doc__, "run", "cases")
     options.add_argument("--clients", type=int, default=64)
-    options.add_argument("--seconds", type=float, default=60)
+    options.add_argument("--limit", type=int, default=256, help="cases")
     given = options.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # and the servers with it
     served = ServedRun(open_trained(given.run), ServeConfig.model_validate({}))
-    pairs = askable(served.question_maker, given.cases, 64)
+    pairs = askable(served.question_maker, given.cases, given.limit)
     cases = [{"fact": example.text, "defendants": list(example.names)} for example, _ in pairs]
     prompts = [plain_request(question) for _, question in pairs]
     settings = [f"engine.{name}={json.dumps(value)}" for name, value in ENGINE.items()]
@@ -56,8 +58,8 @@ def main() -> None:
             server = running.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
             running.callback(server.terminate)
             wait_for(url, server)
-        print(f"{given.seconds:g} s each time, {given.clients} clients")
-        rate = partial(requests_per_second, clients=given.clients, seconds=given.seconds)
+        print(f"{len(pairs)} cases, {given.clients} clients")
+        rate = partial(requests_per_second, clients=given.clients)
         ways = {
             "vLLM alone": partial(rate, f"{PLAIN}/v1/completions", prompts),
             "panjue": partial(rate, f"{OURS}/v1/judgments", cases),
@@ -108,42 +110,36 @@ def wait_for(url: str, server: "subprocess.Popen[bytes]") -> None:
     sys.exit(f"{url}: ended while it started")
 
 
-def requests_per_second(
-    url: str, bodies: list[dict[str, Any]], clients: int, seconds: float
-) -> float:
-    """Return the good answers a second of one round, after a warm-up."""
+def requests_per_second(url: str, bodies: list[dict[str, Any]], clients: int) -> float:
+    """Return the answers a second of one round, after a few that are not counted."""
 
     async def both() -> float:
         connector = aiohttp.TCPConnector(limit=0)  # connections for any number of clients
         async with aiohttp.ClientSession(connector=connector) as http:
-            await load(http, url, bodies, clients, WARM_UP_S)
-            return await load(http, url, bodies, clients, seconds)
+            await load(http, url, bodies[:WARM_UP], clients)
+            began = time.perf_counter()
+            await load(http, url, bodies, clients)
+            return len(bodies) / (time.perf_counter() - began)
 
     return asyncio.run(both())
 
 
 async def load(
-    http: aiohttp.ClientSession,
-    url: str,
-    bodies: list[dict[str, Any]],
-    clients: int,
-    seconds: float,
-) -> float:
-    """Let `clients` ask one after the other for `seconds`; those under way are waited for."""
-    every = cycle(bodies)
+    http: aiohttp.ClientSession, url: str, bodies: list[dict[str, Any]], clients: int
+) -> None:
+    """Let `clients` send all bodies, each client one after the other; print other statuses."""
+    waiting = iter(bodies)
     statuses = Counter[int]()
-    began = time.perf_counter()
 
     async def client() -> None:
-        while time.perf_counter() - began < seconds:
-            async with http.post(url, json=next(every)) as answer:
+        for body in waiting:
+            async with http.post(url, json=body) as answer:
                 await answer.read()
             statuses[answer.status] += 1
 
     await asyncio.gather(*(client() for _ in range(clients)))
     if statuses.keys() != {200}:
         print(f"{url}: {dict(statuses)}")
-    return statuses[200] / (time.perf_counter() - began)
 
 
 if __name__ == "__main__":
