@@ -19,6 +19,7 @@ from panjue.eval.field_why import (
 from panjue.eval.metric_values import item_names, metric_values, submission_rows
 from panjue.eval.reliability import Confidences, mean_confidence
 from panjue.eval.shown import items_of
+from panjue.finetune.classifier.opinions import ModelLogprobs, model_logprobs
 from panjue.finetune.classifier.why import Most
 from panjue.prompts.example import Decoded, Example, first_reply
 from panjue.prompts.names import split_at_names
@@ -195,7 +196,7 @@ class _Files:
         return list(opinions if self._has_gold else map(without_gold, opinions))
 
     def _whys(self, answer: _Answer) -> list[list[FieldWhy]]:
-        """Return who answered each decided field of each item, and how surely."""
+        """Return who answered each decided field of each item, and with which probabilities."""
         task = self._answered.task
         if not (answer.row and task.answer.fields):
             return []
@@ -206,7 +207,15 @@ class _Files:
             by = {}
         in_row = persons(task, item_names(task, answer.row))
         sure = dict(zip(in_row, answer.confidence, strict=True)) if answer.confidence else {}
-        return whys_of(task, [name for name, _ in answer.items], by, sure)
+        of_model: ModelLogprobs = {}
+        if answer.decoded:
+            of_model = model_logprobs(answer.calls[0], answer.decoded, task.answer)
+        asked = enumerate(persons(task, answer.asked.names))
+        logprobs = {
+            person: {field: of_model.get((number, field)) for field in task.answer.fields}
+            for number, person in asked
+        }
+        return whys_of(task, [name for name, _ in answer.items], by, sure, logprobs)
 
 
 def _what_happened(answer: _Answer, fallback: str) -> Iterator[tuple[str, str]]:

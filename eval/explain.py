@@ -1,23 +1,20 @@
 """`panjue explain` prints why one case was answered in this way."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from panjue.eval.agreement import NO_REPLY
 from panjue.eval.baselines import fitted_on_these
 from panjue.eval.cases_shown import CaseShown, cases_shown
 from panjue.eval.field_why import FEATURES_READ, VOTE, FieldWhy, label_read
-from panjue.eval.metric_values import item_names, submission_rows
-from panjue.finetune.classifier.opinions import ModelLogprobs, model_logprobs
+from panjue.eval.metric_values import submission_rows
 from panjue.finetune.classifier.trees import CANDIDATES
 from panjue.finetune.classifier.why import Most, TreeFeature, Why
-from panjue.prompts.example import Example, first_reply
+from panjue.prompts.example import Example
 from panjue.prompts.names import name_key
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.task import Task
-from panjue.prompts.tasks.metrics import Field, Row
+from panjue.prompts.tasks.metrics import Field
 from panjue.serve.answers import DEMO_ANSWERED, Answered
 from panjue.serve.decoding import decoding_of, edited
 
@@ -38,7 +35,6 @@ ABOUT = (
     "[name] is any name, a number any of about its size. What the trees add is by TreeSHAP.",
 )
 
-
 ABOUT_MODEL = (
     "The model's own probability is how likely it was to write exactly this, of all that it might",
     "write. It is not how often such answers are right: the confidence estimates that.",
@@ -50,8 +46,7 @@ def explain(answered: Answered, key: str, person: str | None) -> Iterator[str]:
     task = answered.task
     example = case_with_id(answered, key)
     rows = submission_rows(task, answered.folder)
-    row = rows.get(example.id)
-    if row is None:
+    if rows.get(example.id) is None:
         raise UserError(f"{rows.path}: has no answer to id {key}")
     decoding = decoding_of(rows.path) or {}
     [case] = cases_shown(answered, decoding, [example], has_gold=False, most=MOST_REASONS)
@@ -67,12 +62,12 @@ def explain(answered: Answered, key: str, person: str | None) -> Iterator[str]:
         if answered.trained and fitted is answered.trained.record:
             known = "The text classifier was fitted on these cases: it"
         yield f"{known} is surer of them than of new ones."
-    logprobs = logprobs_of_model(answered, decoding, example, row)
     for number in chosen:
-        yield from item_lines(answered, example, case, number, logprobs)
+        yield from item_lines(answered, example, case, number)
     if has_reasons:
         yield from ("", *ABOUT)
-    if any(number in chosen for number, _ in logprobs):
+    of_chosen = [case.whys[number] for number in chosen if case.whys]
+    if any(why.logprob is not None for whys in of_chosen for why in whys):
         yield from ("", *ABOUT_MODEL)
 
 
@@ -99,19 +94,6 @@ def items_meant(task: Task, case: CaseShown, person: str | None) -> list[int]:
     return found
 
 
-def logprobs_of_model(
-    answered: Answered, decoding: Mapping[str, Any], example: Example, row: Row
-) -> ModelLogprobs:
-    """Return (item, field) -> the model's log-probability of its answer, where it is known."""
-    task = answered.task
-    if task.solve or not decoding.get("calls"):  # of several replies, none is the answer
-        return {}
-    asked = replace(example, names=tuple(item_names(task, row)) or example.names)
-    reply = answered.row(answered.rows(), {"id": example.id})
-    decoded = task.ask.decode(first_reply(reply), asked, answered.labels)
-    return model_logprobs(reply, decoded, task.answer)
-
-
 def why_nothing(answered: Answered) -> str:
     """Return why there are no reasons from a text classifier."""
     if n_voters := len(answered.record.voted):
@@ -123,9 +105,7 @@ def why_nothing(answered: Answered) -> str:
     return answered.changed or f"{answered.trained.folder} has no text classifier"
 
 
-def item_lines(
-    answered: Answered, example: Example, case: CaseShown, number: int, logprobs: ModelLogprobs
-) -> Iterator[str]:
+def item_lines(answered: Answered, example: Example, case: CaseShown, number: int) -> Iterator[str]:
     name, fields = case.items[number]
     yield ""
     if name:
@@ -144,10 +124,9 @@ def item_lines(
         yield f"{field.name}: {predicted_labels(field)}"
         sure = f" (confidence {why.confidence:.2f})" if why.confidence is not None else ""
         yield f"  {answerer_in_words(why.by, answered)}{sure}{other_answer(why, opinion)}"
-        logprob = logprobs.get((number, field_name))
-        if logprob is not None:
+        if why.logprob is not None:
             whose = "this answer" if why.by == "model" else "its answer"
-            own = f"{math.exp(logprob):.1%} (log-probability {logprob:.3g})"
+            own = f"{math.exp(why.logprob):.1%} (log-probability {why.logprob:.3g})"
             yield f"  the model's own probability of {whose}: {own}"
         yield from reason_lines(answered.task, field_name, example, why)
 

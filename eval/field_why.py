@@ -64,6 +64,7 @@ class FieldWhy:
     by: str
     """`model`, `classifier`, `VOTE` or the name of the task's fallback; empty if unknown."""
     confidence: float | None  # None if the run has none
+    logprob: float | None = None  # the model's own, of its answer; None if it is not known
     reasons: FieldReasons | None = None  # None without a text classifier
 
 
@@ -150,6 +151,7 @@ def whys_of(
     names: Sequence[str],
     by: Mapping[PersonKey, Mapping[str, str]],
     confidences: Mapping[PersonKey, Mapping[str, float]],
+    logprobs: Mapping[PersonKey, Mapping[str, float | None]],
 ) -> list[list[FieldWhy]]:
     """Return for each item of these names, and for each decided field, why it got its answer."""
     whys = []
@@ -157,7 +159,8 @@ def whys_of(
         of_item = []
         for field in task.answer.fields:
             who = by.get(person, {}).get(field, "")
-            of_item.append(FieldWhy(who, confidences.get(person, {}).get(field)))
+            sure = confidences.get(person, {}).get(field)
+            of_item.append(FieldWhy(who, sure, logprobs.get(person, {}).get(field)))
         whys.append(of_item)
     return whys
 
