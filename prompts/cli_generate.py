@@ -16,7 +16,14 @@ from panjue.prompts.columns import check_columns
 from panjue.prompts.plumbing.errors import UserError, printable
 from panjue.prompts.plumbing.files import exclusive_lock, sha256
 from panjue.prompts.plumbing.ours import refuse_claim
-from panjue.prompts.plumbing.records import CHOICE, MANIFEST, AnswersRecord, Choice, Half
+from panjue.prompts.plumbing.records import (
+    CHOICE,
+    MANIFEST,
+    AnswersRecord,
+    Choice,
+    Half,
+    weighs_model,
+)
 from panjue.prompts.plumbing.run import (
     ANSWERS,
     HELD_OUT,
@@ -213,7 +220,7 @@ def decided(asking: Session, trained: Trained, test: Cases) -> Choice:
             console.print(f"no held-out cases can be asked: {found}")
     for line in choice_lines(choice):
         console.print(line)
-    if choice.calibration and not choice.weighs_model:
+    if choice.calibration and not weighs_model(choice.calibration.values()):
         made = [trained.folder / CHOICE, held_out_folder(job, test)]
         old = " and ".join(str(path) for path in made if path.exists())
         console.print(

@@ -21,7 +21,7 @@ from panjue.prompts.model import is_demo
 from panjue.prompts.names import names_not_in
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import dump
-from panjue.prompts.plumbing.records import WITH_LOGPROB, Choice
+from panjue.prompts.plumbing.records import Choice
 from panjue.prompts.shorten import named_by, split_sentences
 from panjue.prompts.task import Task, load_task
 from panjue.serve.ask import Budget, CompletionRow, OnText, Question, QuestionMaker, Refusal, ask
@@ -144,20 +144,13 @@ class ServedRun:
 
         `on_text` receives each new piece of the reply.
         """
-        fields = self.task.answer if self._weighs_model() else LabelFields()
+        advisor = self.question_maker.advisor
+        # The model's log-probabilities take time, so only those that count are asked for.
+        fields = self.task.answer if advisor and advisor.weighs_model else LabelFields()
         row = await ask(engine, question, next(NUMBERS), fields, on_text=on_text)
         if "refused" in row:
             raise UserError(row["refused"])
         return await asyncio.to_thread(self._body, case, example, row)
-
-    def _weighs_model(self) -> bool:
-        """Say whether the model's log-probabilities, which cost time, count in a confidence."""
-        advisor = self.question_maker.advisor
-        if advisor is None:
-            return False
-        by_model = advisor.calibration.keys() - set(advisor.answers)
-        groups = [group for name in by_model for group in advisor.calibration[name]]
-        return any(group.endswith(WITH_LOGPROB) for group in groups)
 
     def _body(self, case: CaseFields, example: Example, row: CompletionRow) -> dict[str, Any]:
         """Return the body for `answer` from the row of the reply."""
@@ -168,11 +161,11 @@ class ServedRun:
         body: dict[str, Any] = {} if case.id is None else {"id": case.id}
         body |= {"defendants": list(example.names), **submission, "answer": read.answer}
         if advisor:
-            body |= opinions_told(self.task, advisor, read)
+            body |= opinion_entries(self.task, advisor, read)
         body["repairs"] = list(read.decoded.repairs)
         body["finish"] = row["finish"][0]
         body["dropped_sentences"] = row["dropped_sentences"]
-        body["sentences"] = list(sentences_told(example))
+        body["sentences"] = list(sentence_entries(example))
         missing = names_not_in(example.text, example.names)
         body["notes"] = [*example.notes, *(f"the facts do not name {name}" for name in missing)]
         if case.outcomes is not None:
@@ -182,7 +175,7 @@ class ServedRun:
         return body
 
 
-def opinions_told(task: Task, advisor: Advisor, read: FinalAnswer) -> dict[str, Any]:
+def opinion_entries(task: Task, advisor: Advisor, read: FinalAnswer) -> dict[str, Any]:
     """Return who answered each field, how surely, and what model and text classifier said."""
     answered_by = {
         name: "classifier" if name in advisor.answers else "model" for name in task.answer.fields
@@ -192,11 +185,11 @@ def opinions_told(task: Task, advisor: Advisor, read: FinalAnswer) -> dict[str, 
         "confidence": read.confidence,
         "model": list(said_by_model(task, read.decoded)),
         "classifier": [opinion.answer for opinion in read.opinions],
-        "probabilities": list(probabilities_told(task, read)),
+        "probabilities": list(class_probabilities(task, read)),
     }
 
 
-def probabilities_told(task: Task, read: FinalAnswer) -> Iterator[dict[str, dict[str, float]]]:
+def class_probabilities(task: Task, read: FinalAnswer) -> Iterator[dict[str, dict[str, float]]]:
     """Yield for each item: field with one class -> class -> its probability."""
     items = task.answer.items_of(read.answer)
     for item, opinion, sure in zip(items, read.opinions, read.confidence, strict=True):
@@ -206,7 +199,7 @@ def probabilities_told(task: Task, read: FinalAnswer) -> Iterator[dict[str, dict
         }
 
 
-def sentences_told(example: Example) -> Iterator[dict[str, Any]]:
+def sentence_entries(example: Example) -> Iterator[dict[str, Any]]:
     """Yield each sentence of the facts, with the positions of the defendants whom it names."""
     sentences = split_sentences(example.text, None, example.names)
     for sentence, numbers in zip(sentences, named_by(sentences, example.names), strict=True):

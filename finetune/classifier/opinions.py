@@ -22,7 +22,7 @@ from panjue.finetune.classifier.label_sets import (
 from panjue.prompts.example import Answer, Decoded, Example, LabelFields, first_reply, is_same
 from panjue.prompts.labels import Labels
 from panjue.prompts.plumbing.decode import load_json
-from panjue.prompts.plumbing.records import Choice
+from panjue.prompts.plumbing.records import Choice, weighs_model
 from panjue.prompts.task import Task
 
 SHOWN_FROM = 0.08
@@ -73,6 +73,12 @@ class Advisor:
     answers: Collection[str] = ()  # fields that the classifier answers, whatever the reply says
     calibration: Calibration = field(default_factory=dict)
     """Corrects the classifier's probability of what the model answers; may be empty."""
+
+    @property
+    def weighs_model(self) -> bool:
+        """Say whether the model's own probability counts in a confidence in one of its answers."""
+        by_model = self.calibration.keys() - set(self.answers)
+        return weighs_model(self.calibration[name] for name in by_model)
 
     def opinions(self, example: Example, row: Mapping[str, Any] = EMPTY_REPLY) -> list[Opinion]:
         """Return the opinion on every item of the answer.

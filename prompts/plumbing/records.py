@@ -11,7 +11,7 @@
 `run.py` says where these files lie.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
@@ -350,6 +350,12 @@ class ConfidenceWeights(BaseModel):
         return found
 
 
+def weighs_model(calibration: Iterable[Mapping[str, ConfidenceWeights]]) -> bool:
+    """Say whether the model's own probability counts in a confidence in any of these fields."""
+    groups = [group for of_field in calibration for group in of_field]
+    return any(group.endswith(WITH_LOGPROB) for group in groups)
+
+
 class Choice(BaseModel):
     """Who answers: the best of several candidates on held-out cases; `choice.json`, `chosen.json`.
 
@@ -380,12 +386,6 @@ class Choice(BaseModel):
     """Weights of confidences in the model's answers; see `classifier.calibration`."""
     texts: tuple[str, ...] = ()
     """Hashes of the texts of the cases. On these, calibrated confidences would look too good."""
-
-    @property
-    def weighs_model(self) -> bool:
-        """Say whether the model's own probability counts in any confidence."""
-        groups = [group for of_field in self.calibration.values() for group in of_field]
-        return any(group.endswith(WITH_LOGPROB) for group in groups)
 
     def score(self, name: str, candidate: str) -> float:
         """Return a candidate's score at a field, or at whole cases."""
