@@ -204,10 +204,10 @@ def _decoder(answered: Answered, tally: Tally) -> "_Decoder":
     advisor = answered.advisor
     if advisor:
         of_classifier = [name for name, who in tally.by_field.items() if who == "classifier"]
+        advisor = replace(advisor, answers=of_classifier)
         # If answers were made in another way, the model may be right more or less often.
-        is_alike = choice and not asked_otherwise(choice, answered.record)
-        calibration = choice.calibration if choice and is_alike else {}
-        advisor = replace(advisor, answers=of_classifier, calibration=calibration)
+        if choice and not asked_otherwise(choice, answered.record):
+            advisor = replace(advisor, calibration=choice.calibration)
     is_of_model = not tally.by_field or "model" in tally.by_field.values()
     return _Decoder(
         answered=answered,
