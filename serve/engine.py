@@ -234,8 +234,9 @@ def with_own(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
 
 def for_this_machine(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return engine arguments with those that depend on the GPU and the model."""
-    model = cache(engine_args(arguments).create_model_config)  # both may ask for it, or neither
-    return without_needless_tuning(with_room_for_states(arguments, model), model)
+    # Made at most once: both functions may ask for it, or neither.
+    model_config = cache(engine_args(arguments).create_model_config)
+    return without_needless_tuning(with_room_for_states(arguments, model_config), model_config)
 
 
 FOR_ACTIVATIONS = 2**31
@@ -256,13 +257,13 @@ def with_room_for_states(
     if args.max_num_seqs or on_cpu() or not model_config().is_hybrid:
         return dict(arguments)
     config = args.create_engine_config(UsageContext.LLM_CLASS)
-    cache = config.cache_config
     parallel = config.parallel_config
     model = config.model_config
     available = args.kv_cache_memory_bytes
     if available is None:
         weights = sum(path.stat().st_size for path in Path(args.model).glob("*.safetensors"))
-        memory = current_platform.get_device_total_memory() * cache.gpu_memory_utilization
+        used = config.cache_config.gpu_memory_utilization
+        memory = used * current_platform.get_device_total_memory()
         available = int(memory - weights / parallel.world_size - FOR_ACTIVATIONS)
     kind, _ = ModelRegistry.resolve_model_cls(model.architecture, model_config=model)
     state = MambaSpec(
