@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 LOGITS_AT_ONCE = 2**22
-"""Logits of one part, 16 MB. A part stays in the processor's cache, and malloc reuses its
-memory."""
+"""Logits of one part, 16 MB. A part stays in the processor's cache."""
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
@@ -31,13 +30,13 @@ class _TokenLosses(torch.autograd.Function):
     def forward(context: Any, logits: Tensor, labels: Tensor) -> Tensor:
         peaks = logits.amax(1, keepdim=True)
         rows = rows_at_once(logits)
-        # Written again for each part: a new 16 MB take ten times as long, for their page faults.
+        # One memory for all parts: new memory takes ten times as long, because of its page faults.
         room = torch.empty_like(logits[:rows])
         log_sums = torch.empty_like(peaks)
         of_parts = (torch.split(one, rows) for one in (logits, peaks, log_sums))
         for part, peak, log_sum in zip(*of_parts, strict=True):
-            odds = torch.sub(part, peak, out=room[: len(part)]).exp_()
-            torch.sum(odds, 1, keepdim=True, out=log_sum)
+            exponentials = torch.sub(part, peak, out=room[: len(part)]).exp_()
+            torch.sum(exponentials, 1, keepdim=True, out=log_sum)
         log_sums.log_()
         context.save_for_backward(logits, labels, peaks, log_sums)
         # Relative to the peak, where float32 is precise enough for losses near 0.
