@@ -74,7 +74,7 @@ class ForeignAdapter:
 
     folder: Path
     config: dict[str, Any]  # the content of its adapter_config.json
-    step: int | None  # the step of its training, if its files say it
+    step: int | None  # of its training, if its folder's name or its files say it
 
     @property
     def weights(self) -> Path:
