@@ -165,12 +165,14 @@ def atomic_folder(path: Path, is_ours: IsOurs = lies_in_ours) -> Iterator[Path]:
     alone. The caller holds a lock: leftovers of a killed process in our folder are deleted, and a
     folder that it was replacing is restored.
     """
-    restore(followed(path).parent, escape(followed(path).name))
+    place = followed(path)
+    restore(place.parent, escape(place.name))
     refuse_foreign(path, is_ours)
-    temporary = _temporary(path)
-    for stale in temporary.parent.glob(f".{escape(followed(path).name)}.*tmp"):
+    leftovers = f".{escape(place.name)}.*tmp"  # version 0.4 had shorter names: .NAME.tmp
+    for stale in place.parent.glob(leftovers):
         if lies_in_ours(stale):
-            delete(stale)
+            _remove(stale)
+    temporary = _temporary(path)
     temporary.mkdir(parents=True)
     try:
         yield temporary
