@@ -122,6 +122,7 @@ def config_of_start(given: Mapping[str, str]) -> Path | None:
 
 
 def unquoted(value: str) -> str:
+    """Return the value of a word without the quotes that YAML needs around some texts."""
     return value.strip("'\"")
 
 
