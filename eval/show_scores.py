@@ -235,7 +235,7 @@ def _remarks_on_numbers(scores: ScoreResult) -> Iterator[Remark]:
 
 
 def _remarks_of_the_contest(scores: ScoreResult, gold: str) -> Iterator[Remark]:
-    """Yield remarks on numbers that the contest computes in another way.
+    """Yield remarks on how the contest ranks, why it gives no score, and which labels it ignores.
 
     `gold` is the Chinese word for gold.
     """
