@@ -30,18 +30,22 @@ def check_gpu(number: int = 0, *, answering: bool = False) -> None:
     """Refuse a GPU that torch cannot use, that is too old, or for which Triton cannot compile.
 
     Training calls this, too. Otherwise it would silently use the CPU, or the engine would fail to
-    start hours later. `number` is the number of the GPU among the visible ones. If the GPU is
-    hidden, the user asked for the CPU; a vLLM for GPUs cannot answer there.
+    start hours later. If the GPU is hidden, the user asked for the CPU.
+
+    Args:
+        number: Number of the GPU among the visible ones.
+        answering: Whether vLLM is to answer here. The vLLM for GPUs cannot do so on a CPU.
     """
     import torch
 
-    with warnings.catch_warnings(action="ignore"):  # the error contains torch's warning
+    with warnings.catch_warnings(action="ignore"):  # refuse_unusable repeats it
         has_cuda = torch.cuda.is_available() and torch.version.cuda is not None
         if has_cuda:
             number %= torch.cuda.device_count()  # as accelerate does
             name = torch.cuda.get_device_name(number)
-            problem = card_problem(name, torch.cuda.get_device_capability(number))
-            if problem := problem or compiler_problem():
+            capability = torch.cuda.get_device_capability(number)
+            problem = card_problem(name, capability) or compiler_problem()
+            if problem:
                 raise UserError(f"GPU: {problem}")
     if has_cuda or torch.accelerator.is_available():
         return
