@@ -42,19 +42,25 @@ class SubmissionFormat:
     """From an id to a text that is equal for all ids that the contest takes as the same."""
     last_counts: bool = False  # the last row with an id counts, not the first
 
+    @property
+    def _is_json_lines(self) -> bool:
+        return self.read is _read_lines
+
     def find(self, path: Path) -> Path:
         """Return the submission in a run folder; return any other path unchanged."""
         refuse_pipe(path)
-        found = path if not path.is_dir() or self.is_one(path) else path / self.name
-        if found != path and not found.exists():
-            raise UserError(f"{path}: has no {self.name}; is --task right, is all generated?")
-        if self.read is _read_lines:
+        found = path
+        if path.is_dir() and not self.is_one(path):
+            found = path / self.name
+            if not found.exists():
+                raise UserError(f"{path}: has no {self.name}; is --task right, is all generated?")
+        if self._is_json_lines:
             refuse_other_form(found)
         return found
 
     def index(self, path: Path) -> Rows:
         """Return the rows by id. `Rows` reads JSON lines, so other formats are converted first."""
-        if self.read is _read_lines:
+        if self._is_json_lines:
             return Rows(path, same=self.same, last_counts=self.last_counts)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".jsonl") as lines:
             for place, load in self.read(path):
