@@ -183,7 +183,9 @@ def fit_weights(answers: Sequence[tuple[FieldAnswer, bool]]) -> dict[str, Confid
 def confidence_in(calibration: Calibration, field_answer: FieldAnswer) -> float:
     """Return the confidence in an answer to a field, calibrated if possible."""
     of_field = calibration.get(field_answer.field, {})
-    weights = of_field.get(field_answer.group) or of_field.get(field_answer.agreement, UNFITTED)
+    # Weights that were fitted without log-probabilities ignore a known one: their `model` is 0.
+    without_logprob = of_field.get(field_answer.agreement, UNFITTED)
+    weights = of_field.get(field_answer.group, without_logprob)
     of_classifier = weights.classifier * log_odds(field_answer.chance)
     of_model = weights.model * model_log_odds(field_answer)
     chance = expit(of_classifier + of_model + weights.shift)
