@@ -114,7 +114,10 @@ def collect(answers: Iterable[Mapping[str, Iterable[str]]]) -> Labels:
 
 
 def merged_labels(several: Sequence[Labels]) -> Labels:
-    """Return the labels of any of several trainings, with the sums of their counts."""
+    """Return the labels of any of several trainings, with the sums of their counts.
+
+    If all are equal, they are taken to be of the same cases, which then count once.
+    """
     first, *others = several
     if all(other == first for other in others):
         return first
