@@ -236,7 +236,7 @@ async def model(scope: Scope) -> dict[str, Any]:
 
 
 async def labels(scope: Scope) -> dict[str, Any]:
-    """Return the labels of training with their counts, alone and in pairs, and who answers."""
+    """Return a training's labels, counted alone and in pairs, its task, and if it is a demo."""
     run = setup_of(scope).run(Request(scope).query_params.get("model", NAME))
     known = run.question_maker.labels
     counts = {"labels": known.counts, "most": known.most, "pairs": known.pairs}
