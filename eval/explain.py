@@ -206,13 +206,16 @@ def stages(why: Why) -> Iterator[str]:
 def for_and_against(what: str, parts: Sequence[tuple[str, float]], joint: str) -> Iterator[str]:
     """Yield lines of reasons for a label, then of reasons against it; the strongest come first.
 
-    Reasons that would be shown as 0.00 are left out.
+    Reasons that would be shown as 0.00 are left out. `parts` begin with the strongest reason for
+    the label and end with the strongest against it, as in `Why`.
     """
     speaking_for = [text for text, contribution in parts if contribution >= CONTRIBUTES_FROM]
     against = [text for text, contribution in parts if contribution <= -CONTRIBUTES_FROM]
-    for side, texts in (("for", speaking_for), ("against", against[::-1])):
+    against.reverse()
+    for side, texts in (("for", speaking_for), ("against", against)):
         if texts:
-            yield from f"    {f'{what} {side}':<{INDENT - 4}}{joint.join(texts)}".split("\n")
+            heading = f"    {what} {side}".ljust(INDENT)
+            yield from f"{heading}{joint.join(texts)}".split("\n")
 
 
 def feature_read(task: Task, field: str, feature: TreeFeature) -> str:
