@@ -362,8 +362,9 @@ def _fit_class(
 def _without_each_fold(train: Callable[[int], T], shown: Meter) -> list[T]:
     """Return the results of `train` without fold 0, without fold 1 and so on, then with all."""
     trained = []
+    folds = range(FOLDS + 1)  # the last one is empty, so nothing is left out
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for of_part in threads.map(train, range(FOLDS + 1)):
-            trained.append(of_part)
+        for result in threads.map(train, folds):
+            trained.append(result)
             shown.step("small trees")
     return trained
