@@ -66,7 +66,7 @@ def run_training(
     console.print("1/4 reading and tokenizing the cases")
     task = reader.task
     examples = Examples(config, reader)
-    # Whether an answer is valid can be checked only when all labels are known.
+    # First, because gold answers are checked against the labels of all cases.
     labels = task.ask.labels(examples)
     if config.start:
         print_start(console, config, config.start, examples, labels)
@@ -74,8 +74,8 @@ def run_training(
     maker = RowMaker(task, load_tokenizer(base), labels, config.max_tokens)
     classifier = run.classifier(examples, labels, console)
     row_key = run.row_key(classifier)
-    show = run.showing(classifier, task, labels)
-    rows = training_rows(config.run / "rows", row_key, maker, examples, show)
+    show_opinions = run.showing(classifier, task, labels)
+    rows = training_rows(config.run / "rows", row_key, maker, examples, show_opinions)
     if not len(rows.held_out):
         args.eval_strategy = "no"
         args.load_best_model_at_end = False
@@ -100,7 +100,7 @@ def run_training(
             processing_class=maker.tokenizer,
             callbacks=[log, *keeping, *patience, StopOnSignal(console)],
         )
-    if "num_train_epochs" in config.trainer:
+    if "num_train_epochs" in config.trainer:  # the epochs or max_steps, whichever ends first
         trainer.cap_steps()
     print_plan(console, trainer, rows, examples, labels, with_example=config.dry_run)
     if config.dry_run:
