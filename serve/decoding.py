@@ -199,7 +199,7 @@ def _empty_tally(
 
 
 def _decoder(answered: Answered, tally: Tally) -> "_Decoder":
-    """Return what answers each field as the tally says."""
+    """Return what answers each field as the tally says; without such fields the model answers."""
     choice = answered.choice
     advisor = answered.advisor
     if advisor:
@@ -208,10 +208,10 @@ def _decoder(answered: Answered, tally: Tally) -> "_Decoder":
         # If answers were made in another way, the model may be right more or less often.
         if choice and not asked_otherwise(choice, answered.record):
             advisor = replace(advisor, calibration=choice.calibration)
-    is_of_model = not tally.by_field or "model" in tally.by_field.values()
+    reads_replies = not tally.by_field or "model" in tally.by_field.values()
     return _Decoder(
         answered=answered,
-        rows=answered.rows() if is_of_model else None,
+        rows=answered.rows() if reads_replies else None,
         advisor=advisor,
         calibrating=frozenset(choice.texts if choice else ()),
         tally=tally,
