@@ -320,7 +320,8 @@ class Best(BaseModel):
 
 def model_less_classifier(best: Best) -> MeanInterval:
     """Return the model's score at a field minus the text classifier's."""
-    mean, low, high = best.less_first["classifier"]
+    mean, low, high = best.less_first["classifier"]  # minus the first candidate, the model
+    # `0 - x`, because `-x` of 0.0 is -0.0, which is shown with its sign.
     if low is None or high is None:
         return 0 - mean, None, None
     return 0 - mean, 0 - high, 0 - low
