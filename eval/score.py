@@ -204,6 +204,7 @@ class Collected:
         self.outside = Counter(gold=0, submission=0)  # labels that the lists do not have
 
     def add(self, example: Example, gold: Row, row: Row | None) -> None:
+        """Add an example with its gold and its row; None if the submission has no row for it."""
         task = self._task
         if self._answered:
             self._answered.refuse_other_text(example)
@@ -217,6 +218,7 @@ class Collected:
         self.outside["gold"] += outside(self._lists, task, gold)
         if row:
             self.outside["submission"] += outside(self._lists, task, row)
+            # None, because the contest does not know which labels our training had.
             self.faulty += any(task.data.check(example, row, None))
             self.unanswered += bool(task.score.needs and not task.score.needs(row))
 
