@@ -480,25 +480,31 @@ def _corrections(
     wanted: Sequence[tuple[int, int]],
     most: int,
 ) -> dict[tuple[int, int], TreesSay]:
+    """Return what the trees of a label set add to the wanted pairs; they look at candidates alone.
+
+    `labels` are those of the field by number; a pair is an item and the number of a label.
+    """
     found = candidates(items, name)
     pairs = zip(found.item.tolist(), found.label.tolist(), strict=True)
     are_wanted = set(wanted)
     row_of = {pair: row for row, pair in enumerate(pairs) if pair in are_wanted}
     if not row_of:
         return {}
-    rows = found.rows[[*row_of.values()]]
-    scaled = found.logits(of_field.scaling)[[*row_of.values()]].tolist()
+    wanted_rows = [*row_of.values()]
+    rows = found.rows[wanted_rows]
+    scaled = found.logits(of_field.scaling)[wanted_rows].tolist()
     given = of_field.trees.predict(rows, raw_score=True, num_threads=1).tolist()
-    said = rows if most else rows[:1]  # of one at least: the average is that of all
-    parts = of_field.trees.predict(said, pred_contrib=True, num_threads=1)
-    average = float(parts[0, -1])
+    # If no feature is shown, one row is enough: it has the average, which is the same for all.
+    explained = rows if most else rows[:1]
+    contributions = of_field.trees.predict(explained, pred_contrib=True, num_threads=1)
+    average = float(contributions[0, -1])
+    _, *others = found.columns  # the first column is the number of the label
     result = {}
     for place, (item, number) in enumerate(row_of):
         strong: Sequence[TreeFeature] = ()
         if most:
-            features = [(column, "") for column in found.columns]
-            features[0] = ("label", labels[number])
-            strong = _strongest_features(parts[place], features, rows[place], most)
+            features = [("label", labels[number]), *[(column, "") for column in others]]
+            strong = _strongest_features(contributions[place], features, rows[place], most)
         result[item, number] = TreesSay(scaled[place], given[place], average, strong)
     return result
 
