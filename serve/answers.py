@@ -113,7 +113,10 @@ def voter_folder(folder: Path, voter: str) -> Path:
 
 
 def changes_since(folder: Path, record: AnswersRecord, trained: Trained | None) -> str:
-    """Return how the hashes in a record differ from the files of today; empty if they do not."""
+    """Return how the hashes in a record differ from the files of today; empty if they do not.
+
+    What the record has no hash of is not compared.
+    """
     changes = []
     now = trained.sha256 if trained else ""
     if record.trained and record.trained_sha256 not in (None, now):
