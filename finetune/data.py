@@ -105,7 +105,7 @@ class RowMaker:
         if repairs:
             own = merged_labels([labels, task.ask.labels([example])])
             problem = "invalid"
-            if not task.ask.decode(reply, example, own).repairs:  # of a few cases, with `limit`
+            if not task.ask.decode(reply, example, own).repairs:  # `limit` and DEV can cause it
                 problem = "valid, but beyond the labels of the cases to train on"
             return f"its gold answer is {problem}: {repairs[0]}"
         short, _, prompt, room = shortened_prompt(

@@ -60,7 +60,7 @@ def check_library_settings(config: SftConfig) -> None:
     # An adopted adapter may have settings that panjue cannot train with.
     of_start = config.start.record.lora if config.start else {}
     check_lora({name: v for name, v in config.lora.items() if of_start.get(name) != v})
-    check_quantization(config)
+    check_four_bits(config)
     check_attention(config)
     check_keep(config)
     validated("lora", LoraConfig, config.lora)
@@ -297,7 +297,7 @@ READ_QUANTIZATION = (
 """Settings of BitsAndBytesConfig that four-bit weights use."""
 
 
-def check_quantization(config: SftConfig) -> None:
+def check_four_bits(config: SftConfig) -> None:
     """Refuse a base of other than four bits, and settings that transformers would ignore."""
     if (config.method == "qlora") != bool(config.quantization):
         way_out = "set quantization.load_in_4bit=true, as configs/qwen3-8b-qlora.yaml does"

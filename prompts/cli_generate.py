@@ -220,9 +220,11 @@ def decided(asking: Session, trained: Trained, test: Cases) -> Choice:
             console.print(f"no held-out cases can be asked: {found}")
     for line in choice_lines(choice):
         console.print(line)
-    if choice.calibration and not weighs_model(choice.calibration.values()):
-        made = [trained.folder / CHOICE, held_out_folder(job, test)]
-        old = " and ".join(str(path) for path in made if path.exists())
+    of_model = [name for name, who in choice.answered_by.items() if who == "model"]
+    weights = [choice.calibration[name] for name in of_model if name in choice.calibration]
+    made = [trained.folder / CHOICE, held_out_folder(job, test)]
+    old = " and ".join(str(path) for path in made if path.exists())
+    if weights and old and not weighs_model(weights):
         console.print(
             "confidences leave out the model's own probability: the held-out cases were answered "
             f"before it was kept; to ask them again, delete {old}"

@@ -89,7 +89,7 @@ def decode(answered: Answered, answer: AnswerSetting | None = None) -> Tally:
     by_field = who_answers(answered, answer, earlier)
     tally = _empty_tally(answered, answer, by_field)
     before = finished_before(tally.submission, earlier)
-    decoder = _decoder(answered, tally)
+    decoder = _decoder_of(answered, tally)
     decoder.write(confidences, {**earlier, "answer": answer, UNFINISHED: True})
     if tally.calls and not (tally.valid or tally.repaired):
         tally.answered_by = f"answered by: {tally.fallback}, since no reply could be read"
@@ -198,7 +198,7 @@ def _empty_tally(
     return tally
 
 
-def _decoder(answered: Answered, tally: Tally) -> "_Decoder":
+def _decoder_of(answered: Answered, tally: Tally) -> "_Decoder":
     """Return what answers each field as the tally says; without such fields the model answers."""
     choice = answered.choice
     advisor = answered.advisor

@@ -19,32 +19,37 @@ from panjue.serve.settings import GenerateConfig
 from tests.records import Write, believing, write_training
 
 TASK = load_task("judgment")
-FIELD = {"answered_by": "classifier", "metric": "final", "model": 0.4, "classifier": 0.5}
-FIELDS = {name: {**FIELD, "low": -0.2, "high": 0.0} for name in TASK.answer.fields}
-OLD: dict[str, Any] = {
-    **{"cases": 60, "counted": 60, "most": 1000, "fields": FIELDS},
-    "calibration": {"charges": {"agree": (1, 0)}},  # without the model's own probability
-}
+FIELD = {"metric": "final", "model": 0.4, "classifier": 0.5, "low": -0.2, "high": 0.0}
 
 
+def old_choice(of_charges: str) -> Choice:
+    """Return a choice without the model's own probability, and with who answers the charges."""
+    fields = {name: {**FIELD, "answered_by": "classifier"} for name in TASK.answer.fields}
+    fields["charges"]["answered_by"] = of_charges
+    found: dict[str, Any] = {"cases": 60, "counted": 60, "most": 1000, "fields": fields}
+    return Choice.model_validate({**found, "calibration": {"charges": {"agree": (1, 0)}}})
+
+
+@pytest.mark.parametrize("of_charges", ["model", "classifier"])
 @pytest.mark.parametrize(
     ("answers", "folder"), [("", "held-out"), ("a", "held-out-a"), ("b", None)]
 )
 def test_a_choice_without_the_models_own_probability_is_named_with_its_answers(
     answers: str,
     folder: str | None,
+    of_charges: str,
     write: Write,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The next command asks the held-out cases again if both are deleted."""
+    """With both deleted, the next command asks again; the classifier's answers stay the same."""
     run = tmp_path / "run"
     belief = {name: {"x": 1.0, "y": 0.0} for name in TASK.answer.fields}
     write_training(run / "adapter", believing(TASK, belief))
     TASK.ask.labels([]).save(run / "adapter")
     for name in ("held-out", "held-out-a"):
         (run / "answers" / name).mkdir(parents=True)
-    choice = Choice.model_validate(OLD)
+    choice = old_choice(of_charges)
     monkeypatch.setattr(cli_generate, "choice_for", lambda *_: choice)
     monkeypatch.setattr(cli_generate, "asked_otherwise", lambda *_: "")
 
@@ -56,7 +61,11 @@ def test_a_choice_without_the_models_own_probability_is_named_with_its_answers(
     said = StringIO()
     asking: Any = SimpleNamespace(job=job, console=Console(file=said, soft_wrap=True))
     assert cli_generate.decided(asking, trained, cases) == choice
-    [line] = [line for line in said.getvalue().splitlines() if "own probability" in line]
+    lines = [line for line in said.getvalue().splitlines() if "own probability" in line]
+    if of_charges == "classifier":
+        assert lines == [], "nothing would change"
+        return
+    [line] = lines
     places = [run / "adapter" / CHOICE]
     if folder:
         places.append(run / "answers" / folder)
