@@ -22,6 +22,8 @@ DEMOS = ("demo", "demo-opinions")
 """The configs of the demo, which need no other values. Without any word, make takes the first."""
 TRAINING = ("TASK", "MODEL", "TRAIN", "DEV")  # if they differ from those of RUN, `sft` says so
 FURTHER = ("SFT", "GENERATE", "SCORE", "SERVE")  # have further words of a command
+NAMES_RUN = ("limit=", "from=")
+"""How words of SFT begin on which the name of the run folder depends."""
 VARIABLES = (*TRAINING, "TEST", "RUN", "CONFIG", *FURTHER, "STAGE", "PYTHON", "V")
 
 
@@ -89,9 +91,12 @@ def run_folder(given: dict[str, str]) -> Path:
     run = Path(given["RUN"])
     if given["RUN"] and is_trained(run):
         return run
-    settings = [f"{name.lower()}={name}" for name in ("RUN", *TRAINING)]
-    config, words = training_words(filled(["CONFIG", *settings, "SFT"], given))
-    for word in words:
+    named = [name for name in ("RUN", *TRAINING) if given[name]]
+    words = [f"{name.lower()}={given[name]}" for name in named]
+    with of_library("SFT"):
+        words += [word for word in shlex.split(given["SFT"]) if word.startswith(NAMES_RUN)]
+    config, settings = training_words([given["CONFIG"], *words] if given["CONFIG"] else words)
+    for word in settings:
         if word.startswith("run="):
             return Path(word.removeprefix("run="))
     return Path(load_values(config)["sft"]["run"])

@@ -62,7 +62,6 @@ def planned(words: str) -> str:
         "done/answers/other --cases b.jsonl",
         "generate: CONFIG=mine TEST=b.jsonl SFT='limit=9 batch=4' GENERATE=limit=9 -> sft mine "
         "limit=9 batch=4; generate runs/mine-limit9 b.jsonl limit=9",
-        "serve: CONFIG=mine SFT=run=b -> sft mine run=b; serve b",
         "generate: TRAIN=c.jsonl TEST=b.jsonl SFT=from=done -> sft train=c.jsonl from=done; "
         "generate runs/done-c b.jsonl",
         "check-submission: RUN=done TEST=b.jsonl GENERATE=limit=9 -> check "
