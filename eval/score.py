@@ -133,8 +133,8 @@ def score(
         task = scored_by(task, lists)
         reader = replace(reader, task=task)
     submission = task.data.submission.find(submission)
-    decoding = decoding_of(submission) or {}
     rows = submission_rows(task, submission)
+    decoding = decoding_of(submission) or {}
     values = MetricValues(task)
     collected = Collected(task, submission.parent, decoding, answered, lists)
     for example, gold_row, row in score_rows(reader, gold, rows, values):
