@@ -30,7 +30,7 @@ class _TokenLosses(torch.autograd.Function):
     def forward(context: Any, logits: Tensor, labels: Tensor) -> Tensor:
         peaks = logits.amax(1, keepdim=True)
         rows = rows_at_once(logits)
-        # One memory for all parts: new memory takes ten times as long, because of its page faults.
+        # One memory for all parts: into new memory, a subtraction took 10 ms instead of 0.3 ms.
         room = torch.empty_like(logits[:rows])
         log_sums = torch.empty_like(peaks)
         of_parts = (torch.split(one, rows) for one in (logits, peaks, log_sums))
