@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 LOGITS_AT_ONCE = 2**22
-"""Logits of one part, 16 MB. A part stays in the processor's cache."""
+"""Logits of one part, 16 MB. A part stays in the processor's cache, and malloc reuses its
+memory."""
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
@@ -29,15 +30,10 @@ class _TokenLosses(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, logits: Tensor, labels: Tensor) -> Tensor:
         peaks = logits.amax(1, keepdim=True)
-        rows = rows_at_once(logits)
-        # One memory for all parts: into new memory, a subtraction took 10 ms instead of 0.3 ms.
-        room = torch.empty_like(logits[:rows])
-        log_sums = torch.empty_like(peaks)
-        of_parts = (torch.split(one, rows) for one in (logits, peaks, log_sums))
-        for part, peak, log_sum in zip(*of_parts, strict=True):
-            exponentials = torch.sub(part, peak, out=room[: len(part)]).exp_()
-            torch.sum(exponentials, 1, keepdim=True, out=log_sum)
-        log_sums.log_()
+        parts = zip(
+            *(torch.split(one, rows_at_once(logits)) for one in (logits, peaks)), strict=True
+        )
+        log_sums = torch.cat([(part - peak).logsumexp(1, keepdim=True) for part, peak in parts])
         context.save_for_backward(logits, labels, peaks, log_sums)
         # Relative to the peak, where float32 is precise enough for losses near 0.
         return (log_sums - (logits.gather(1, labels[:, None]) - peaks))[:, 0]
