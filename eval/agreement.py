@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from panjue.prompts.example import Decoded, Example
 from panjue.prompts.task import Task
@@ -17,10 +18,19 @@ AGREEMENTS = {
 """Results of comparing the two answers to a field -> the same in Chinese."""
 
 WITHOUT_GOLD = {"agree, right": ("agree", "一致"), "differ, model right": ("differ", "不一致")}
-"""The same results -> other words if there is no gold; the submission is then taken for gold."""
+"""The two results that are left without gold -> how a page shows them then."""
 
 NO_REPLY = "not in the reply"
 """The result if the model has no answer to compare, so that the classifier's is handed in."""
+
+
+def used_replies(decoding: Mapping[str, Any]) -> bool:
+    """Say whether replies of the model went into a submission with this `decode.json`.
+
+    If it counts no calls, the text classifier answered everything, or runs voted. `decoding` is
+    empty if there is none of this submission, which is then taken to come from replies.
+    """
+    return not decoding or bool(decoding.get("calls"))
 
 
 def compared_opinions(
@@ -31,33 +41,34 @@ def compared_opinions(
     decoded: Decoded | None,
     by_field: Mapping[str, str],
 ) -> Iterator[list[tuple[Field, str]]]:
-    """Yield each item with the other one's answers, and how model and classifier compare.
+    """Yield for each item, field by field: the answer that was not handed in, and the agreement.
 
-    The other one is the model if `by_field` says that the classifier answered, else the classifier.
-    The items have an answer and gold. `decoded` says which fields the reply to `example` lacks;
-    None means that this is unknown, and all fields are compared.
+    Model and text classifier have both answered; `by_field` says whose answer to a field was handed
+    in, by default the model's. The agreement of the two is a key of `AGREEMENTS`, or `NO_REPLY`.
+    `decoded` is the model's reply to `example`; if it is None, all fields are compared.
     """
-    numbers = {name: number for number, name in enumerate(numbered(example.names))}
-    names = numbered(name for name, _ in model_items)
-    pairs = zip(names, model_items, classifier_items, strict=True)
-    for name, (_, answers), (_, classifier_answers) in pairs:
-        number = numbers.get(name) if task.answer.items else 0
+    positions = {person: position for position, person in enumerate(numbered(example.names))}
+    persons = numbered(name for name, _ in model_items)
+    by_person = zip(persons, model_items, classifier_items, strict=True)
+    for person, (_, of_model), (_, of_classifier) in by_person:
+        position = positions.get(person) if task.answer.items else 0
         compared = []
-        fields = zip(answers, classifier_answers, task.answer.fields, strict=True)
-        for model, classifier, field_name in fields:
-            how = agreement(model, classifier)
-            of_model = model
-            if decoded and (number is None or decoded.is_fallback(number, field_name)):
-                how = NO_REPLY
-                of_model = replace(model, predicted=(), correct=False)
-            is_of_classifier = by_field.get(field_name) == "classifier"
-            compared.append((of_model if is_of_classifier else classifier, how))
+        fields = zip(task.answer.fields, of_model, of_classifier, strict=True)
+        for name, model, classifier in fields:
+            if decoded and (position is None or decoded.is_fallback(position, name)):
+                result = NO_REPLY
+                model_answer = replace(model, predicted=(), correct=False)
+            else:
+                result = agreement(model, classifier)
+                model_answer = model
+            is_by_classifier = by_field.get(name) == "classifier"
+            compared.append((model_answer if is_by_classifier else classifier, result))
         yield compared
 
 
 def without_gold(compared: Sequence[tuple[Field, str]]) -> list[tuple[Field, str]]:
-    """Return compared fields for cases without gold: they agree, or they differ."""
-    differ = "differ, model right"  # see `WITHOUT_GOLD`
+    """Return compared fields for a case without gold: two answers only agree or differ."""
+    differ = "differ, model right"  # which `WITHOUT_GOLD` shows as "differ"
     return [(field, differ if how.startswith("differ") else how) for field, how in compared]
 
 

@@ -2,23 +2,22 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
-from panjue.eval.agreement import compared_opinions, without_gold
+from panjue.eval.agreement import compared_opinions, used_replies, without_gold
 from panjue.eval.baselines import row_of_classifier
 from panjue.eval.field_why import (
     VOTE,
     FieldWhy,
-    answerers,
+    PersonReasons,
     field_reasons,
     persons,
-    whys_of,
-    with_reasons,
 )
 from panjue.eval.metric_values import item_names, metric_values, submission_rows
 from panjue.eval.reliability import Confidences, mean_confidence
 from panjue.eval.shown import items_of
+from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
 from panjue.finetune.classifier.opinions import ModelLogprobs, model_logprobs
 from panjue.finetune.classifier.why import Most
 from panjue.prompts.example import Decoded, Example, first_reply
@@ -37,16 +36,14 @@ class CaseShown:
 
     id: str
     groups: Mapping[str, str]
-    text: list[tuple[str, int | None]]
-    """Pieces of the text in order: (piece, index of the name in `items` or None)."""
+    text: list[tuple[str, int | None]]  # pieces, each with its index in `items` if it is a name
     items: list[Item]  # fields are their own gold if the file has none
     opinions: list[list[tuple[Field, str]]]
-    """Item -> field -> the other one's answer (the text classifier's or the model's), and the key
-    of `AGREEMENTS` for the two answers, or `NO_REPLY`. Empty if the classifier made the submission,
-    or if there is no classifier."""
+    """Item -> field -> the answer that was not handed in, the text classifier's or the model's, and
+    how the two agree; see `compared_opinions`. Empty if only one of them has answered."""
     confidence: float | None  # mean over its fields; None if the run has no confidences
     whys: list[list[FieldWhy]]
-    """Item -> decided field -> why it got its answer; empty if the task has no decided fields."""
+    """Item -> decided field -> who answered it and why; empty if the task has no decided fields."""
     handled: dict[str, str]  # what shortening and decoding did: keyword -> details
     reply: list[str]  # the raw replies, one for each call
 
@@ -62,47 +59,45 @@ def cases_shown(
 ) -> Iterator[CaseShown]:
     """Yield examples of the answered file with all that is known about their answers.
 
-    No case has reasons while `wants_reasons` returns False.
+    `decoding` is the `decode.json` of the submission, or empty. The text classifier gives `most`
+    reasons for each case, and none while `wants_reasons` returns False.
     """
     task = answered.task
-    classifier = answered.advisor
+    advisor = answered.advisor
     files = _Files(answered, decoding, has_gold=has_gold)
     answers = map(files.answer, examples)
     while batch := list(islice(answers, EXPLAINED_AT_ONCE)):
-        cases = [files.case(answer) for answer in batch]
-        if not (classifier and wants_reasons()):
-            yield from cases
-            continue
-        of_examples = [answer.example for answer in batch]
-        rows = [answer.row for answer in batch]
-        found = field_reasons(task, of_examples, rows, classifier, most)
-        for case, reasons in zip(cases, found, strict=True):
-            names = [name for name, _ in case.items]
-            yield replace(case, whys=with_reasons(task, names, case.whys, reasons))
+        reasons: Iterable[PersonReasons] = repeat({})
+        if advisor and wants_reasons():
+            batch_examples = [answer.example for answer in batch]
+            batch_rows = [answer.row for answer in batch]
+            reasons = field_reasons(task, batch_examples, batch_rows, advisor, most)
+        yield from map(files.case, batch, reasons)
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """What the files of the answers have of one example."""
+    """What the files of a folder of answers have of one example."""
 
     example: Example
     row: Row | None  # its row of the submission
     gold: Row | None  # without gold, the answer itself, so that it can be shown
     items: list[Item]
-    asked: Example
-    """With the persons about whom the model was asked. Gold may list others."""
+    asked: Example  # the example with the persons of its row; gold may list others
     calls: list[dict[str, Any]]  # its row of completions, or one for each call in order
     decoded: Decoded | None  # None without a reply, or if several make the answer
-    confidence: Sequence[Mapping[str, float]] | None
+    confidence: Sequence[Mapping[str, float]] | None  # item -> field -> confidence
 
 
 class _Files:
     """The submission, the replies and the confidences of a folder of answers."""
 
     def __init__(self, answered: Answered, decoding: Mapping[str, Any], *, has_gold: bool) -> None:
+        """Open the files; `decoding` is the `decode.json` of the submission, or empty."""
         self._answered = answered
         self._decoding = decoding
         self._has_gold = has_gold
+        self._fallback: str = decoding.get("fallback", answered.task.score.fallback)
         self._rows = submission_rows(answered.task, answered.folder)
         path = answered.folder / "confidence.jsonl"
         self._confidences = None
@@ -110,19 +105,20 @@ class _Files:
             self._confidences = Confidences(answered.task, path)
         self._is_vote = bool(answered.record.voted)
         self._is_edited = not decoding and bool(edited(self._rows.path))
-        was_asked = not decoding or bool(decoding.get("calls"))
-        by_model = was_asked and not (self._is_vote or self._is_edited)
-        self._completions = answered.rows() if by_model else None
-        self._advisor = answered.advisor if by_model else None
+        is_of_replies = used_replies(decoding) and not (self._is_vote or self._is_edited)
+        self._completions = answered.rows() if is_of_replies else None
+        self._advisor = answered.advisor if is_of_replies else None
 
     def answer(self, example: Example) -> _Answer:
+        """Return what the files have of an example."""
         task = self._answered.task
         row = self._rows.get(example.id)
         gold = self._gold(example, row)
+        # The model was asked about the persons of its row. Those of the example may be gold's.
         asked = replace(example, names=tuple(item_names(task, row or {})) or example.names)
         calls = self._calls(example)
         decoded = None
-        if calls and self._decoding and not task.solve:
+        if calls and self._decoding and not task.solve:  # the one reply is the answer
             decoded = task.ask.decode(first_reply(calls[0]), asked, self._answered.labels)
         return _Answer(
             example=example,
@@ -136,6 +132,7 @@ class _Files:
         )
 
     def _gold(self, example: Example, row: Row | None) -> Row | None:
+        """Return the gold row of an example; without gold its own row, so that it can be shown."""
         task = self._answered.task
         if self._has_gold:
             return task.gold(example)
@@ -143,10 +140,11 @@ class _Files:
             return None
         gold = task.as_gold(row)
         place = f"{self._rows.path}: id {example.id}"
-        metric_values(task, gold, row, place)  # raises if the metric cannot read it
+        metric_values(task, gold, row, place)  # UserError: it is not in the hand-in format
         return gold
 
     def _calls(self, example: Example) -> list[dict[str, Any]]:
+        """Return an example's rows of completions, one for each call of the model, in order."""
         answered = self._answered
         completions = self._completions
         if completions is None:
@@ -159,10 +157,9 @@ class _Files:
             calls.append(row)
         return calls
 
-    def case(self, answer: _Answer) -> CaseShown:
-        """Return the case without the text classifier's reasons."""
+    def case(self, answer: _Answer, reasons: PersonReasons) -> CaseShown:
+        """Return a case with what its files have, and with the text classifier's reasons."""
         example = answer.example
-        fallback = self._decoding.get("fallback", self._answered.task.score.fallback)
         return CaseShown(
             id=str(example.id),
             groups=example.groups,
@@ -170,24 +167,25 @@ class _Files:
             items=answer.items,
             opinions=self._opinions(answer),
             confidence=mean_confidence(answer.confidence) if answer.confidence else None,
-            whys=self._whys(answer),
-            handled=dict(_what_happened(answer, fallback)),
+            whys=self._whys(answer, reasons),
+            handled=dict(_what_happened(answer, self._fallback)),
             reply=[call.get("refused") or first_reply(call) for call in answer.calls],
         )
 
     def _opinions(self, answer: _Answer) -> list[list[tuple[Field, str]]]:
-        """Return what the other one, text classifier or model, answers."""
+        """Return `CaseShown.opinions`: the answers that were not handed in, and the agreements."""
         gold = answer.gold
         if self._advisor is None or gold is None:
             return []
         task = self._answered.task
         decoded = answer.decoded
         by_field = self._decoding.get("by_field", {})
+        # The row of a call may have opinions, by position: they fit only the persons of its file.
         reply = answer.calls[0] if answer.calls and self._answered.is_answered_file else None
         of_classifier = row_of_classifier(task, self._advisor, answer.example, reply)
         classifier_items = list(items_of(task, gold, of_classifier))
         model_items = answer.items
-        if decoded and "classifier" in by_field.values():
+        if decoded and "classifier" in by_field.values():  # not all items are the model's
             of_model = task.data.write(answer.asked, decoded.answer)
             model_items = list(items_of(task, gold, of_model))
         opinions = compared_opinions(
@@ -195,33 +193,53 @@ class _Files:
         )
         return list(opinions if self._has_gold else map(without_gold, opinions))
 
-    def _whys(self, answer: _Answer) -> list[list[FieldWhy]]:
-        """Return who answered each decided field of each item, and with which probabilities."""
+    def _whys(self, answer: _Answer, reasons: PersonReasons) -> list[list[FieldWhy]]:
+        """Return `CaseShown.whys`, joined by person: gold may list persons in another order."""
         task = self._answered.task
         if not (answer.row and task.answer.fields):
             return []
-        by = answerers(task, answer.asked, answer.decoded, self._decoding)
-        if self._is_vote:
-            by = {person: dict.fromkeys(task.answer.fields, VOTE) for person in by}
-        if self._is_edited:
-            by = {}
-        in_row = persons(task, item_names(task, answer.row))
-        sure = dict(zip(in_row, answer.confidence, strict=True)) if answer.confidence else {}
-        of_model: ModelLogprobs = {}
+        asked = persons(task, answer.asked.names)
+        positions = {person: position for position, person in enumerate(asked)}
+        logprobs: ModelLogprobs = {}
         if answer.decoded:
-            of_model = model_logprobs(answer.calls[0], answer.decoded, task.answer)
-        asked = enumerate(persons(task, answer.asked.names))
-        logprobs = {
-            person: {field: of_model.get((number, field)) for field in task.answer.fields}
-            for number, person in asked
-        }
-        return whys_of(task, [name for name, _ in answer.items], by, sure, logprobs)
+            logprobs = model_logprobs(answer.calls[0], answer.decoded, task.answer)
+        whys = []
+        for person in persons(task, [name for name, _ in answer.items]):
+            position = positions.get(person)
+            of_item = []
+            for field in task.answer.fields:
+                why = FieldWhy(by="", confidence=None)  # if only gold has the person
+                if position is not None:
+                    confidences = answer.confidence[position] if answer.confidence else {}
+                    why = FieldWhy(
+                        by=self._who_answered(answer.decoded, position, field),
+                        confidence=confidences.get(field),
+                        logprob=logprobs.get((position, field)),
+                    )
+                of_item.append(replace(why, reasons=reasons.get(person, {}).get(field)))
+            whys.append(of_item)
+        return whys
+
+    def _who_answered(self, decoded: Decoded | None, position: int, field: str) -> str:
+        """Return who answered a field of the item at a position, as in `FieldWhy.by`.
+
+        `decoded` is the reply, which may lack the field; None if that is unknown.
+        """
+        if self._is_edited:
+            return ""
+        if self._is_vote:
+            return VOTE
+        of_all = "model" if used_replies(self._decoding) else "classifier"
+        who: str = self._decoding.get("by_field", {}).get(field, of_all)
+        if who == "model" and decoded and decoded.is_fallback(position, field):
+            return "classifier" if self._fallback == CLASSIFIER_NAME else self._fallback
+        return who
 
 
 def _what_happened(answer: _Answer, fallback: str) -> Iterator[tuple[str, str]]:
-    """Yield what happened to the calls of an example: (keyword, details).
+    """Yield what happened to the calls of an example, e.g. ("cut", "1 replies cut by length").
 
-    `fallback` answers what is unreadable.
+    `fallback` names what answers an unreadable reply.
     """
     calls = answer.calls
     decoded = answer.decoded
@@ -229,14 +247,11 @@ def _what_happened(answer: _Answer, fallback: str) -> Iterator[tuple[str, str]]:
     asked = [call for call in calls if call.get("refused") is None]
     if refusals:
         yield "not asked", f"could not be asked: {refusals[0]}"
-    dropped = sum(call["dropped_sentences"] for call in asked)
-    if dropped:
+    if dropped := sum(call["dropped_sentences"] for call in asked):
         yield "shortened", f"shortened to fit by {dropped} sentences"
-    cut = sum(call["finish"][0] == "length" for call in asked)
-    if cut:
+    if cut := sum(call["finish"][0] == "length" for call in asked):
         yield "cut", f"{cut} replies cut by length"
-    filtered = sum(call["finish"][0] == "content_filter" for call in asked)
-    if filtered:
+    if filtered := sum(call["finish"][0] == "content_filter" for call in asked):
         yield "content filter", f"{filtered} replies ended by a content filter"
     if not asked or decoded is None:
         return

@@ -1,16 +1,16 @@
 """Why a field got its answer: who answered, with which confidence, and the classifier's reasons."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from panjue.eval.metric_values import item_names
-from panjue.finetune.classifier.classifier import CLASSIFIER_NAME
+from panjue.eval.shown import labels_in
 from panjue.finetune.classifier.opinions import Advisor
 from panjue.finetune.classifier.why import FieldReasons, Most, Why, reasons
-from panjue.prompts.example import Decoded, Example
+from panjue.prompts.example import Example
 from panjue.prompts.task import Task
-from panjue.prompts.tasks.metrics import Row, numbered, texts
+from panjue.prompts.tasks.metrics import Row, numbered
 
 VOTE = "vote"
 
@@ -61,59 +61,37 @@ log-odds of the linear model."""
 class FieldWhy:
     """Why one field of one item got its answer."""
 
-    by: str
-    """`model`, `classifier`, `VOTE` or the name of the task's fallback; empty if unknown."""
+    by: str  # `model`, `classifier`, `VOTE` or the name of the task's fallback; empty if unknown
     confidence: float | None  # None if the run has none
     logprob: float | None = None  # the model's own, of its answer; None if it is not known
     reasons: FieldReasons | None = None  # None without a text classifier
 
 
 PersonKey = tuple[str, int]
-"""A name, and the number of equal names before it; `("", 0)` if answers have no persons."""
+"""A name, and the number of equal names before it, which tells namesakes apart."""
+
+PersonReasons = Mapping[PersonKey, Mapping[str, FieldReasons]]
+"""Person -> field -> the text classifier's likeliest labels and its reasons."""
 
 
 def persons(task: Task, names: Sequence[str]) -> list[PersonKey]:
+    """Return the keys of the items of an answer: `["张某", "张某"] -> [("张某", 0), ("张某", 1)]`.
+
+    The answer of a task without persons is one item without a name.
+    """
     return numbered(names) if task.answer.items else [("", 0)]
 
 
-def answerers(
-    task: Task, asked: Example, decoded: Decoded | None, decoding: Mapping[str, Any]
-) -> dict[PersonKey, dict[str, str]]:
-    """Return person -> field -> who answered it: the model, or another.
-
-    `decoded` says which fields the reply to `asked` lacks; None if that is unknown.
-    """
-    fallback = decoding.get("fallback", task.score.fallback)
-    instead = "classifier" if fallback == CLASSIFIER_NAME else fallback
-    is_of_model = not decoding or decoding.get("calls")
-    by_field = dict.fromkeys(task.answer.fields, "model" if is_of_model else "classifier")
-    by_field |= decoding.get("by_field", {})
-    by_person = {}
-    for number, person in enumerate(persons(task, asked.names)):
-        by_person[person] = dict(by_field)
-        for field, who in by_field.items():
-            if who == "model" and decoded and decoded.is_fallback(number, field):
-                by_person[person][field] = instead
-    return by_person
-
-
 def answered_labels(task: Task, row: Row) -> dict[PersonKey, dict[str, list[str]]]:
-    """Return person -> field -> labels of a submission row, in the classifier's form."""
-    if not task.answer.items and task.score.classes:
+    """Return person -> field -> labels of a submission row, named as the classifier names them."""
+    names = persons(task, item_names(task, row))
+    if not task.answer.items and task.score.classes:  # `classes` knows the form of their rows
         [field] = task.answer.fields
         labels = [label for label in task.score.classes(row) if label != task.answer.nothing]
-        return {("", 0): {field: labels}}
+        return {names[0]: {field: labels}}
     by_person = {}
-    in_row = persons(task, item_names(task, row))
-    for person, item in zip(in_row, task.answer.items_of(row), strict=True):
-        labels_of = {}
-        for field in task.answer.fields:
-            value = item.get(field)
-            order = task.answer.order.get(field, ())
-            if isinstance(value, int) and 0 <= value < len(order):
-                value = order[value]
-            labels_of[field] = texts(value)
-        by_person[person] = labels_of
+    for person, item in zip(names, task.answer.items_of(row), strict=True):
+        by_person[person] = {name: labels_in(task, name, item) for name in task.answer.fields}
     return by_person
 
 
@@ -123,67 +101,31 @@ def field_reasons(
     rows: Sequence[Row | None],
     advisor: Advisor,
     most: Most,
-) -> list[dict[PersonKey, dict[str, FieldReasons]]]:
-    """Return for each example: person -> field -> the classifier's reasons, also for the answer.
+) -> list[PersonReasons]:
+    """Return for each example what the classifier says of each person of the example.
 
-    The persons are those of the example; the answer is in its row of the submission.
+    There are reasons for the labels in the example's row of the submission, if it has one.
     """
     nothing: dict[str, list[str]] = {field: [] for field in task.answer.fields}
+    persons_of = [persons(task, example.names) for example in examples]
     answered = []
-    for example, row in zip(examples, rows, strict=True):
+    for of_example, row in zip(persons_of, rows, strict=True):
         by_person = answered_labels(task, row) if row else {}
-        asked = persons(task, example.names)
-        answered.append([by_person.get(person, nothing) for person in asked])
+        answered.append([by_person.get(person, nothing) for person in of_example])
     found = reasons(advisor.classifier, examples, answered, most)
-    by_example = []
-    for example, of_items in zip(examples, found, strict=True):
-        by_example.append(dict(zip(persons(task, example.names), of_items, strict=True)))
+    by_example: list[PersonReasons] = []
+    for of_example, of_items in zip(persons_of, found, strict=True):
+        by_example.append(dict(zip(of_example, of_items, strict=True)))
     return by_example
 
 
 def label_read(task: Task, field: str, label: str) -> str:
-    """Return the readable form of a label of a field."""
+    """Return a label of a field in the form that people read; most labels stay as they are."""
     return task.score.readable.get(field, str)(label)
 
 
-def whys_of(
-    task: Task,
-    names: Sequence[str],
-    by: Mapping[PersonKey, Mapping[str, str]],
-    confidences: Mapping[PersonKey, Mapping[str, float]],
-    logprobs: Mapping[PersonKey, Mapping[str, float | None]],
-) -> list[list[FieldWhy]]:
-    """Return for each item of these names, and for each decided field, why it got its answer."""
-    whys = []
-    for person in persons(task, names):
-        of_item = []
-        for field in task.answer.fields:
-            who = by.get(person, {}).get(field, "")
-            sure = confidences.get(person, {}).get(field)
-            of_item.append(FieldWhy(who, sure, logprobs.get(person, {}).get(field)))
-        whys.append(of_item)
-    return whys
-
-
-def with_reasons(
-    task: Task,
-    names: Sequence[str],
-    whys: Sequence[Sequence[FieldWhy]],
-    found: Mapping[PersonKey, Mapping[str, FieldReasons]],
-) -> list[list[FieldWhy]]:
-    """Return `whys_of` the items of these names, together with the classifier's reasons."""
-    if not whys:  # no answer was handed in
-        return []
-    of_items = []
-    for person, of_item in zip(persons(task, names), whys, strict=True):
-        of_fields = found.get(person, {})
-        fields = zip(task.answer.fields, of_item, strict=True)
-        of_items.append([replace(why, reasons=of_fields.get(field)) for field, why in fields])
-    return of_items
-
-
 def for_page(task: Task, whys: Sequence[Sequence[FieldWhy]]) -> list[list[list[Any]]]:
-    """Return the data for a page: item -> field -> who, confidence, likeliest labels, reasons.
+    """Return the data for a page: item -> field -> who answered, confidence, likeliest, reasons.
 
     A reason is about one label: its probability, the score of the linear model, what the trees add
     or null, how far the text is known, words and sentences; for a class also features.
@@ -198,13 +140,14 @@ def for_page(task: Task, whys: Sequence[Sequence[FieldWhy]]) -> list[list[list[A
                 for label, chance in why.reasons.likeliest:
                     likeliest.append([label_read(task, field, label), round(chance, 3)])
                 labels = [_reason_for_page(task, field, one) for one in why.reasons.answered]
-            sure = None if why.confidence is None else round(why.confidence, 2)
-            fields.append([why.by, sure, likeliest, labels])
+            confidence = None if why.confidence is None else round(why.confidence, 2)
+            fields.append([why.by, confidence, likeliest, labels])
         items.append(fields)
     return items
 
 
 def _reason_for_page(task: Task, field: str, why: Why) -> list[Any]:
+    """Return the data of one reason, in the order that `reasonLines` of report.js unpacks."""
     features = []
     for one in why.trees.features if why.trees else ():
         features.append([one.name, one.about, round(one.value, 2), round(one.contribution, 2)])

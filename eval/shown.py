@@ -5,7 +5,7 @@ from typing import Any
 
 from panjue.prompts.plumbing.decode import visible
 from panjue.prompts.task import Task
-from panjue.prompts.tasks.metrics import Item, Row, by_name, same, texts
+from panjue.prompts.tasks.metrics import Item, Row, by_name, field_of, texts
 
 
 def class_fields(task: Task) -> Sequence[str]:
@@ -16,7 +16,7 @@ def class_fields(task: Task) -> Sequence[str]:
 
 
 def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
-    """Yield items with their fields, as the task shows them; else by items, classes or keys."""
+    """Yield the items of a gold row, each with its fields: gold texts and those of the answer."""
     rules = task.score
     if rules.shown:
         yield from rules.shown(gold, row)
@@ -24,30 +24,35 @@ def items_of(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
         yield from _named_items(task, gold, row)
     elif rules.classes:
         predicted = rules.classes(row) if row else ()
-        yield "", [same("class", rules.classes(gold), predicted)]
+        yield "", [field_of("class", rules.classes(gold), predicted)]
     else:
         answered = row or {}
         keys = dict.fromkeys([*gold, *answered])
         keys.pop("id", None)
-        yield "", [same(key, texts(gold.get(key)), texts(answered.get(key))) for key in keys]
+        yield "", [field_of(key, texts(gold.get(key)), texts(answered.get(key))) for key in keys]
 
 
 def _named_items(task: Task, gold: Row, row: Row | None) -> Iterator[Item]:
-    """Yield the name and the fields of each gold item and the predicted item of that name."""
+    """Yield each gold item with its fields. The prediction is the item of the same name."""
     predicted = by_name(task.answer.items_of(row)) if row else {}
-    for key, item in by_name(task.answer.items_of(gold)).items():
-        given = predicted.get(key, {})
+    for person, gold_item in by_name(task.answer.items_of(gold)).items():
+        predicted_item = predicted.get(person, {})
         fields = []
-        for field in task.answer.fields:
-            gold_texts = _readable(task, field, item)
-            fields.append(same(field, gold_texts, _readable(task, field, given)))
-        yield visible(str(item["name"])), fields  # as in `Example.names`
+        for name in task.answer.fields:
+            readable = task.score.readable.get(name, str)
+            gold_labels = map(readable, labels_in(task, name, gold_item))
+            predicted_labels = map(readable, labels_in(task, name, predicted_item))
+            fields.append(field_of(name, gold_labels, predicted_labels))
+        yield visible(str(gold_item["name"])), fields  # as in `Example.names`
 
 
-def _readable(task: Task, field: str, item: Mapping[str, Any]) -> list[str]:
-    """Return the readable texts of a field's value; the number of a class becomes its name."""
+def labels_in(task: Task, field: str, item: Mapping[str, Any]) -> list[str]:
+    """Return the labels of a field of an item in a row; none if it lacks the field.
+
+    A class may be written as its position in a closed list: `1 -> "无期徒刑"`.
+    """
     value = item.get(field)
     order = task.answer.order.get(field, ())
     if isinstance(value, int) and 0 <= value < len(order):
         value = order[value]
-    return list(map(task.score.readable.get(field, str), texts(value)))
+    return texts(value)

@@ -84,7 +84,7 @@ Item = tuple[str, list[Field]]
 """Name of an item of the answer (empty for the whole example), and its fields."""
 
 
-def same(name: str, gold: Iterable[str], predicted: Iterable[str]) -> Field:
+def field_of(name: str, gold: Iterable[str], predicted: Iterable[str]) -> Field:
     """Return a field that is right if both sides have the same set of values."""
     golds = list(gold)
     predictions = list(predicted)

@@ -26,7 +26,7 @@ from panjue.prompts.plumbing.files import dump, read_json, read_lines, sha256, w
 from panjue.prompts.plumbing.records import TrainingSummary
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task, task_folders
-from panjue.prompts.tasks.metrics import Item, same
+from panjue.prompts.tasks.metrics import Item, field_of
 from panjue.serve.answers import DEMO_ANSWERED, Answered, check_complete, open_answers
 from tests.records import TRAINED, Row, Write, believing, write_answers
 
@@ -345,7 +345,7 @@ SETS = st.sets(st.sampled_from("甲乙丙"))
 
 @given(SETS, SETS, SETS)
 def test_two_answers_have_one_agreement(gold: set[str], model: set[str], other: set[str]) -> None:
-    how = agreement(same("charges", gold, model), same("charges", gold, other))
+    how = agreement(field_of("charges", gold, model), field_of("charges", gold, other))
     assert how in AGREEMENTS
     assert how.startswith("agree") == (model == other)
     assert (how in ("agree, right", "differ, model right")) == (model == gold)
