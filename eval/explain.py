@@ -24,8 +24,10 @@ SHOWN_LENGTH = 70
 """Most characters of a sentence that are shown."""
 
 CONTRIBUTES_FROM = 0.005
+"""A contribution to log-odds that is nearer to 0 would be shown as 0.00, and is left out."""
 
 INDENT = 22
+"""Column where the reasons begin, after a heading such as `    sentences against`."""
 
 ABOUT = (
     "This is what the text classifier sees, not how the model came to an answer of its own.",
@@ -72,7 +74,7 @@ def explain(answered: Answered, key: str, person: str | None) -> Iterator[str]:
 
 
 def case_with_id(answered: Answered, key: str) -> Example:
-    """Return the case with an id."""
+    """Return the case with an id; UserError: there is none."""
     first = ""
     for example in answered.examples():
         if str(example.id) == key:
@@ -82,7 +84,7 @@ def case_with_id(answered: Answered, key: str) -> Example:
 
 
 def items_meant(task: Task, case: CaseShown, person: str | None) -> list[int]:
-    """Return the numbers of the items with this name, or of all; UserError: nobody has the name."""
+    """Return the numbers of a person's items, of all without a name; UserError: nobody has it."""
     names = [name for name, _ in case.items]
     if person is None:
         return list(range(len(names)))
@@ -106,24 +108,28 @@ def why_nothing(answered: Answered) -> str:
 
 
 def item_lines(answered: Answered, example: Example, case: CaseShown, number: int) -> Iterator[str]:
+    """Yield lines about one item of a case: the answer to each field, who gave it, and why."""
     name, fields = case.items[number]
     yield ""
     if name:
         yield name
-    if not case.whys:
+    if not case.whys:  # the task has no decided fields, so one answered all of them
         for field in fields:
             yield f"{field.name}: {predicted_labels(field)}"
-        by = VOTE if answered.record.voted else "model"
-        if by == "model" and edited(answered.task.data.submission.find(answered.folder)):
-            by = ""  # nobody knows
+        by = "model"
+        if answered.record.voted:
+            by = VOTE
+        elif edited(answered.task.data.submission.find(answered.folder)):
+            by = ""  # nobody knows who answered
         yield f"  {answerer_in_words(by, answered)}"
         return
     opinions = case.opinions[number] if case.opinions else [None] * len(fields)
     by_field = zip(answered.task.answer.fields, fields, case.whys[number], opinions, strict=True)
     for field_name, field, why, opinion in by_field:
         yield f"{field.name}: {predicted_labels(field)}"
-        sure = f" (confidence {why.confidence:.2f})" if why.confidence is not None else ""
-        yield f"  {answerer_in_words(why.by, answered)}{sure}{other_answer(why, opinion)}"
+        who = answerer_in_words(why.by, answered)
+        confidence = f" (confidence {why.confidence:.2f})" if why.confidence is not None else ""
+        yield f"  {who}{confidence}{other_answer(why, opinion)}"
         if why.logprob is not None:
             whose = "this answer" if why.by == "model" else "its answer"
             own = f"{math.exp(why.logprob):.1%} (log-probability {why.logprob:.3g})"
@@ -137,6 +143,7 @@ def predicted_labels(field: Field) -> str:
 
 
 def answerer_in_words(by: str, answered: Answered) -> str:
+    """Return who answered, from `FieldWhy.by`: `"model" -> "answered by the model"`."""
     known = {
         "": "nobody knows who answered",
         "model": "answered by the model",
@@ -147,7 +154,10 @@ def answerer_in_words(by: str, answered: Answered) -> str:
 
 
 def other_answer(why: FieldWhy, opinion: tuple[Field, str] | None) -> str:
-    """Return the answer of the other one, model or text classifier; empty if it was not asked."""
+    """Return what the model or the classifier said whose answer was not handed in; may be empty.
+
+    `opinion` is that answer and its agreement with the one handed in, as in `CaseShown.opinions`.
+    """
     if why.by not in ("model", "classifier"):
         return ""
     if opinion is None:
@@ -162,7 +172,7 @@ def other_answer(why: FieldWhy, opinion: tuple[Field, str] | None) -> str:
 
 
 def reason_lines(task: Task, field: str, example: Example, why: FieldWhy) -> Iterator[str]:
-    """Yield lines on what the text classifier says about a field."""
+    """Yield lines on a field: the classifier's likeliest labels, and reasons for those answered."""
     if why.reasons is None:
         return
     likeliest = []
@@ -182,23 +192,24 @@ def reason_lines(task: Task, field: str, example: Example, why: FieldWhy) -> Ite
         yield from for_and_against("sentences", sentences, f"\n{' ' * INDENT}")
         features = []
         for feature in one.trees.features if one.trees else ():
-            text = f"{feature_read(task, field, feature)} {feature.contribution:+.2f}"
+            text = f"{feature_in_words(task, field, feature)} {feature.contribution:+.2f}"
             features.append((text, feature.contribution))
         yield from for_and_against("trees", features, "; ")
 
 
 def stages(why: Why) -> Iterator[str]:
-    """Yield for each stage how it changes the score or probability of a label."""
+    """Yield each stage of a probability: `linear model +1.20 (…)`, …, `calibrated 79.2%`."""
     yield f"linear model {why.score:+.2f} ({why.bias:+.2f} whatever the text)"
     trees = why.trees
+    is_class = trees is not None and trees.scaled is None  # trees scale the labels of a set only
     if trees and trees.scaled is not None:
         yield f"scaled {trees.scaled:+.2f}"
     if trees:
         yield f"trees {trees.given:+.2f} ({trees.average:+.2f} on average)"
     if why.is_left_out:
         yield f"not among the {CANDIDATES} labels that the trees look at"
-    is_of_set = trees is None or trees.scaled is not None
-    yield f"{'calibrated' if is_of_set else 'beside the other classes'} {why.before:.1%}"
+    # The probabilities of all classes sum to 1; that of a label of a set stands alone.
+    yield f"{'beside the other classes' if is_class else 'calibrated'} {why.before:.1%}"
     if why.known < 1 and why.frequency is not None:
         yield f"text known by {why.known:.0%}, frequency {why.frequency:.1%}: {why.probability:.1%}"
 
@@ -206,8 +217,8 @@ def stages(why: Why) -> Iterator[str]:
 def for_and_against(what: str, parts: Sequence[tuple[str, float]], joint: str) -> Iterator[str]:
     """Yield lines of reasons for a label, then of reasons against it; the strongest come first.
 
-    Reasons that would be shown as 0.00 are left out. `parts` begin with the strongest reason for
-    the label and end with the strongest against it, as in `Why`.
+    `parts` are texts with their contributions, from the strongest for the label to the strongest
+    against it, as in `Why`. `joint` separates two texts.
     """
     speaking_for = [text for text, contribution in parts if contribution >= CONTRIBUTES_FROM]
     against = [text for text, contribution in parts if contribution <= -CONTRIBUTES_FROM]
@@ -218,9 +229,12 @@ def for_and_against(what: str, parts: Sequence[tuple[str, float]], joint: str) -
             yield from f"{heading}{joint.join(texts)}".split("\n")
 
 
-def feature_read(task: Task, field: str, feature: TreeFeature) -> str:
-    english, _ = FEATURES_READ.get(feature.name, (feature.name, ""))
-    if not feature.about:
-        return f"{english} ({feature.value:.4g})"
-    about, _ = FEATURES_READ.get(feature.about, (label_read(task, field, feature.about), ""))
-    return f"{english}: {about}" + ("" if feature.name == "label" else f" ({feature.value:.4g})")
+def feature_in_words(task: Task, field: str, feature: TreeFeature) -> str:
+    """Return a feature of the trees for people: `rank in the case (2)`, `score: 盗窃罪 (1.3)`."""
+    words, _ = FEATURES_READ.get(feature.name, (feature.name, ""))
+    if feature.about:
+        about, _ = FEATURES_READ.get(feature.about, (label_read(task, field, feature.about), ""))
+        words += f": {about}"
+    if feature.name == "label":  # `which label it is: 盗窃罪` says all; its value is a number
+        return words
+    return f"{words} ({feature.value:.4g})"
