@@ -46,14 +46,18 @@ class Notes:
             yield example
 
     def add(self, task: Task, row: Row) -> None:
+        """Count the labels of a submission row that no gold answer has, if there is gold."""
+        if not self.gold.counts:
+            return
         with suppress(KeyError, TypeError):  # a row of another form; its faults are named elsewhere
-            for item in task.answer.items_of(row) if self.gold.counts else ():
+            for item in task.answer.items_of(row):
                 for name in task.answer.sets:
                     known = self.gold.counts[task.answer.kind(name)]
                     texts = (one for one in item[name] if isinstance(one, str))
                     self.not_in_gold.update((name, one) for one in texts if one not in known)
 
     def lines(self, task: Task) -> Iterator[str]:
+        """Yield a line for each kind of note that there is."""
         yield from self.names.lines()
         if self.n_cases:
             yield f"notes on cases: {self.n_cases}, first: {' | '.join(self.cases)}"
@@ -86,34 +90,35 @@ def check(
     submission = task.data.submission.find(submission)
     decoding = decoding_of(submission)
     labels = _known_labels(task, lists, submission)
-    same = task.data.submission.same
+    key_of = task.data.submission.same  # from an id to the key that joins rows and cases
     notes = notes or Notes()
     examples = notes.of(reader.read(cases))
-    case_ids: dict[str, int | str] = {same(example.id): example.id for example in examples}
+    case_ids: dict[str, int | str] = {key_of(example.id): example.id for example in examples}
     if not case_ids:
         raise UserError(f"{cases}: has no cases")
-    message = _other_cases(reader, submission, cases)
-    if message:
+    if message := _other_cases(reader, submission, cases):
         yield message
         return
-    notes.gold = Labels() if labels else _gold_labels(reader, cases)
-    moved = _moved_ids(task, submission, list(case_ids))
+    # With known labels, an unknown one is a fault, and no note is needed.
+    if labels is None and next(reader.read(cases)).answer is not None:
+        notes.gold = task.ask.labels(reader.read(cases))
+    moved = _moved_keys(task, submission, list(case_ids))
     unread = reader.read(cases)
     waiting: dict[str, Example] = {}  # cases that were read before their row
-    seen: dict[str, int | str] = {}
+    seen: dict[str, int | str] = {}  # key -> the place of its row
     for place, load in task.data.submission.read(submission):
         try:
             row = load()
-            key = _key_of_case(row, cases, case_ids, seen, same)
+            key = _key_of_case(row, cases, case_ids, seen, key_of)
         except UserError as error:
             yield f"{submission}:{place}: {error}"
             continue
         seen[key] = place
         if key in moved:
             yield f"{submission}:{place}: id {row['id']} is out of order"
-        while key not in waiting:
+        while key not in waiting:  # cases before it get their rows later, or none
             example = next(unread)
-            waiting[same(example.id)] = example
+            waiting[key_of(example.id)] = example
         example = waiting.pop(key)
         faults = list(task.data.check(example, row, labels)) or unscorable(task, example, row)
         yield from (f"{submission}:{place}: id {row['id']}: {fault}" for fault in faults)
@@ -126,55 +131,52 @@ def check(
 
 
 def _known_labels(task: Task, lists: Sequence[Path], submission: Path) -> Labels | None:
-    """Return the labels of `lists`, or else of `labels.json` beside the submission; None: any.
+    """Return the labels of `lists`, or else of `labels.json` beside the submission.
 
-    A list belongs to the field that has most of its labels in the submission. A field without a
-    list is absent, because any label may be right there.
+    None if there are neither. A list does not name its field; it is the field that has most of
+    these labels in the submission. In a field without a list, any label may be right.
     """
     if not lists:
         beside = submission.parent / "labels.json"
         return load_labels(beside) if beside.exists() else None
-    told: dict[str, Counter[str]] = {}
+    answered: dict[str, Counter[str]] = {}
     for _, load in task.data.submission.read(submission):
         with suppress(UserError, KeyError, TypeError):  # a row with faults, which are named later
             for item in task.answer.items_of(load()):
                 for name in task.answer.sets:
-                    told.setdefault(task.answer.kind(name), Counter()).update(item[name])
-    known = read_lists(task, lists, Labels(told))
+                    answered.setdefault(task.answer.kind(name), Counter()).update(item[name])
+    known = read_lists(task, lists, Labels(answered))
+    # Each label has the count 1, because nobody counted: only the names matter here.
     return Labels({field: dict.fromkeys(sorted(names), 1) for field, names in known.items()})
 
 
-def _gold_labels(reader: Reader, cases: Path) -> Labels:
-    """Return the labels of the gold answers; empty if the first case has no gold answer."""
-    is_gold = next(reader.read(cases)).answer is not None
-    return reader.task.ask.labels(reader.read(cases)) if is_gold else Labels()
-
-
-def _moved_ids(task: Task, submission: Path, case_ids: Sequence[str]) -> set[str]:
-    """Return the ids of rows that are out of order, in the form of `Submission.same`."""
-    place_of = {key: number for number, key in enumerate(case_ids)}
-    order: dict[str, int] = {}  # id -> the place of its case, in the order of the rows
+def _moved_keys(task: Task, submission: Path, case_keys: Sequence[str]) -> set[str]:
+    """Return the keys of rows that are out of order, given the keys of the cases in order."""
+    position_of = {key: position for position, key in enumerate(case_keys)}
+    positions: dict[str, int] = {}  # key of a row -> position of its case, in the rows' order
     for _, load in task.data.submission.read(submission):
         with suppress(UserError, KeyError):  # named later
             key = task.data.submission.same(load()["id"])
-            order.setdefault(key, place_of[key])
-    keys = list(order)
-    return {keys[number] for number in moved_rows(list(order.values()))}
+            positions.setdefault(key, position_of[key])
+    keys = list(positions)
+    return {keys[number] for number in moved_rows(list(positions.values()))}
 
 
-def moved_rows(places: Sequence[int]) -> set[int]:
-    """Return the smallest set of row numbers whose removal makes the places ascend.
+def moved_rows(positions: Sequence[int]) -> set[int]:
+    """Return the fewest rows to move, so that the others are in order: `[1, 2, 0] -> {2}`.
 
-    The other rows are a longest ascending subsequence. It is found from its end: `firsts` has, for
-    each length, the row that begins the best subsequence.
+    `positions` has for each row, by number, the position of its case. The rows that stay are a
+    longest ascending subsequence. It is found from its end, so that of equally long ones the
+    earliest row begins it.
     """
-    firsts: list[int] = []
+    firsts: list[int] = []  # [length - 1]: the row that begins the best subsequence so far
     next_row: dict[int, int | None] = {}
-    for number in reversed(range(len(places))):
-        length = bisect_left(firsts, -places[number], key=lambda row: -places[row])
+    for number in reversed(range(len(positions))):
+        # Longer subsequences begin lower. `bisect_left` needs an ascending order, hence the minus.
+        length = bisect_left(firsts, -positions[number], key=lambda row: -positions[row])
         next_row[number] = firsts[length - 1] if length else None
         firsts[length : length + 1] = [number]
-    moved = set(range(len(places)))
+    moved = set(range(len(positions)))
     row = firsts[-1] if firsts else None
     while row is not None:
         moved.remove(row)
@@ -187,36 +189,37 @@ def _key_of_case(
     cases: Path,
     case_ids: Container[str],
     seen: Mapping[str, int | str],
-    same: Callable[[object], str],
+    key_of: Callable[[object], str],
 ) -> str:
-    """Return the id of a row in the form of `Submission.same`; UserError: it is that of no case.
+    """Return the key of a row's id; UserError: it is the id of no case, or of an earlier row.
 
-    `seen` has the places of the rows before it. The case of such a row is taken.
+    `key_of` makes the key of an id. `case_ids` has the keys of all cases, and `seen` those of
+    earlier rows with their places.
     """
     if "id" not in row:
         raise UserError("no 'id'")
-    key = same(row["id"])
+    key = key_of(row["id"])
     if key in seen:
         raise UserError(f"id {row['id']} is already at {seen[key]}")
     if key not in case_ids:
-        hint = _other_type(row["id"], case_ids, same)
+        hint = _other_type(row["id"], case_ids, key_of)
         raise UserError(f"id {row['id']} is no case of {cases}{hint}")
     return key
 
 
-def _other_type(key: Any, case_ids: Container[str], same: Callable[[object], str]) -> str:
-    """Return a hint if a case has this id as text instead of a number, or the reverse."""
-    if isinstance(key, int) and same(str(key)) in case_ids:
+def _other_type(row_id: Any, case_ids: Container[str], key_of: Callable[[object], str]) -> str:
+    """Return a hint if there is a case `"1"` for the id `1`, or the reverse; else an empty text."""
+    if isinstance(row_id, int) and key_of(str(row_id)) in case_ids:
         return "; there it is a text"
-    if isinstance(key, str) and key.isdecimal() and same(int(key)) in case_ids:
+    if isinstance(row_id, str) and row_id.isdecimal() and key_of(int(row_id)) in case_ids:
         return "; there it is a number"
     return ""
 
 
 def _other_cases(reader: Reader, submission: Path, cases: Path) -> str:
-    """Return a message if all rows answer other cases. Unreadable rows are named later."""
+    """Return a message if all rows answer other cases; else an empty text."""
     rows = None
-    with suppress(UserError):
+    with suppress(UserError):  # `check` names unreadable rows later
         rows = reader.task.data.submission.index(submission)
     if not rows:
         return ""
@@ -228,5 +231,6 @@ def unscorable(task: Task, example: Example, row: Row) -> Iterator[str]:
     try:
         metric_values(task, task.as_gold(row), row, "")
     except UserError:
-        right = task.data.write(example, task.ask.decode("", example, Labels()).answer)
+        fallback = task.ask.decode("", example, Labels())  # the answer of an empty reply
+        right = task.data.write(example, fallback.answer)
         yield f"`panjue score` cannot read it; a right row is {dump(right):.200}"
