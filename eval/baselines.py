@@ -23,10 +23,9 @@ class Baselines:
     """Scores of the task's fallback, of the task's baselines, and of the text classifier alone."""
 
     def __init__(self, task: Task, labels: Labels | None, answered: Answered | None) -> None:
-        """Prepare to score baselines on the cases of the submission.
+        """Prepare to score baselines on the cases of a submission.
 
-        Without `labels`, the fallback has no score. `answered` are the answers if they have a
-        record.
+        Without `labels`, the fallback has no score; without `answered`, the classifier has none.
         """
         self._task = task
         self._labels = labels
@@ -37,10 +36,10 @@ class Baselines:
         if answered is None:
             return
         try:
-            if fitted_on_these(answered) is None:
-                self._advisor = answered.advisor
+            # A classifier that was fitted on these cases would score too high.
+            self._advisor = None if fitted_on_these(answered) else answered.advisor
             completions = answered.folder / "completions.jsonl"
-            # Opinions are stored by position, so they fit only the persons of the answered file.
+            # Opinions are stored by the position of their person. Gold may list other persons.
             if self._advisor and answered.is_answered_file and completions.exists():
                 self._completions = Rows(completions, key=call_key, last_counts=True)
         except UserError as error:
@@ -56,11 +55,11 @@ class Baselines:
             self._values[name].add(example, np.mean(values, axis=0))
 
     def _answers(self, example: Example, gold: Row) -> Iterator[tuple[str, Row, Row]]:
-        """Yield (name, gold row, row) for each answer of the baselines."""
+        """Yield (name of the baseline, gold row, row) for each answer of the baselines."""
         task = self._task
         if self._labels:
-            answer = task.ask.decode("", example, self._labels).answer
-            yield task.score.fallback, gold, task.data.write(example, answer)
+            fallback = task.ask.decode("", example, self._labels)  # answers an empty reply
+            yield task.score.fallback, gold, task.data.write(example, fallback.answer)
         if self._advisor:
             row = self._completions.get(example.id) if self._completions else None
             yield CLASSIFIER_NAME, gold, row_of_classifier(task, self._advisor, example, row)
@@ -74,23 +73,28 @@ class Baselines:
 def row_of_classifier(
     task: Task, advisor: Advisor, example: Example, reply: Mapping[str, Any] | None
 ) -> Row:
-    """Return the text classifier's own submission row; the row of a reply may have its opinions."""
+    """Return the submission row of the text classifier alone.
+
+    If the completions row `reply` has the classifier's opinions, they are not computed again.
+    """
     opinions = advisor.opinions(example, reply or EMPTY_REPLY)
     return task.data.write(example, advisor.alone(example, opinions))
 
 
 def fitted_on_these(answered: Answered) -> RunRecord | None:
-    """Return the training that was fitted on the cases of the file, or on gold's; None if none was.
+    """Return the training that was fitted on the answered cases; None if none was.
 
-    It is the one that answered, or one from which that one started.
+    It is the training that answered, or an earlier one from which that started.
     """
     last = answered.trained.record if answered.trained else None
-    files = {answered.record.test_sha256, answered.test_sha256}
+    files = {answered.record.test_sha256, answered.test_sha256}  # the answered file, and gold
     for training in last.history if last else ():
         if training.adopted and training is not last:
             continue  # nobody knows on what the other trainer's adapter was trained
-        # Without a dev file, a training holds out the same tenth of every file.
+        # Every training without a dev file holds out the same tenth of a file, so none of them
+        # was fitted on held-out cases.
         is_held_out = answered.record.held_out and training.dev_sha256 is None
-        if not is_held_out and not files.isdisjoint({training.train_sha256, training.mix_sha256}):
+        was_in_training = not files.isdisjoint({training.train_sha256, training.mix_sha256})
+        if was_in_training and not is_held_out:
             return training
     return None

@@ -49,6 +49,7 @@ class MetricValues:
         return len(self._weights)
 
     def add(self, example: Example, values: Numbers) -> None:
+        """Add an example with its metric values; its row number is the next one."""
         for attribute, name in example.groups.items():
             groups = self.groups.setdefault(attribute, {})
             groups.setdefault(name, array("q")).append(len(self))
@@ -66,7 +67,7 @@ class MetricValues:
         return np.frombuffer(self._values).reshape(len(self), -1)
 
     def members(self, attribute: str) -> dict[str, Members]:
-        """Return group -> its examples, for groups that have any; the rest is `UNKNOWN`."""
+        """Return group -> its examples, by name; those without a group are in `UNKNOWN`."""
         members = {name: np.array(rows) for name, rows in self.groups[attribute].items()}
         is_known = np.zeros(len(self), dtype=bool)
         for name, rows in members.items():
@@ -155,13 +156,9 @@ class Summary:
     counted: int  # examples that count: those with a weight, or all if all weights are 0
     unweighted: bool = False  # all weights are 0, so the means are unweighted
 
-    @property
-    def size(self) -> str:
-        """Return the number of examples, and the number of those that count if not all do."""
-        return counted_size(self.examples, self.counted)
-
 
 def counted_size(examples: int, counted: int) -> str:
+    """Return a number of examples, with how many of them count if not all do: `9 (7 counted)`."""
     return str(examples) if counted == examples else f"{examples} ({counted} counted)"
 
 
@@ -198,7 +195,7 @@ def summaries_by_group(
 ) -> dict[str, Summary]:
     """Return the metrics of every group of an attribute; the group of the rest is `UNKNOWN`.
 
-    Of a group whose examples all have weight 0 none counts, unless that is so of all examples.
+    If only other groups have a weight, `counted` is 0 and the metrics are unweighted means.
     """
     summaries = {}
     for name, rows in values.members(attribute).items():
@@ -223,8 +220,8 @@ def weighted_mean(task: Task, weights: Numbers, values: Numbers) -> Numbers:
 def resampled(task: Task, weights: Numbers, values: Numbers, resamples: int) -> Numbers:
     """Return the metrics of bootstrap draws (seed 0), [draws, metrics].
 
-    What has weight 0 is not drawn: it would only make the draws smaller. Of one example that counts
-    there are no draws, but NaN: each would be that example, and their interval a point.
+    Examples with weight 0 are not drawn: they would only make the draws smaller. If only one
+    example counts, all metrics are NaN: every draw would be that example, and the interval a point.
     """
     generator = np.random.default_rng(0)
     weights = or_ones(weights)
@@ -269,19 +266,18 @@ COMPARED = 100
 def other_cases(reader: Reader, cases: Path, rows: Rows, beginning: Sequence[Example]) -> str:
     """Return a message if a submission with these rows answers other cases; else an empty text.
 
-    Files of other cases may have the same ids and some of the same names (张某). `beginning` has
-    the first examples of the cases. If the submission answers none of them, the others are read,
-    too.
+    Files of other cases may have the same ids and some of the same names (张某). So the cases are
+    others if more than half of those compared have no name in common with their rows. `beginning`
+    has the first examples of `cases`.
     """
     if not beginning:
         raise UserError(f"{cases}: has no examples")
-    message = _all_one_off(reader, cases, rows, beginning[0])
-    if message:
+    if message := _numbered_from_another_start(reader, cases, rows, beginning[0]):
         return message
     compared = 0
     foreign = []  # one text for each case that has other names in the submission
-    answers_them = any(rows.get(example.id) for example in beginning)
-    for example in beginning if answers_them else reader.read(cases):
+    is_answered = any(rows.get(example.id) for example in beginning)
+    for example in beginning if is_answered else reader.read(cases):  # a row may come later
         row = rows.get(example.id)
         if row is None:
             continue
@@ -305,21 +301,20 @@ def other_cases(reader: Reader, cases: Path, rows: Rows, beginning: Sequence[Exa
     return ""
 
 
-def _all_one_off(reader: Reader, cases: Path, rows: Rows, example: Example) -> str:
-    """Return a message if all ids are whole numbers, one less or one more than they should be.
+def _numbered_from_another_start(reader: Reader, cases: Path, rows: Rows, first: Example) -> str:
+    """Return a message if all ids of a submission are those of the cases plus or minus 1.
 
-    Line numbers begin at 1; other people's files begin at 0.
+    Line numbers begin at 1; other people's files begin at 0. `first` is the first case.
     """
-    first = example.id
-    if not isinstance(first, int):
+    if not isinstance(first.id, int):
         return ""
-    if rows.get(first) is None:
+    if rows.get(first.id) is None:
         step = 1
-    elif rows.get(first - 1) is not None:
+    elif rows.get(first.id - 1) is not None:
         step = -1
-    else:  # in the usual case, nothing more is read
+    else:  # the usual case: the first id alone shows that the numbers are alike
         return ""
-    numbers = [one.id for one in reader.read(cases) if isinstance(one.id, int)]
+    numbers = [example.id for example in reader.read(cases) if isinstance(example.id, int)]
     same = reader.task.data.submission.same
     if {same(number + step) for number in numbers} != rows.ids():
         return ""
@@ -332,7 +327,7 @@ def _all_one_off(reader: Reader, cases: Path, rows: Rows, example: Example) -> s
 
 
 def item_names(task: Task, row: Row) -> list[str]:
-    """Return the names in a row, in the form of `Example.names`; none if it has another form."""
+    """Return the names in a submission row, as in `Example.names`; none in rows of another form."""
     with suppress(KeyError, TypeError):
         return [visible(str(item["name"])) for item in task.answer.items_of(row)]
     return []

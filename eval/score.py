@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from panjue.eval.agreement import used_replies
 from panjue.eval.baselines import Baselines
 from panjue.eval.metric_values import (
     MetricValues,
@@ -49,7 +50,7 @@ class ScoreResult:
     unreadable_rate: float | None  # share of replies that could not be read; None without replies
     missing: int  # examples without a row, which are scored as unanswered
     faulty: int  # rows that do not count, or that the contest may refuse
-    void: str  # why the contest gives this file no score at all, if so
+    void: str  # why the contest gives this file no score, with counts of its bad rows; or empty
     answered_by: str  # a line on who answered, the model or the text classifier, and why
     outside: Mapping[str, int]  # number of labels that the lists of a stage do not have
     notes: Sequence[str]  # `id: note` on gold examples
@@ -61,13 +62,6 @@ class ScoreResult:
     changed: str  # how training and labels have changed since they answered, if so
     edited: str  # a line if the submission was changed since it was decoded
     not_in_gold: int  # rows of the submission whose cases are not in gold
-
-    def uncounted_groups(self, attribute: str) -> set[str]:
-        """Return the groups of an attribute that do not count in the total."""
-        if self.total.unweighted:
-            return set()
-        groups = self.groups[attribute].items()
-        return {name for name, summary in groups if summary.unweighted}
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict with the metrics and all other numbers at its top level."""
@@ -107,7 +101,7 @@ class ScoreResult:
             "in_sample",
             "twins",
         ):
-            if not numbers[name]:  # it says nothing
+            if not numbers[name]:
                 del numbers[name]
         result: dict[str, Any] = without_nan(numbers)
         return result
@@ -141,7 +135,8 @@ def score(
         collected.add(example, gold_row, row)
     groups = {name: summaries_by_group(values, name, resamples=0) for name in values.groups}
     ranked_groups, ranked_by = _ranking(task, groups)
-    of_no_case = len(rows) - (len(values) - values.missing)
+    n_scored_rows = len(values) - values.missing
+    of_no_case = len(rows) - n_scored_rows
     repeated = len(rows.duplicates)
     flaws = {
         "missing": values.missing,
@@ -149,6 +144,7 @@ def score(
         "for the second time": repeated,
         "without an answer": collected.unanswered,
     }
+    # A contest whose rows need an answer (`Score.needs`) scores only files without such flaws.
     void = ", ".join(f"{count} {what}" for what, count in flaws.items() if count)
     calls = decoding.get("calls")
     return ScoreResult(
@@ -188,12 +184,12 @@ class Collected:
         answered: Answered | None,
         lists: Lists,
     ) -> None:
+        """Prepare for a submission in the folder `run`; `answered` is None if it has no record."""
         self._task = task
         self._answered = answered
         self._lists = lists
-        # A submission is compared with the classifier only if it belongs to these answers, and if
-        # the classifier did not answer everything itself.
-        to_compare = answered if decoding.get("calls") or not decoding else None
+        # The text classifier is no baseline for a submission in which it answered everything.
+        to_compare = answered if used_replies(decoding) else None
         self.baselines = Baselines(task, _labels(task, run, answered), to_compare)
         self.certainty = _certainty(task, run, decoding) if decoding else None
         self.twins = _twins(answered) if answered and decoding else None
@@ -218,15 +214,15 @@ class Collected:
         self.outside["gold"] += outside(self._lists, task, gold)
         if row:
             self.outside["submission"] += outside(self._lists, task, row)
-            # None, because the contest does not know which labels our training had.
-            self.faulty += any(task.data.check(example, row, None))
+            any_label = None  # the contest does not know which labels our training had
+            self.faulty += any(task.data.check(example, row, any_label))
             self.unanswered += bool(task.score.needs and not task.score.needs(row))
 
 
 def _ranking(
     task: Task, groups: Mapping[str, Mapping[str, Summary]]
 ) -> tuple[Sequence[str], dict[str, float]]:
-    """Return the groups over which the contest takes the mean, and the mean of each metric."""
+    """Return the groups over which the contest takes the mean, and metric -> mean; else nothing."""
     attribute, names = task.score.ranked_over or ("", ())
     found = groups.get(attribute, {})
     if not names or not found.keys() >= set(names):
@@ -238,21 +234,22 @@ def _ranking(
 
 
 def _labels(task: Task, run: Path, answered: Answered | None) -> Labels | None:
-    """Return the label sets of training; None if they are unknown, or have changed.
+    """Return the labels by which the baseline of commonest labels answers; None if unknown.
 
-    Without a training nobody has counted the labels, so there is no commonest one.
+    They are those of training, beside the submission. The fallback of some tasks needs none.
     """
     if task.ask.labels is no_labels:
         return Labels()
-    if answered and answered.changed:
-        return None
     path = run / "labels.json"
-    labels = load_labels(path) if path.exists() else None
-    return labels if labels and labels.were_counted else None
+    if (answered and answered.changed) or not path.exists():
+        return None
+    labels = load_labels(path)
+    # Labels that come from the task's code alone have no counts, so none is the commonest.
+    return labels if labels.were_counted else None
 
 
 def _certainty(task: Task, run: Path, decoding: Mapping[str, Any]) -> Certainty | None:
-    """Return a collector of the run's confidences; None if it has none."""
+    """Return a collector of the confidences beside a submission; None if there are none."""
     path = run / "confidence.jsonl"
     if not path.exists():
         return None
@@ -262,7 +259,7 @@ def _certainty(task: Task, run: Path, decoding: Mapping[str, Any]) -> Certainty 
 
 
 def _twins(answered: Answered) -> TwinCounter | None:
-    """Return a counter of near twins; None if training fitted no classifier."""
+    """Return a counter of near twins; None if a training is unknown or has no text classifier."""
     if answered.changed:
         return None
     trainings: list[RunRecord] = []
@@ -274,14 +271,13 @@ def _twins(answered: Answered) -> TwinCounter | None:
 
 
 def in_sample(answered: Answered) -> str | None:
-    """Say how a model, or a choice of who answers, was fitted to these cases.
-
-    The answered file or gold may be a file of the training.
-    """
+    """Say how a model, or a choice of who answers, was fitted to these cases; None if none was."""
     record = answered.record
-    files = {record.test_sha256, answered.test_sha256}
-    trainings = [one.record.history for one in answered.answers.trainings if one]
-    for training in chain.from_iterable(trainings):
+    files = {record.test_sha256, answered.test_sha256}  # the answered file, and gold
+    histories = [trained.record.history for trained in answered.answers.trainings if trained]
+    for training in chain.from_iterable(histories):
+        # Held-out cases are those of the dev file, or else a part of the training file. They decide
+        # which step of a training is kept, and who answers each field.
         if training.dev_sha256 in files or record.held_out:
             return "training and the choice between model and text classifier looked at these cases"
         if not files.isdisjoint({training.train_sha256, training.mix_sha256}):

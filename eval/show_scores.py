@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from panjue.eval.metric_values import Summary
+from panjue.eval.metric_values import Summary, counted_size
 from panjue.eval.score import ScoreResult
 from panjue.eval.twins import NEAR, NearTwins
 from panjue.prompts.plumbing.errors import printable
@@ -22,16 +23,16 @@ MAX_GROUP_COLUMNS = 6
 MAX_SHOWN_NOTES = 5
 """Number of notes on gold that are printed; the JSON has all."""
 
-
 Titles = Mapping[str, tuple[str, str]]
 
 ANSWERERS_IN_CHINESE = {"model": "模型", "classifier": "分类器", "text classifier": "分类器"}
 
 OF_FIELD = re.compile(r"(\w+): (model|classifier)(?: \((\S+), (model|classifier) (\S+)\))?")
-"""Pattern of who answers a field, with the scores on held-out cases if these decided it."""
+"""Who answers a field, with both scores on held-out cases if these decided it:
+`charges: model (.71, classifier .69)`, or only `charges: model`."""
 
 OF_ALL = re.compile(r"answered by the (model|text classifier)(?:, as (\S+) says)?")
-"""Pattern of who answers all fields."""
+"""Who answers all fields: `answered by the model, as answer=model says`, or without the reason."""
 
 
 class Remark(NamedTuple):
@@ -42,6 +43,7 @@ class Remark(NamedTuple):
 
 
 def show(scores: ScoreResult, console: Console) -> None:
+    """Print the tables of scores, groups and calibration, and then the remarks in English."""
     # In 80 columns, the headings of baselines wrap, but no name or number is cut.
     columns = [Column(name, no_wrap=True) for name in ("metric", "score", "95% interval")]
     table = Table(*columns, *scores.baselines)
@@ -76,8 +78,9 @@ def _group_table(attribute: str, groups: Mapping[str, Summary], scores: ScoreRes
     lines = [[printable(f"by {attribute}"), "examples", *metrics]]
     for name, summary in groups.items():
         means = [f"{summary.mean[metric]:.4f}" for metric in metrics]
-        star = "*" if name in scores.uncounted_groups(attribute) else ""
-        lines.append([printable(f"{name}{star}"), summary.size, *means])
+        star = "*" if summary.counted == 0 else ""
+        size = counted_size(summary.examples, summary.counted)
+        lines.append([printable(f"{name}{star}"), size, *means])
     if not has_rows:  # rows become columns
         lines = list(map(list, zip(*lines, strict=True)))
     # Names of groups come from files: `[/b] 某院` is a name and no markup of rich.
@@ -90,9 +93,9 @@ def _group_table(attribute: str, groups: Mapping[str, Summary], scores: ScoreRes
 
 
 def remarks(scores: ScoreResult, titles: Titles = MappingProxyType({})) -> Iterator[Remark]:
-    """Yield remarks for readers of the numbers, for the console and for the page.
+    """Yield remarks on the scores, for the console (English) and for the page (both languages).
 
-    `titles` has the names of metrics, baselines and gold in both languages.
+    `titles` has the names of metrics, baselines and gold in both languages. The console needs none.
     """
     yield from _remarks_on_numbers(scores)
     if scores.faulty:
@@ -144,10 +147,14 @@ def remarks(scores: ScoreResult, titles: Titles = MappingProxyType({})) -> Itera
 
 
 def answered_in_chinese(line: str, in_chinese: Callable[[str], str]) -> str:
-    """Return `Tally.answered_by` in Chinese; a line of another form stays as it is."""
+    """Return the line on who answered (`Tally.answered_by`) in Chinese.
+
+    `in_chinese` gives the name of a field: `"charges: model (.71, classifier .69)" -> "罪名：模型
+    （0.71，分类器 0.69）"`. A line of another form stays as it is.
+    """
     if found := OF_ALL.fullmatch(line):
-        setting = f"（{found[2]}）" if found[2] else ""
-        return ANSWERERS_IN_CHINESE[found[1]] + setting
+        who, setting = found.groups()
+        return ANSWERERS_IN_CHINESE[who] + (f"（{setting}）" if setting else "")
     fields = line.removesuffix(", as decoded before")
     shown = []
     for part in fields.split("; "):
@@ -155,12 +162,11 @@ def answered_in_chinese(line: str, in_chinese: Callable[[str], str]) -> str:
         if found is None:
             return line
         name, who, score, other, score_of_other = found.groups()
-        scores = ""
+        of_field = f"{in_chinese(name)}：{ANSWERERS_IN_CHINESE[who]}"
         if other:
-            scores = (
-                f"（{with_zero(score)}，{ANSWERERS_IN_CHINESE[other]} {with_zero(score_of_other)}）"
-            )
-        shown.append(f"{in_chinese(name)}：{ANSWERERS_IN_CHINESE[who]}{scores}")
+            of_other = f"{ANSWERERS_IN_CHINESE[other]} {with_zero(score_of_other)}"
+            of_field += f"（{with_zero(score)}，{of_other}）"
+        shown.append(of_field)
     return "；".join(shown) + ("（与以前解析时相同）" if fields != line else "")
 
 
@@ -222,7 +228,8 @@ def _remarks_on_numbers(scores: ScoreResult) -> Iterator[Remark]:
     for line in scores.names.lines():
         count = f"{scores.names.names} 个姓名中有 {scores.names.missing} 个"
         yield Remark(line, f"{count}在案件事实中找不到，第一个：{scores.names.first}")
-    if any(map(scores.uncounted_groups, scores.groups)):
+    of_groups = chain.from_iterable(groups.values() for groups in scores.groups.values())
+    if any(summary.counted == 0 for summary in of_groups):
         yield Remark(
             "* a group whose examples all have weight 0: its means are unweighted",
             "* 该组案件的权重都是 0，不计入总分，此处为不加权平均。",
@@ -234,10 +241,10 @@ def _remarks_on_numbers(scores: ScoreResult) -> Iterator[Remark]:
         )
 
 
-def _remarks_of_the_contest(scores: ScoreResult, gold: str) -> Iterator[Remark]:
+def _remarks_of_the_contest(scores: ScoreResult, gold_in_chinese: str) -> Iterator[Remark]:
     """Yield remarks on how the contest ranks, why it gives no score, and which labels it ignores.
 
-    `gold` is the Chinese word for gold.
+    Tasks differ in the Chinese word for gold, such as 原判 for judgments.
     """
     if scores.ranked_by:
         means = ", ".join(f"{metric} {mean:.4f}" for metric, mean in scores.ranked_by.items())
@@ -255,6 +262,6 @@ def _remarks_of_the_contest(scores: ScoreResult, gold: str) -> Iterator[Remark]:
         yield Remark(
             f"labels outside the lists: {outside['gold']} in gold, "
             f"{outside['submission']} in the submission; as in the contest, none counts",
-            f"列表以外的标签：{gold} {outside['gold']} 个，提交文件 {outside['submission']} 个；"
-            "与比赛一致，均不计入。",
+            f"列表以外的标签：{gold_in_chinese} {outside['gold']} 个，"
+            f"提交文件 {outside['submission']} 个；与比赛一致，均不计入。",
         )
