@@ -33,7 +33,7 @@ FEW = 30
 def best_of(values: Mapping[str, MetricValues], metrics: Mapping[str, str]) -> Choice:
     """Return which candidate is best at each field, or at `WHOLE` cases, by the given metrics.
 
-    The mean scores decide. Among equal candidates, the first one is best.
+    The mean scores decide. Of candidates that differ by no more than `TIE`, the first is best.
 
     Args:
         values: Candidate -> the metric values of its answers to the same cases.
@@ -44,13 +44,15 @@ def best_of(values: Mapping[str, MetricValues], metrics: Mapping[str, str]) -> C
     compared = {name: paired_differences(values[first], values[name]) for name in others}
     best = {}
     for name, metric in metrics.items():
-        highest = max(summary.mean[metric] for summary in summaries.values())
-        are_best = (who for who, of in summaries.items() if of.mean[metric] >= highest - TIE)
-        less_first = {}
-        for other, differences in compared.items():
-            of = differences[metric]
-            less_first[other] = without_nan((of.mean, of.low, of.high))
-        best[name] = Best(candidate=next(are_best), metric=metric, less_first=less_first)
+        means = {candidate: summary.mean[metric] for candidate, summary in summaries.items()}
+        highest = max(means.values())
+        winner = next(candidate for candidate, mean in means.items() if mean >= highest - TIE)
+        less_first = {}  # candidate -> its score minus that of the first candidate, with interval
+        for candidate, differences in compared.items():
+            difference = differences[metric]
+            with_ends = (difference.mean, difference.low, difference.high)
+            less_first[candidate] = without_nan(with_ends)
+        best[name] = Best(candidate=winner, metric=metric, less_first=less_first)
     candidates = {}
     for name, summary in summaries.items():
         interval = without_nan(summary.interval)
@@ -68,7 +70,8 @@ def best_of(values: Mapping[str, MetricValues], metrics: Mapping[str, str]) -> C
 def best_by_field(answered: Answered) -> Choice:
     """Return who is better at each field on held-out cases, the model or the text classifier.
 
-    The choice records the cases, how the model was asked, and the calibration of confidences.
+    `answered` has the model's replies to these cases. The choice records the cases, how the model
+    was asked, and the calibration of confidences.
     """
     answered.answers.refuse_changes()
     task = answered.task
@@ -99,7 +102,7 @@ def best_by_field(answered: Answered) -> Choice:
 
 
 def row_of_reply(task: Task, example: Example, decoded: Decoded) -> Row | None:
-    """Return the submission row of a reply alone; fields that the reply lacks are empty.
+    """Return the submission row of the model alone: fields that its reply lacks are empty.
 
     Return None if nothing could be read.
     """
@@ -123,12 +126,15 @@ def model_judgments(
     opinions: Sequence[Opinion],
     logprobs: ModelLogprobs,
 ) -> Iterator[tuple[FieldAnswer, bool]]:
-    """Yield the model's own answers to the fields of an example, and whether each is right."""
+    """Yield the model's answer to each field that its reply has, and whether the answer is right.
+
+    Confidences are calibrated on them.
+    """
     assert example.answer, "cases without gold are refused before"
     gold = advisor.task.answer.items_of(example.answer)
     answer = advisor.complete(decoded, opinions)
     for field_answer in advisor.judgments(decoded, answer, opinions, logprobs):
-        if field_answer.agreement:
+        if field_answer.agreement:  # empty if the classifier answers what the reply lacks
             gold_value = gold[field_answer.item][field_answer.field]
             yield field_answer, is_same(gold_value, field_answer.value)
 

@@ -29,7 +29,7 @@ from panjue.serve.answers import Answered
 PAIRED_RESAMPLES = 10_000
 
 TIE = 1e-9
-"""Differences up to this are rounding and count as no change."""
+"""Differences of scores up to this are rounding and count as none."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Comparison:
 
     @property
     def alike(self) -> int:
+        """Return the number of examples that count and that neither submission has won."""
         return self.counted - len(self.won) - len(self.lost)
 
 
@@ -79,8 +80,7 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
     task = reader.task
     rows = submission_rows(task, first)
     other_rows = submission_rows(task, second)
-    unpaired = sorted(rows.ids() ^ other_rows.ids())
-    if unpaired:
+    if unpaired := sorted(rows.ids() ^ other_rows.ids()):
         raise UserError(
             f"{second}: has rows of other ids than {first}: {len(unpaired)} are in only one, "
             f"id {unpaired[0]} for example; no fair comparison"
@@ -89,13 +89,14 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
     ids = [example.id for example, _, _ in score_rows(reader, gold, rows, values)]
     other_values = scored(reader, gold, other_rows)
     changes = headline_values(other_values) - headline_values(values)
-    changes[or_ones(values.weights) == 0] = 0  # these examples do not count
+    weights = or_ones(values.weights)
+    changes[weights == 0] = 0  # these examples do not count
     best_first = np.argsort(-changes, kind="stable")
     worst_first = np.argsort(changes, kind="stable")
     return Comparison(
         differences=paired_differences(values, other_values),
         examples=len(values),
-        counted=int(np.count_nonzero(or_ones(values.weights))),
+        counted=int(np.count_nonzero(weights)),
         won=[ids[place] for place in best_first if changes[place] > TIE],
         lost=[ids[place] for place in worst_first if changes[place] < -TIE],
     )
@@ -103,7 +104,8 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
 
 def headline_values(values: MetricValues) -> Numbers:
     """Return the headline metric of each example alone, [examples]."""
-    return pooled(values.task, values.values, np.ones(len(values)))[:, -1]
+    metrics = pooled(values.task, values.values, np.ones(len(values)))  # [examples, metrics]
+    return metrics[:, -1]  # the headline metric is a task's last
 
 
 def paired_differences(first: MetricValues, second: MetricValues) -> dict[str, Difference]:
@@ -128,7 +130,7 @@ def paired_differences(first: MetricValues, second: MetricValues) -> dict[str, D
 
 
 def names_of(first: Answered, second: Answered) -> tuple[str, str]:
-    """Return short names of two folders of answers, or their paths if the names are equal."""
+    """Return the names of two folders of answers, or their paths if the names are equal."""
     if first.name != second.name:
         return first.name, second.name
     return str(first.folder), str(second.folder)
