@@ -15,15 +15,7 @@ WIDE_RANGE = 1000.0
 """If the highest loss is this many times the lowest, only powers of ten are marked."""
 
 Point = tuple[int, float]
-"""A step and its loss."""
-
-
-@dataclass(frozen=True)
-class Losses:
-    """The losses in the log of a training, in the order of their steps."""
-
-    training: Sequence[Point]
-    held_out: Sequence[Point]
+"""A step of a training and its loss."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +25,13 @@ class Picture:
     training: Sequence[tuple[float, float]]
     held_out: Sequence[tuple[float, float, int, float]]
     """x, y, step and loss."""
-    kept: float | None
-    """x of the step whose weights are kept."""
-    steps: Sequence[tuple[float, int]]
-    losses: Sequence[tuple[float, float]]
-    """The marks of both axes: position and value."""
+    kept: float | None  # x of the step whose weights are kept
+    steps: Sequence[tuple[float, int]]  # marks of the x axis: position and step
+    losses: Sequence[tuple[float, float]]  # marks of the y axis: position and loss
 
 
-def read_losses(run: Path) -> Losses:
-    """Return the losses in the log of a run folder; empty if there is no log."""
+def read_losses(run: Path) -> tuple[list[Point], list[Point]]:
+    """Return the losses in training and on held-out cases in a run's log; empty without a log."""
     path = run / "log.jsonl"
     training = []
     held_out = []
@@ -50,28 +40,32 @@ def read_losses(run: Path) -> Losses:
             held_out.append((entry["step"], entry["eval_loss"]))
         elif "loss" in entry:
             training.append((entry["step"], entry["loss"]))
-    return Losses(training, held_out)
+    return training, held_out
 
 
-def picture(losses: Losses, kept_step: int | None) -> Picture | None:
+def picture(
+    training: Sequence[Point], held_out: Sequence[Point], kept_step: int | None
+) -> Picture | None:
     """Return the positions of all parts; None if there is nothing to draw."""
-    points = [*losses.training, *losses.held_out]
+    points = [*training, *held_out]
     positive = [loss for _, loss in points if loss > 0]
     if not positive:
         return None
     marks = loss_marks(min(positive), max(positive))
+    lowest = marks[0]
+    highest = marks[-1]
     last = max(step for step, _ in points)
 
     def x(step: int) -> float:
         return round(LEFT + (RIGHT - LEFT) * step / last, 1)
 
     def y(loss: float) -> float:
-        share = math.log(max(loss, marks[0]) / marks[0]) / math.log(marks[-1] / marks[0])
-        return round(BOTTOM - (BOTTOM - TOP) * share, 1)
+        height = math.log(max(loss, lowest) / lowest) / math.log(highest / lowest)  # from 0 to 1
+        return round(BOTTOM - (BOTTOM - TOP) * height, 1)
 
     return Picture(
-        training=[(x(step), y(loss)) for step, loss in losses.training],
-        held_out=[(x(step), y(loss), step, loss) for step, loss in losses.held_out],
+        training=[(x(step), y(loss)) for step, loss in training],
+        held_out=[(x(step), y(loss), step, loss) for step, loss in held_out],
         kept=None if kept_step is None else x(kept_step),
         steps=[(x(step), step) for step in step_marks(last)],
         losses=[(y(loss), loss) for loss in marks],
@@ -79,7 +73,10 @@ def picture(losses: Losses, kept_step: int | None) -> Picture | None:
 
 
 def loss_marks(low: float, high: float) -> list[float]:
-    """Return 1, 2 and 5 times powers of ten, from the last below the losses to the first above."""
+    """Return the marks of the axis of losses, e.g. `[0.2, 0.5, 1.0, 2.0]` for losses 0.3 to 1.1.
+
+    They are 1, 2 and 5 times powers of ten, from the last below the losses to the first above.
+    """
     lowest = math.floor(math.log10(low)) - 1  # the logarithm may be rounded
     highest = math.ceil(math.log10(high)) + 1
     factors = (1, 2, 5) if high / low < WIDE_RANGE else (1,)

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from jinja2.utils import htmlsafe_json_dumps
 
-from panjue.eval.agreement import AGREEMENTS, NO_REPLY, WITHOUT_GOLD
+from panjue.eval.agreement import AGREEMENTS, NO_REPLY, WITHOUT_GOLD, used_replies
 from panjue.eval.cases_shown import CaseShown, cases_shown
 from panjue.eval.curve import picture, read_losses
 from panjue.eval.field_why import FEATURES_READ, for_page
@@ -38,7 +38,7 @@ from panjue.prompts.tasks.metrics import Field
 from panjue.serve.answers import DEMO_ANSWERED, Answered
 from panjue.serve.decoding import FIRST_LABEL, decoding_of, edited
 
-FOLDER = Path(__file__).parent / "page"
+PAGE_FILES = Path(__file__).parent / "page"
 HEAD_BYTES = 4096
 """Number of first bytes of a page, which contain its title."""
 
@@ -72,6 +72,7 @@ class PageData:
 
 
 def write_page(opened: Answered) -> None:
+    """Write `report.html` into the folder of the answers, and print what a reader should know."""
     page_path = opened.folder / "report.html"
     with opened.reader.explaining():
         result = page_data(opened)
@@ -93,7 +94,7 @@ def write_page(opened: Answered) -> None:
 
 
 def is_page(path: Path) -> bool:
-    """Say whether a file is a page of panjue; a link may keep it outside of the run folder."""
+    """Say whether a page may replace a file: one in a run folder, or a page elsewhere."""
     if lies_in_ours(path):
         return True
     if not path.is_file():
@@ -103,6 +104,7 @@ def is_page(path: Path) -> bool:
 
 
 def page_data(answered: Answered) -> PageData:
+    """Score the answers and look at every case; keep as many first cases as fit on the page."""
     task = answered.task
     submission = task.data.submission.find(answered.folder)
     decoding = decoding_of(submission) or {}
@@ -128,15 +130,15 @@ def page_data(answered: Answered) -> PageData:
         wants_reasons=has_room,
     ):
         n_cases += 1
-        if has_room():  # all others are only counted, since there may be a million
+        if has_room():  # once the page is full, cases are only counted: there may be a million
             n_bytes += len(htmlsafe_json_dumps(case_for_page(task, case), **JSON).encode())
-        if has_room():
-            cases.append(case)
+            if has_room():  # the case fits
+                cases.append(case)
         if not has_gold:
             continue
-        for field, how in chain.from_iterable(case.opinions):
-            if how != NO_REPLY:
-                agreements[field.name][how] += 1
+        for field, result in chain.from_iterable(case.opinions):
+            if result != NO_REPLY:
+                agreements[field.name][result] += 1
         for field in chain.from_iterable(fields for _, fields in case.items):
             if field.name in classes:
                 classes[field.name].add(field)
@@ -167,9 +169,7 @@ def _who_answered(answered: Answered, decoding: Mapping[str, Any]) -> tuple[str,
         )
     if n_voters := len(answered.record.voted):
         return f"{n_voters} runs voted on the answers.", f"答案由 {n_voters} 次训练投票得出。"
-    if not decoding:
-        return None
-    if not decoding.get("calls"):
+    if not used_replies(decoding):
         return "The text classifier answered, not the model.", "答案来自文本分类器，不是模型。"
     of_classifier = [name for name, who in decoding.get("by_field", {}).items() if who != "model"]
     if not of_classifier:
@@ -183,7 +183,7 @@ def _who_answered(answered: Answered, decoding: Mapping[str, Any]) -> tuple[str,
 def _training(answered: Answered) -> dict[str, Any] | None:
     """Return what the page says of the training that answered; None without one, or if it is gone.
 
-    Of an absolute path, only the last part is said.
+    Of an absolute path, only the last part is said (`scrubbed`).
     """
     trained = answered.trained
     if trained is None or answered.changed or not answered.record.is_of_adapter:
@@ -191,7 +191,7 @@ def _training(answered: Answered) -> dict[str, Any] | None:
     record = trained.record
     summary = TrainingSummary.read(trained.run) or TrainingSummary()
     step = trained.step(summary)
-    losses = read_losses(trained.run)
+    losses, held_out_losses = read_losses(trained.run)
     settings = record.part(WEIGHTS, ROWS, DATA)
     if record.adopted:  # the steps of its training are not known
         settings = {**record.part(ROWS, DATA), "lora": record.lora}
@@ -199,10 +199,10 @@ def _training(answered: Answered) -> dict[str, Any] | None:
         "record": record,
         "summary": summary,
         "step": step,  # that of the weights
-        "loss": dict(losses.held_out).get(step) if step else None,
+        "loss": dict(held_out_losses).get(step) if step else None,
         "base": scrubbed(record.base),
         "start": scrubbed(record.from_run),  # the run from whose adapter it started
-        "picture": picture(losses, step),
+        "picture": picture(losses, held_out_losses, step),
         "took": duration(summary.seconds or 0),
         "settings": dict(flat(scrubbed(settings))),  # by names with dots
         "changed": scrubbed(summary.changed),  # settings that the command line changed
@@ -210,6 +210,7 @@ def _training(answered: Answered) -> dict[str, Any] | None:
 
 
 def _labels(task: Task, *, has_gold: bool) -> dict[str, tuple[str, str]]:
+    """Return `PageData.labels`; the task's own titles come last, since they replace others."""
     labels = {name: (name, chinese) for name, chinese in AGREEMENTS.items()}
     labels["gold"] = ("gold", "标准答案")
     labels[NO_REPLY] = (NO_REPLY, "模型未答")
@@ -229,6 +230,7 @@ class ClassCounts:
         self.both = Counter[str]()
 
     def add(self, field: Field) -> None:
+        """Count the classes of one item in this field."""
         self.gold.update(field.gold)
         self.predicted.update(field.predicted)
         self.both.update(set(field.gold) & set(field.predicted))
@@ -246,7 +248,7 @@ class ClassCounts:
 
 
 def case_for_page(task: Task, case: CaseShown) -> dict[str, Any]:
-    """Return the data of a case for the page."""
+    """Return the data of a case for the page, with the short form of its `whys`."""
     return {**asdict(replace(case, whys=[])), "whys": for_page(task, case.whys)}
 
 
@@ -275,8 +277,8 @@ def page(result: PageData) -> str:
         agreements=AGREEMENTS,
         model_less_classifier=model_less_classifier,
         interval_text=interval_text,
-        style=(FOLDER / "report.css").read_text("utf-8"),
-        script=(FOLDER / "report.js").read_text("utf-8"),
+        style=(PAGE_FILES / "report.css").read_text("utf-8"),
+        script=(PAGE_FILES / "report.js").read_text("utf-8"),
         data=data,
         version=panjue_version(),
     )
@@ -284,8 +286,9 @@ def page(result: PageData) -> str:
 
 @cache
 def _template() -> Template:
+    """Return the page's template; text of cases in it is escaped."""
     environment = Environment(
-        loader=FileSystemLoader(FOLDER),
+        loader=FileSystemLoader(PAGE_FILES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -18,7 +18,7 @@ function make(tag, text = "", attributes = {}) {
 
 // One hue per item; neighbors differ most with steps of the golden angle.
 const hue = (index) => `hsl(${(210 + index * 137.5) % 360} 62% 48%)`;
-const values = (valuesOf) => [...new Set(cases.flatMap(valuesOf))].sort();
+const distinct = (valuesOf) => [...new Set(cases.flatMap(valuesOf))].sort();
 
 // A filter: its label, its values, whether a case has a value, how a value is shown; and its <select>.
 const attributes = [...new Set(cases.flatMap(({ groups }) => Object.keys(groups)))];
@@ -36,18 +36,18 @@ const classesOf = (example, field) => fieldsOf(example).filter(({ name }) => nam
 const FILTERS = [
   ...classFields.map((field) => [
     labelOf(field) + (hasGold ? say(`, ${labelOf("gold")} or predicted`, `（${labelOf("gold")}或预测）`) : ""),
-    values((example) => classesOf(example, field)), (example, value) => classesOf(example, field).includes(value), asItIs]),
-  [say("wrong field", "答错的字段"), values(wrongFields), (example, value) => wrongFields(example).includes(value), labelOf],
+    distinct((example) => classesOf(example, field)), (example, value) => classesOf(example, field).includes(value), asItIs]),
+  [say("wrong field", "答错的字段"), distinct(wrongFields), (example, value) => wrongFields(example).includes(value), labelOf],
   ...attributes.map((name) => [
-    labelOf(name), values(({ groups }) => groups[name] ?? []), ({ groups }, value) => groups[name] === value, asItIs]),
-  [say("model and classifier", "模型与分类器"), values(agreements), (example, value) => agreements(example).includes(value), labelOf],
+    labelOf(name), distinct(({ groups }) => groups[name] ?? []), ({ groups }, value) => groups[name] === value, asItIs]),
+  [say("model and classifier", "模型与分类器"), distinct(agreements), (example, value) => agreements(example).includes(value), labelOf],
   [say("mean confidence", "平均置信度"),
     cases.some(({ confidence }) => confidence !== null) ? confidences.map(([range]) => range) : [],
     ({ confidence }, value) => {
       const [, low, high] = confidences.find(([range]) => range === value);
       return confidence !== null && confidence >= low && confidence < high;
     }, asItIs],
-  [say("handling", "处理"), values(({ handled }) => Object.keys(handled)), ({ handled }, value) => Object.hasOwn(handled, value), (value) => say(value, HANDLED[value])],
+  [say("handling", "处理"), distinct(({ handled }) => Object.keys(handled)), ({ handled }, value) => Object.hasOwn(handled, value), (value) => say(value, HANDLED[value])],
 ].filter(([, options]) => options.length > 0)
   .map(([label, options, test, show]) => ({ label, options, test, show, select: make("select") }));
 
@@ -104,7 +104,7 @@ function showList() {
   else document.getElementById("case").replaceChildren(make("p", say("choose a case", "请选择案件"), { class: "note" }));
 }
 
-// Who answered each field, as the run recorded; the other one's answer stands beside it.
+// Who answered each field, as the run recorded. The answer that was not handed in has its own column.
 const ANSWERERS = { model: say("model", "模型"), classifier: say("text classifier", "文本分类器") };
 const isMixed = new Set(answeredBy).size > 1;
 const answerHeadings = isMixed ? [say("handed in", "提交的答案"), say("not handed in", "未采用的答案")]
@@ -162,7 +162,7 @@ function missedValues({ gold, predicted }) {
     .map((value) => make("span", say("✗ missed: ", "✗ 遗漏：") + value, { class: "missed" }));
 }
 
-// Why a field was answered so: who answered, what the other one said, and what the text classifier saw.
+// Why a field was answered so: who answered, the answer that was not handed in, and the text classifier's reasons.
 const signed = (number) => (number < 0 ? "−" : "+") + Math.abs(number).toFixed(2);
 const percent = (share) => (100 * share).toFixed(share > 0.0005 && share < 0.9995 ? 1 : 0) + "%";
 const featureOf = (name) => (Object.hasOwn(features, name) ? say(...features[name]) : name);
@@ -216,7 +216,7 @@ function otherAnswer(by, opinion) {
   return say(`; not used, the ${other}'s answer: `, `；未采用的答案（${other}）：`) + (field.predicted.join(say(", ", "、")) || "–");
 }
 
-function reasonLines([label, share, score, trees, known, words, sentences, seen], text) {
+function reasonLines([label, share, score, trees, known, words, sentences, ofTrees], text) {
   const stages = [say("linear model ", "线性模型 ") + signed(score)];
   if (trees !== null) stages.push(say("trees ", "决策树 ") + signed(trees));
   if (known < 1) stages.push(say("share of the text that is known: ", "文中已知词句占比 ") + percent(known));
@@ -224,9 +224,9 @@ function reasonLines([label, share, score, trees, known, words, sentences, seen]
   line.append(make("b", `${label} ${percent(share)}`), " ", make("span", stages.join(say(", ", "，")), { class: "note" }));
   const characters = [...text];
   const quoted = sentences.map(([start, end, added]) => [characters.slice(start, end).join("").trim(), added]);
-  const counted = seen.map(([name, about, value, added]) => [featureOf(name) + (about ? say(": ", "：") + featureOf(about) : "") + ` (${value})`, added]);
+  const facts = ofTrees.map(([name, about, value, added]) => [featureOf(name) + (about ? say(": ", "：") + featureOf(about) : "") + ` (${value})`, added]);
   const grid = make("div", "", { class: "reasons" });
-  const add = (name, parts, sign) => {
+  const add = (name, parts, sign) => { // the parts that speak for the label (1) or against it (-1)
     const own = parts.filter(([, added]) => Math.sign(added) === sign);
     if (own.length === 0) return;
     const cell = make("div");
@@ -242,17 +242,14 @@ function reasonLines([label, share, score, trees, known, words, sentences, seen]
   add(say("against", "反对的词"), spoken, -1);
   add(say("sentence for", "支持的句子"), quoted, 1);
   add(say("against", "反对的句子"), quoted, -1);
-  add(say("trees for", "决策树：支持"), counted, 1);
-  add(say("against", "决策树：反对"), counted, -1);
+  add(say("trees for", "决策树：支持"), facts, 1);
+  add(say("against", "决策树：反对"), facts, -1);
   return [line, grid];
 }
 
 function factsBlock(text) {
   const facts = make("div", "", { id: "facts" });
-  for (const [piece, index] of text) {
-    if (index === null) facts.append(piece);
-    else facts.append(nameOf(piece, index));
-  }
+  facts.append(...text.map(([piece, index]) => index === null ? piece : nameOf(piece, index)));
   return facts;
 }
 

@@ -11,7 +11,6 @@ from panjue.eval.curve import (
     LEFT,
     RIGHT,
     TOP,
-    Losses,
     loss_marks,
     picture,
     read_losses,
@@ -46,7 +45,7 @@ def test_the_marks_of_steps_are_few_and_round(last: int) -> None:
 def test_all_lies_in_the_frame_and_a_lower_loss_never_higher(
     training: list[tuple[int, float]], held_out: list[tuple[int, float]]
 ) -> None:
-    drawn = picture(Losses(training, held_out), None)
+    drawn = picture(training, held_out, None)
     values = [loss for _, loss in (*training, *held_out)]
     assert (drawn is None) == (not any(values))
     if drawn is None:
@@ -65,9 +64,9 @@ def test_by_hand(tmp_path: Path) -> None:
         {"step": 10, "seconds": 2.0, "loss": 0.1},
         {"step": 10, "seconds": 2.0, "eval_loss": 0.01},
     ]
-    assert picture(read_losses(tmp_path), None) is None, "there is no log"
+    assert picture(*read_losses(tmp_path), None) is None, "there is no log"
     (tmp_path / "log.jsonl").write_text("\n".join(map(dump, entries)), "utf-8")
-    drawn = picture(read_losses(tmp_path), 10)
+    drawn = picture(*read_losses(tmp_path), 10)
     assert drawn
     middle = (LEFT + RIGHT) / 2
     assert drawn.training == [(middle, TOP), (RIGHT, (TOP + BOTTOM) / 2)]
