@@ -142,6 +142,8 @@ def _compare_groups(values: MetricValues, attribute: str) -> Attribute:
 
 
 def show_fairness(report: Fairness, console: Console) -> None:
+    """Print the total, and for each attribute a table of its groups with remarks."""
+
     def show_line(line: str) -> None:
         console.print(printable(line), highlight=False, markup=False)
 
@@ -156,6 +158,7 @@ def show_fairness(report: Fairness, console: Console) -> None:
 
 
 def _table(attribute: str, groups: Mapping[str, Group], metric: str) -> Table:
+    """Return the table of an attribute's groups; those that are not compared have a star."""
     table = Table(escape(printable(f"by {attribute}")), "n", metric, "95% interval")
     for name, group in groups.items():
         table.add_row(
@@ -178,15 +181,14 @@ def _remarks(attribute: Attribute) -> Iterator[str]:
             f"worst {_number(attribute.worst)} ({attribute.worst_group}), "
             f"gap {_number(attribute.gap)}"
         )
-    flagged = sum(group.flagged for group in attribute.groups.values())
-    if flagged:
+    if flagged := sum(group.flagged for group in attribute.groups.values()):
         yield f"* {flagged} groups with under {MIN_EXAMPLES} examples that count: not compared"
-    unweighted = [name for name, group in attribute.groups.items() if group.unweighted]
-    if unweighted:
+    if unweighted := [name for name, group in attribute.groups.items() if group.unweighted]:
         yield f"unweighted means, as all examples have weight 0: {', '.join(unweighted)}"
     if attribute.unknown:
         yield f"{attribute.unknown} examples are in no group: their group is unknown"
 
 
 def _number(value: float | None) -> str:
+    """Return a score with four decimals; `-` if there is none (None or NaN)."""
     return "-" if value is None or math.isnan(value) else f"{value:.4f}"

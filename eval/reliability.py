@@ -55,7 +55,7 @@ def reliability(confidence: ArrayLike, correct: ArrayLike) -> Reliability:
 
 
 class Confidences:
-    """The rows of a `confidence.jsonl`, by id."""
+    """The rows of a `confidence.jsonl`, by id: `{"id": 1, "confidence": [{"charges": 0.9}]}`."""
 
     def __init__(self, task: Task, path: Path) -> None:
         self._answer = task.answer
@@ -77,6 +77,7 @@ class Confidences:
         return found
 
     def _is_of_item(self, item: Any) -> bool:
+        """Say whether a value of the file has the form of an item: field -> number from 0 to 1."""
         if not isinstance(item, dict) or not item.keys() <= set(self._answer.fields):
             return False
         return all(isinstance(one, float | int) and 0 <= one <= 1 for one in item.values())

@@ -1,6 +1,6 @@
 """The table of run folders: which training each has, and its scores."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from panjue.finetune.trained import Trained, open_trained
+from panjue.finetune.trained import open_trained
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import read_lines, sha256
 from panjue.prompts.plumbing.intervals import with_interval
@@ -34,7 +34,7 @@ from panjue.prompts.plumbing.run import (
     weights_folder,
 )
 from panjue.prompts.task import load_task
-from panjue.serve.answers import Answers, read_answers
+from panjue.serve.answers import read_answers
 
 
 @dataclass(frozen=True)
@@ -82,17 +82,18 @@ def list_runs(folder: Path) -> Listing:
 
 
 def is_run(folder: Path) -> bool:
-    """Say whether a folder has files that a training writes, and is no vote.
+    """Say whether a folder has files that a training writes.
 
     The adapter of another trainer counts, too, so that the list names it.
     """
-    if "test_sha256" in record_keys(folder / MANIFEST) or not folder.is_dir():
+    has_answers = "test_sha256" in record_keys(folder / MANIFEST)  # those of a vote, for example
+    if has_answers or not folder.is_dir():
         return False
     return any((folder / name).exists() for name in REPLACED) or bool(unadopted(folder))
 
 
 def fault(folder: Path) -> str:
-    """Return why a run folder has no complete training; empty if it has one."""
+    """Return why a run folder has no complete training, e.g. "unfinished, at step 40"; or empty."""
     if problem := unadopted(folder):
         return problem
     result = weights_folder(folder, if_any(Choice, folder / CHOSEN))
@@ -112,7 +113,7 @@ def fault(folder: Path) -> str:
 
 
 def listed(folder: Path, name: str, problems: list[str]) -> ListedRun:
-    """Return the row of a complete training; add problems of its answers to the problems."""
+    """Return the row of a complete training; append a line to `problems` for each broken answer."""
     trained = open_trained(folder)
     record = trained.record
     summary = TrainingSummary.read(folder) or TrainingSummary()
@@ -124,7 +125,10 @@ def listed(folder: Path, name: str, problems: list[str]) -> ListedRun:
             if answers.changed:
                 raise UserError(answers.changed)
             found = StoredScores.read(place, task.data.submission.name)
-            of_test = f"{place.name}{of_other_step(answers, trained, summary)}"
+            other = answers.trained  # may be another step of the training than the row shows
+            of_test = place.name
+            if other and other.sha256 != trained.sha256:
+                of_test += f" (step {other.step(summary)})"
             scores.append((of_test, headline_of(found, task.score.headline)))
         except UserError as error:
             problems.append(f"{name}/{ANSWERS}/{place.name}: {error}")
@@ -135,18 +139,9 @@ def listed(folder: Path, name: str, problems: list[str]) -> ListedRun:
     return ListedRun(name, record, summary, loss, scores, day)
 
 
-def of_other_step(answers: Answers, trained: Trained, summary: TrainingSummary) -> str:
-    """Return the step whose adapter answered, if the table shows another step."""
-    other = answers.trained
-    if other is None or other.sha256 == trained.sha256:
-        return ""
-    return f" (step {other.step(summary)})"
-
-
 def headline_of(scores: StoredScores | None, metric: str) -> str:
-    """Return the headline metric of scored answers with its 95% interval."""
-    mean = scores.mean(metric) if scores else None
-    if scores is None or mean is None:
+    """Return the headline metric of answers with its 95% interval, or `not scored`."""
+    if scores is None or (mean := scores.mean(metric)) is None:
         return "not scored"
     return with_interval(mean, scores.ends(metric), ".3f", "-")
 
@@ -168,23 +163,23 @@ def show_listing(listing: Listing) -> None:
     for run in listing.runs:
         table.add_row(*map(escape, cells(run)))
         for test, score in run.scores:
-            table.add_row(escape(f"  {test}"), *[""] * 5, score)
+            table.add_row(escape(f"  {test}"), *[""] * 5, score)  # no base, method, …, loss
     if listing.runs:
         console.print(table)
     for problem in listing.problems:
         console.print(problem)
 
 
-def cells(run: ListedRun) -> Iterator[str]:
-    """Yield the cells of a training."""
-    summary = run.summary
-    base = Path(run.record.base)
-    start = run.record.from_run
-    yield f"{run.name} (from {Path(start).name})" if start else run.name
-    yield base.parent.name if base.name in RESULTS else base.name
-    yield f"{run.record.method} (adopted)" if run.record.adopted else run.record.method
-    yield str(run.record.examples or "")
-    yield str(summary.steps or "")
-    yield "" if run.loss is None else f"{run.loss:.4f}"
-    yield ""
-    yield run.date
+def cells(run: ListedRun) -> list[str]:
+    """Return the cells of a training, in the order of `COLUMNS`."""
+    record = run.record
+    start = f" (from {Path(record.from_run).name})" if record.from_run else ""
+    base = Path(record.base)
+    if base.name in RESULTS:  # `runs/NAME/model`: the base is the result of a training
+        base = base.parent
+    method = f"{record.method} (adopted)" if record.adopted else record.method
+    examples = str(record.examples or "")
+    steps = str(run.summary.steps or "")
+    loss = "" if run.loss is None else f"{run.loss:.4f}"
+    score = ""  # scores have rows of their own
+    return [f"{run.name}{start}", base.name, method, examples, steps, loss, score, run.date]

@@ -33,15 +33,17 @@ def read_lists(task: Task, paths: Sequence[Path], answers: Labels) -> Lists:
 
 
 def _lists_of(task: Task, path: Path, answers: Labels) -> dict[str, set[str]]:
+    """Return field -> labels of one file: the label sets of a run, or the list of one field."""
     value = read_json(path)
-    if isinstance(value, dict) and "counts" in value:
+    if isinstance(value, dict) and "counts" in value:  # the `labels.json` of a run
         counts = load_labels(path).counts
         return {field: set(counts.get(field, ())) for field in task.answer.sets}
-    names = set(map(str, value)) if isinstance(value, list | dict) else set()
-    shared = {field: len(names & set(answers.names(field))) for field in task.answer.sets}
-    if not any(shared.values()):
+    labels = set(map(str, value)) if isinstance(value, list | dict) else set()
+    n_shared = {field: len(labels & set(answers.names(field))) for field in task.answer.sets}
+    if not any(n_shared.values()):
         raise UserError(f"{path}: shares no label with the answers; is it a list of labels?")
-    return {max(shared, key=lambda field: shared[field]): names}
+    likeliest = max(n_shared, key=lambda field: n_shared[field])  # the list does not name its field
+    return {likeliest: labels}
 
 
 def scored_by(task: Task, lists: Lists) -> Task:
@@ -51,6 +53,7 @@ def scored_by(task: Task, lists: Lists) -> Task:
 
 
 def _seeing_only(lists: Lists, task: Task, metric: Metric) -> Metric:
+    """Return a metric of the same name that compares rows without labels outside of the lists."""
     assert not isinstance(metric, CorpusMetric), "no task with items has one"
 
     @wraps(metric)

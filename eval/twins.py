@@ -43,6 +43,7 @@ class TwinCounter:
     """Collects which examples have a near twin among the cases of a training."""
 
     def __init__(self, trainings: Sequence[RunRecord], task: Task) -> None:
+        """Read the cases of the trainings; if that fails, `found` says why."""
         self._finder = None
         self._unknown = ""
         self._waiting: list[Example] = []
@@ -58,12 +59,14 @@ class TwinCounter:
             self._unknown = str(error)
 
     def add(self, example: Example) -> None:
+        """Add the next example. Twins are looked for once a whole batch is waiting."""
         if self._finder:
             self._waiting.append(example)
         if len(self._waiting) == BATCH:
             self._look()
 
     def _look(self) -> None:
+        """Find out which of the waiting examples have a twin."""
         if self._finder and self._waiting:
             self._found += self._finder.have_twins(self._waiting)
             self._waiting.clear()
@@ -104,7 +107,8 @@ class TwinFinder:
         """Say which of some hundred examples have a near twin.
 
         A twin is looked for among cases with half of the text's rarest n-grams. A twin of a text of
-        at most 160 n-grams always has these; other twins almost always have them.
+        at most 160 n-grams always has these, since it lacks at most a fifth of 160, half of
+        `RAREST`. Other twins almost always have them.
         """
         grams_of = distinct_grams_of(examples)
         rarest = [self._rarest(one) for one in grams_of]
@@ -119,11 +123,9 @@ class TwinFinder:
             has_half = shared.data[row] >= len(rarest[number]) / 2
             candidates = shared.indices[row][has_half]
             is_same = text_hash(example) in self._texts
-            found.append(is_same or self._is_near(grams_of[number], candidates))
+            shares = (share_of_both(grams_of[number], self._grams[case]) for case in candidates)
+            found.append(is_same or any(share >= NEAR for share in shares))
         return found
-
-    def _is_near(self, of_text: Hashes, candidates: Iterable[int]) -> bool:
-        return any(share_of_both(of_text, self._grams[case]) >= NEAR for case in candidates)
 
     def _rarest(self, of_text: Hashes) -> NDArray[np.int32]:
         """Return the columns of a text's n-grams that fewest cases have, but at least one."""
