@@ -73,10 +73,7 @@ class Baselines:
 def row_of_classifier(
     task: Task, advisor: Advisor, example: Example, reply: Mapping[str, Any] | None
 ) -> Row:
-    """Return the submission row of the text classifier alone.
-
-    If the completions row `reply` has the classifier's opinions, they are not computed again.
-    """
+    """Return the classifier's own submission row; opinions in a row of completions are reused."""
     opinions = advisor.opinions(example, reply or EMPTY_REPLY)
     return task.data.write(example, advisor.alone(example, opinions))
 

@@ -120,10 +120,7 @@ def voted_row(task: Task, rows: Sequence[Row], tied: dict[str, int]) -> Row:
 
 
 def elected(values: Sequence[Any], name: str, tied: dict[str, int]) -> Any:
-    """Return the value with most votes. If several have most, return the first and count a tie.
-
-    The order of labels in a set does not matter. `tied` has the number of ties of each field.
-    """
+    """Return the value with most votes; if several have most, the first, which `tied` counts."""
     ballots = [dump(sorted(v, key=dump)) if isinstance(v, list) else dump(v) for v in values]
     votes = Counter(ballots)
     best = [ballot for ballot, count in votes.items() if count == max(votes.values())]
