@@ -33,7 +33,7 @@ The number of a paragraph must follow a 第, a 条 or a 之N: 第264款 is not 2
 
 
 def number(text: str) -> int:
-    """Return the value of a `WRITTEN_NUMBER`: digits, or 一三三, or 一百三十三."""
+    """Return the value of a `WRITTEN_NUMBER`: 133, 一三三 and 一百三十三 are all 133."""
     if text.isdecimal():
         return int(text)
     if set(text).isdisjoint(UNITS):
@@ -63,6 +63,7 @@ def numeral(value: int) -> str:
 
 
 ARTICLE_ID = re.compile(r"([0-9]{1,3})(?:\.([0-9]{1,2}))?(?:-([0-9]{1,2}))?")
+"""Pattern of an article's id: its number, after `.` that of 之二, after `-` its paragraph (款)."""
 
 
 def article_name(article: str) -> str:
@@ -79,31 +80,33 @@ def article_name(article: str) -> str:
 
 
 def article_of(written: str, known: Mapping[str, str], with_charge: Container[str]) -> str | None:
-    """Return the known article that `written` means, or None.
+    """Return the label that an article of a reply means, or None.
 
-    条之二 is part of the number (`287.2`) and never dropped, because article 287 is another crime.
-    Another paragraph (款) may be another crime, too. A paragraph is dropped only if no paragraph of
-    its article is a label. It is added only if exactly one is a label, and if it is in
-    `with_charge`: training has it with a charge of the same reply.
+    `known` has `normal(label)` -> label. `with_charge` has the articles that training has with a
+    charge of the same reply. 之二 is never dropped: 287 is another crime than 287.2. A paragraph
+    (款) may be another crime, too:
 
-    `known` has `normal(label)` -> label.
+    - `第264条第1款` -> `264`, if no label is a paragraph of 264.
+    - `第303条第3款` -> None, if only `303-1` and `303-2` are labels.
+    - `第303条` -> `303-1`, if it is the only label of 303, and in `with_charge`.
     """
     text = re.sub(r"\s+", "", flatten_forms(written)).strip("。.,、;:\"'“”‘’*")
-    match = WRITTEN.fullmatch(IN_BRACKETS.sub(r"\1", text))
-    if not match or (match["point"] and match["inserted"]):
+    parts = WRITTEN.fullmatch(IN_BRACKETS.sub(r"\1", text))
+    if not parts or (parts["point"] and parts["inserted"]):
         return None
-    article = str(number(match["article"]))
-    inserted = match["point"] or match["inserted"]
+    article = str(number(parts["article"]))
+    inserted = parts["point"] or parts["inserted"]  # the 2 of 287.2 or 第287条之二
     if inserted:
         article += f".{number(inserted)}"
-    paragraph = match["paragraph"] or match["hyphen"]
-    paragraphs = [label for form, label in known.items() if form.startswith(f"{article}-")]
+    paragraph = parts["hyphen"] or parts["paragraph"]  # the 1 of 303-1 or 第303条第一款
+    with_paragraph = [label for form, label in known.items() if form.startswith(f"{article}-")]
     if paragraph is None:
-        only = paragraphs[0] if len(paragraphs) == 1 else None
-        return known.get(article) or (only if only in with_charge else None)
-    exact = known.get(f"{article}-{number(paragraph)}")
-    if exact or paragraphs:
-        return exact
-    if match["hyphen"] and not inserted and f"{article}.{number(paragraph)}" in known:
+        if article in known:
+            return known[article]
+        is_certain = len(with_paragraph) == 1 and with_paragraph[0] in with_charge
+        return with_paragraph[0] if is_certain else None
+    if with_paragraph:
+        return known.get(f"{article}-{number(paragraph)}")
+    if parts["hyphen"] and not inserted and f"{article}.{number(paragraph)}" in known:
         return None  # 133-1 may mean 133.1
     return known.get(article)

@@ -5,12 +5,16 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from panjue.prompts.plumbing.decode import flatten_forms
+from panjue.prompts.tasks.judgment.articles import ARTICLE_ID
 
 CRIME = "罪"
 JOIN = "、"
 
-LINE = re.compile(r"(?:(?P<article>[0-9]+\.[0-9]+) )?(?P<name>\S+罪)")
+LINE = re.compile(r"(?m)^(?:(?P<article>[0-9]+\.[0-9]+) )?(?P<name>\S+罪)$")
+"""Pattern of a line of charges.txt, but not of its comments: `287.2 帮助信息网络犯罪活动罪`."""
+
 CHOICE = re.compile(r"\[([^\]]+)\]")
+"""Pattern of the parts of a name from which a judgment chooses: `[窝藏、包庇]罪`."""
 
 BETWEEN = re.compile(f"(?<={CRIME})(?:[、,;/|]|以及|和|与|及)+|[;/|]+")
 """Pattern of separators of whole names. A word such as 及 may be part of a name, except after
@@ -18,10 +22,10 @@ BETWEEN = re.compile(f"(?<={CRIME})(?:[、,;/|]|以及|和|与|及)+|[;/|]+")
 
 
 def charge_of(written: str) -> str | None:
-    """Return the crime that a text names, in the spelling of the law or of a selection; else None.
+    """Return the crime that a text names, as the law spells it: 盗窃 -> 盗窃罪; else None.
 
-    `[走私、贩卖、运输、制造]毒品`, as CAIL2018 writes it, is the whole name. A selection such as
-    贩卖毒品罪 stays as it is, because the judgment names this crime.
+    `[走私、贩卖、运输、制造]毒品`, as CAIL2018 writes it, is the whole name. A name with some of
+    its parts, such as 贩卖毒品罪, stays as it is, because the judgment names this crime.
     """
     text = (
         re.sub(r"[\s\[\]]+", "", flatten_forms(written))
@@ -32,10 +36,10 @@ def charge_of(written: str) -> str | None:
     if not text:
         return None
     text = text if text.endswith(CRIME) else text + CRIME
-    whole = _names()
+    whole = _whole_names()
     if text in whole:
         return whole[text]
-    return text if _selection().fullmatch(text) else None
+    return text if _partial_names().fullmatch(text) else None
 
 
 @lru_cache(maxsize=4096)
@@ -58,11 +62,15 @@ def charges_in(written: str) -> tuple[str, ...] | None:
 
 
 def _only_split(text: str) -> tuple[str, ...] | None:
-    """Return the only way to read a text as crimes between 、; None if there is none or several."""
+    """Return the only way to read a text as crimes between 、; None if there is none or several.
+
+    盗窃、掩饰、隐瞒犯罪所得罪 -> 盗窃罪, 掩饰、隐瞒犯罪所得罪.
+    """
     pieces = re.split("[、,]", text)
     if len(pieces) > MAX_PIECES:
         return None
-    ways: list[list[tuple[str, ...]]] = [[()]]  # of the first n pieces, at most two of each
+    # Number of the first pieces -> the ways to read them; a third way would change nothing.
+    ways: list[list[tuple[str, ...]]] = [[()]]
     for end in range(1, len(pieces) + 1):
         found: list[tuple[str, ...]] = []
         for start in range(end):
@@ -74,26 +82,31 @@ def _only_split(text: str) -> tuple[str, ...] | None:
 
 
 MAX_PIECES = 40
+"""Most texts between 、 that are tried; every beginning is tried with every end."""
 
 
 WITHOUT_CRIME = ("17.1", "37.1")
-"""Inserted articles of the general part, which define no crime."""
+"""Inserted articles of the general part, which define no crime, so that charges.txt lacks them."""
 
 LAST_ARTICLE = 452
-ARTICLE = re.compile(r"([0-9]{1,3})(\.[0-9]{1,2})?(?:-[0-9]{1,2})?")
 
 
 def is_article(article: str) -> bool:
-    """Say whether the Criminal Law has an article, whatever its paragraph: 264, 303-2, 287.2."""
-    parts = ARTICLE.fullmatch(article)
+    """Say whether the Criminal Law has an article, whatever its paragraph: 264, 303-2, 287.2.
+
+    It has every number up to `LAST_ARTICLE`, but few inserted articles: 287.2 and no 287.3.
+    """
+    parts = ARTICLE_ID.fullmatch(article)
     if not parts or not 1 <= int(parts[1]) <= LAST_ARTICLE:
         return False
-    return not parts[2] or parts[1] + parts[2] in _inserted()
+    return not parts[2] or f"{parts[1]}.{parts[2]}" in _inserted_articles()
 
 
 @cache
-def _inserted() -> set[str]:
-    return {article for _, article in _lines() if article} | {*WITHOUT_CRIME}
+def _inserted_articles() -> set[str]:
+    """Return the articles that amendments have inserted after others (之一): 133.1, 287.2, 17.1."""
+    of_crimes = {article for _, article in _lines() if article}
+    return of_crimes.union(WITHOUT_CRIME)
 
 
 @lru_cache(maxsize=1024)
@@ -107,32 +120,35 @@ def inserted_article(charge: str) -> str | None:
 
 @cache
 def _lines() -> tuple[tuple[str, str | None], ...]:
-    """Return (name with choices in brackets, article or None) for each crime."""
-    lines = Path(__file__).with_name("charges.txt").read_text("utf-8").splitlines()
-    found = [LINE.fullmatch(line) for line in lines if not line.startswith("#")]
-    return tuple((match["name"], match["article"]) for match in found if match)
+    """Return the crimes of charges.txt with their articles: ("帮助信息网络犯罪活动罪", "287.2").
+
+    A crime that has no inserted article has None: ("[窝藏、包庇]罪", None).
+    """
+    text = Path(__file__).with_name("charges.txt").read_text("utf-8")
+    return tuple((line["name"], line["article"]) for line in LINE.finditer(text))
 
 
 @cache
-def _names() -> dict[str, str]:
-    """Return flattened form -> whole name."""
+def _whole_names() -> dict[str, str]:
+    """Return flattened form -> name with all parts of its choices, such as 窝藏、包庇罪."""
     names = [re.sub(r"[\[\]]", "", name) for name, _ in _lines()]
     return {flatten_forms(name): name for name in names}
 
 
 @cache
-def _selection() -> re.Pattern[str]:
-    """Return a pattern of all names that leave out a part of each choice."""
+def _partial_names() -> re.Pattern[str]:
+    """Return a pattern of the crimes with choices, by any parts of each choice: 窝藏罪 is one."""
     return re.compile("|".join(_pattern(name) for name, _ in _lines() if "[" in name))
 
 
 def _pattern(name: str) -> str:
+    """Return a regex for a name: `[窝藏、包庇]罪` -> `(?:窝藏|包庇)(?:、(?:窝藏|包庇))*罪`."""
     pieces = CHOICE.split(name)  # every second part is a choice
     pattern = ""
     for number, piece in enumerate(pieces):
         if number % 2:
-            one = "|".join(map(re.escape, piece.split(JOIN)))
-            pattern += f"(?:{one})(?:{JOIN}(?:{one}))*"
+            part = "|".join(map(re.escape, piece.split(JOIN)))
+            pattern += f"(?:{part})(?:{JOIN}(?:{part}))*"
         else:
             pattern += re.escape(flatten_forms(piece))
     return pattern
