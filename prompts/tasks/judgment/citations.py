@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ class Plain:
 
     @classmethod
     def of(cls, given: str) -> "Plain":
+        """Make full-width characters plain, and drop invisible ones: `２６４` -> `264`."""
         characters = []
         places = []
         for place, character in enumerate(given):
@@ -46,6 +48,7 @@ class Plain:
         return self.without_spans([match.span() for match in pattern.finditer(self.text)])
 
     def without_spans(self, spans: Sequence[tuple[int, int]]) -> "Plain":
+        """Return the text without the parts from each start to each end, which are in order."""
         characters = []
         places: list[int] = []
         end = 0
@@ -58,6 +61,7 @@ class Plain:
         return Plain("".join(characters), tuple(places), self.given)
 
     def as_given(self, start: int, end: int) -> str:
+        """Return a part of the plain text in its original characters."""
         return self.given[self.places[start] : self.places[end - 1] + 1]
 
 
@@ -72,54 +76,65 @@ CITATION = re.compile(
     r"《(?P<book>[^《》]{1,80})》"
     r"|(?P<law>(?:中华人民共和国)?(?:刑法典|刑法))(?!修正案|解释)"
     r"|(?P<other>[\u4e00-\u9fff]{2,24}?(?:(?<!刑)法|解释|规定|条例|意见|办法|决定|修正案)(?=第))"
-    rf"|(?P<first>第){ARTICLE}"
-    + "|"
-    + ARTICLE.replace("?P<", "?P<bare_")
+    rf"|第{ARTICLE}|"
+    + ARTICLE.replace("?P<", "?P<bare_")  # without 第
     + rf"|第(?P<next>{WRITTEN_NUMBER})款"
     rf"|(?P<item>第?{WRITTEN_NUMBER}项)"
     r"|(?P<words>根据|依照|依据|按照|适用|违反了?|触犯了?(?=第|《|刑法)|参照|该法|同法"
     r"|的?相关规定|之规定|的规定)"
 )
+"""Pattern of a part of a citation: a law, an article, or a word such as 依照.
+
+In 第264条第二款、第三款, `paragraph` is 二 and `next` is 三. In 133条之一 the 一 is `inserted`; in
+133之一条, it is `before`."""
+
 JOINING = re.compile(r"[、,\s]*(?:和|与|及|以及|并)?[、,\s]*")
 CRIMINAL_LAW = re.compile(r"(?:中华人民共和国)?刑法(?:典)?(?:\([^()]*\))?")
 FIRST_OF_CRIMES = 102
 """Earlier articles are the general part and define no crime."""
 
 Cited = list[tuple[int, str]]
-"""Place in the text without citations, article."""
+"""The cited articles: place in the text without citations, article."""
 
 
 def without_citations(plain: Plain) -> tuple[Plain, Cited]:
-    """Cut the laws and articles out of a text; return the articles of the Criminal Law."""
+    """Cut the citations out of a text; return the rest, and the articles of the Criminal Law.
+
+    `依照《刑法》第264条、第67条第3款之规定,判处罚金` -> `、,判处罚金`, with 264 and 67-3.
+
+    Raises:
+        NotSaid: the text cites a range, or an article that is not in the law.
+    """
     cited: Cited = []
     spans = []
     is_criminal = True  # an article without the name of a law is of the Criminal Law
-    base = ""
-    end = 0  # end of the last token
-    removed = 0
+    article = ""  # the last one cited, to which a 第二款 that follows belongs
+    end = 0  # end of the last part of a citation
+    removed = 0  # characters cut out before it
     for token in CITATION.finditer(plain.text):
-        is_next = JOINING.fullmatch(plain.text, end, token.start()) is not None
-        if token["bare_article"] and not (is_next and end):
+        between = plain.text[end : token.start()]
+        continues = end > 0 and JOINING.fullmatch(between) is not None
+        if token["bare_article"] and not continues:
             continue  # three cartons (条) of cigarettes
-        if token["next"] and not (is_next and base):
+        if token["next"] and not (continues and article):
             continue
-        if plain.text[end : token.start()] in ("至", "到") and base:
-            raise NotSaid("a range of articles", plain.text[end - 8 : token.end()])
-        name = token["book"] or token["law"] or token["other"]
-        if name:
-            is_criminal = CRIMINAL_LAW.fullmatch(name) is not None
-            base = ""
-        group = "bare_" if token["bare_article"] else ""
-        article = token[f"{group}article"]
-        if article:
-            inserted = token[f"{group}inserted"] or token[f"{group}before"]
-            base = str(number(article)) + (f".{number(inserted)}" if inserted else "")
-            if is_criminal and not is_article(base):
+        if between in ("至", "到") and article:
+            raise NotSaid("a range of articles", plain.text[max(0, end - 8) : token.end()])
+        law = token["book"] or token["law"] or token["other"]
+        if law:
+            is_criminal = CRIMINAL_LAW.fullmatch(law) is not None
+            article = ""
+        bare = "bare_" if token["bare_article"] else ""
+        written = token[f"{bare}article"]
+        if written:
+            inserted = token[f"{bare}inserted"] or token[f"{bare}before"]
+            article = str(number(written)) + (f".{number(inserted)}" if inserted else "")
+            if is_criminal and not is_article(article):
                 raise NotSaid("an article that the Criminal Law does not have", token[0])
-        paragraph = token["next"] or (token[f"{group}paragraph"] if article else None)
-        if is_criminal and (article or token["next"]):
-            whole = base + (f"-{number(paragraph)}" if paragraph else "")
-            cited.append((token.start() - removed, whole))
+        if is_criminal and (written or token["next"]):
+            paragraph = token["next"] or token[f"{bare}paragraph"]
+            with_paragraph = f"{article}-{number(paragraph)}" if paragraph else article
+            cited.append((token.start() - removed, with_paragraph))
         spans.append((token.start(), token.end()))
         removed += token.end() - token.start()
         end = token.end()
@@ -131,13 +146,16 @@ def articles_by_person(
 ) -> tuple[list[list[str]], tuple[str, ...]]:
     """Return the articles of each person, and articles that belong to nobody for certain.
 
-    An article that is cited for several persons together belongs to each of them only if all are
-    convicted of the same crime, and no other article of a crime is cited.
+    A citation belongs to the last person who is named before it, if everybody has one in this way,
+    and no citation comes before all persons. Otherwise, the articles are cited for all together.
+    Then the article of the crime is everybody's, if it is the only one and all are convicted of the
+    same crime. Articles of the general part, such as 67-3 for a confession, are nobody's.
 
-    Args:
-        starts: First place of each person, in order.
-        cited: The articles with their places.
-        is_one_crime: Whether all are convicted of the same crime.
+    `starts` has the place at which each person is named first, in order. `is_one_crime` says
+    whether all are convicted of the same crime.
+
+    Raises:
+        NotSaid: no article of a crime is cited, or it is uncertain whose it is.
     """
     every = list(dict.fromkeys(article for _, article in cited))
     of_crimes = [
@@ -148,14 +166,14 @@ def articles_by_person(
     if len(starts) == 1:
         return [every], ()
     own: list[list[str]] = [[] for _ in starts]
-    is_before = False
+    is_for_all = False
     for place, article in cited:
-        owners = [number for number, start in enumerate(starts) if start <= place]
-        if not owners:
-            is_before = True
-        elif article not in own[owners[-1]]:
-            own[owners[-1]].append(article)
-    if all(own) and not is_before:
+        named_before = bisect_right(starts, place)  # number of persons
+        if not named_before:
+            is_for_all = True
+        elif article not in own[named_before - 1]:
+            own[named_before - 1].append(article)
+    if all(own) and not is_for_all:
         return own, ()
     if len(of_crimes) > 1 or not is_one_crime:
         raise NotSaid("articles of several persons together", "、".join(every))

@@ -133,6 +133,11 @@ def test_citations(text: str, articles: list[str]) -> None:
     assert cited_articles(text) == articles
 
 
+def test_a_range_at_the_beginning_is_shown() -> None:
+    with pytest.raises(NotSaid, match="刑法第5条至第9条"):
+        cited_articles("刑法第5条至第9条之规定，判处被告人有期徒刑三年")
+
+
 def test_articles_of_the_law() -> None:
     assert all(map(is_article, ("1", "452", "303-2", "287.2", "120.6", "17.1")))
     assert not any(map(is_article, ("0", "453", "264.1", "287.3", "x", "")))
