@@ -17,6 +17,7 @@ FIELDS = ("charges", "articles")
 
 
 def read(row: Mapping[str, Any]) -> Example:
+    """Read a case: `fact`, `defendants`, and for a training or gold file `outcomes`."""
     key = id_of(row)
     fact = text_of(row, "fact")
     judgments = None if row.get("outcomes") is None else _judgments(row["outcomes"])
@@ -48,6 +49,7 @@ def read(row: Mapping[str, Any]) -> Example:
 
 
 def by_hand(fact: str, names: Sequence[str]) -> Example:
+    """Return the example of a case that a user sends to `panjue serve`; it is in no file."""
     return read({"id": 0, "fact": fact, "defendants": list(map(visible, names))})
 
 
@@ -88,6 +90,7 @@ def _in_order(names: list[str], judgments: list[dict[str, Any]]) -> list[dict[st
 
 
 def _judgment(outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the label sets of an outcome, and its penalty as a class: 有期徒刑六个月以下."""
     try:
         sets = {field: _labels_of(field, outcome[field]) for field in FIELDS}
         penalty = outcome["penalty"]

@@ -16,8 +16,10 @@ COUNT = rf"(?:[0-9]{{1,3}}|{DIGIT}百(?:零?{DIGIT}|{DIGIT}?十{DIGIT}?)?|{DIGIT
 
 LENGTH = (
     rf"(?:(?:(?P<years>{COUNT})年(?P<half>半)?|(?P<half_year>半年))整?"
-    rf"(?:[零又另加]?(?P<more>{COUNT})个?月)?|(?P<months>{COUNT})个?月)整?"
+    rf"(?:[零又另加]?(?P<months_more>{COUNT})个?月)?|(?P<months>{COUNT})个?月)整?"
 )
+"""Pattern of 三年, 三年六个月 (6 is `months_more`), 一年半, 半年 or 六个月 (6 is `months`)."""
+
 KIND = "(?P<kind>有期徒刑|拘役|管制)"
 TERMS = (
     re.compile(f"{KIND}(?:刑期)?(?:为|:)?{LENGTH}"),
@@ -48,12 +50,16 @@ def penalty_of(written: str) -> dict[str, Any] | None:
 
 
 def _term(match: re.Match[str]) -> dict[str, Any] | None:
-    years = number(match["years"]) if match["years"] else 0
-    more = number(match["more"]) if match["more"] else 0
-    half = 6 if match["half"] or match["half_year"] else 0
-    if more and (half or more > 11):  # 一年半三个月, 一年十八个月: a writing error
-        return None
-    months = 12 * years + half + more + (number(match["months"]) if match["months"] else 0)
+    """Return the penalty of a match of `TERMS`; None if the law does not allow its length.
+
+    有期徒刑三年六个月 -> 42 months of imprisonment.
+    """
+    years = number(match["years"] or "零")
+    months_more = number(match["months_more"] or "零")
+    half_year = 6 if match["half"] or match["half_year"] else 0
+    if months_more and (half_year or months_more > 11):
+        return None  # 一年半三个月, 一年十八个月: a writing error
+    months = 12 * years + half_year + months_more + number(match["months"] or "零")
     kind = FIELD_OF_KIND[match["kind"]]
     return sentence(**{kind: months}) if 0 < months <= LONGEST[kind] else None
 
@@ -71,10 +77,10 @@ def money_of(text: str) -> float | None:
     if found[1][0].isdecimal():
         amount = float(found[1]) * scale
         return int(amount) if amount.is_integer() else amount
-    total = section = digit = 0
+    total = section = digit = 0  # 十二万五千: total 120000, section 5000
     for sign in found[1]:
         value = SCALES.get(sign, 0)
-        if value >= 10**4:
+        if value >= SCALES["万"]:
             total = (total + section + digit) * value
             section = digit = 0
         elif value:
