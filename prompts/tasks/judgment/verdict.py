@@ -13,13 +13,21 @@ from panjue.prompts.plumbing.errors import NotSaid
 from panjue.prompts.tasks.judgment.charges import charges_in
 from panjue.prompts.tasks.judgment.citations import (
     SPACES,
+    Cited,
     Plain,
     articles_by_person,
     cited_articles,
     without_citations,
 )
 from panjue.prompts.tasks.judgment.penalties import sentence
-from panjue.prompts.tasks.judgment.terms import COUNT, EXEMPT, FORMAL, money_of, penalty_of
+from panjue.prompts.tasks.judgment.terms import (
+    COUNT,
+    EXEMPT,
+    FIELD_OF_KIND,
+    FORMAL,
+    money_of,
+    penalty_of,
+)
 
 Outcome = dict[str, Any]
 """An entry of the official `outcomes`: name, penalty, charges, articles."""
@@ -34,7 +42,10 @@ class Verdict(NamedTuple):
 
 
 def verdict_of(text: str, citing: str = "") -> Verdict:
-    """Read a judgment. `citing` is a text before it that cites the articles.
+    """Read a judgment. If another text cites its articles, this text is `citing`.
+
+    `依照《刑法》第264条,判决如下:张某犯盗窃罪,判处拘役四个月` gives 张某 the charge 盗窃罪, the
+    article 264 and four months of `detention`.
 
     Raises:
         NotSaid: the text does not say for certain who is convicted of what, or sentenced to what.
@@ -51,7 +62,7 @@ def verdict_of(text: str, citing: str = "") -> Verdict:
         reading.read(clause.start(), clause.end())
     persons = reading.finished()
     if citing:
-        cited = [(-1, article) for article in cited_articles(citing)]
+        cited = [(-1, article) for article in cited_articles(citing)]  # before all persons
     starts = [person.start for person in persons]
     is_one_crime = len({frozenset(person.charges()) for person in persons}) == 1
     articles, of_nobody = articles_by_person(starts, cited, is_one_crime=is_one_crime)
@@ -69,7 +80,7 @@ def verdict_of(text: str, citing: str = "") -> Verdict:
 
 
 def principal_of(text: str, name: str = "") -> dict[str, Any]:
-    """Return the official penalty of one person from its words: 拘役四个月，并处罚金二千元.
+    """Return a person's official penalty, principal and fine: 拘役四个月，并处罚金二千元.
 
     Raises:
         NotSaid: the words name no penalty, several, or another person than `name`.
@@ -77,20 +88,21 @@ def principal_of(text: str, name: str = "") -> dict[str, Any]:
     plain, _ = _prepared(text)
     if WITHOUT_VERB.match(plain.text.translate(FORMAL)):
         plain, _ = _prepared(f"判处{text}")
-    reading = _Reading(plain, _Convict("", 0, [_Crime({"": None})]))
+    unnamed = _Convict("", 0, [_Crime({"": None})])  # the text need not name person and crime
+    reading = _Reading(plain, unnamed)
     for clause in CLAUSE.finditer(plain.text):
         reading.read(clause.start(), clause.end())
     persons = reading.finished()
     named = [person for person in persons if person.name]
     if named and name and [person.name for person in named] != [name]:
         raise NotSaid("the penalty of another person", text)
-    [*_, person] = persons
     if len(named) > 1:
         raise NotSaid("penalties of several persons together", text)
-    return person.penalty()
+    return persons[-1].penalty()  # of the named person, if there is one
 
 
-def _prepared(text: str) -> tuple[Plain, list[tuple[int, str]]]:
+def _prepared(text: str) -> tuple[Plain, Cited]:
+    """Return the plain text without spaces, brackets and citations, and the articles cited."""
     plain = Plain.of(text)
     for pattern in (THOUSANDS, SPACES, BROKEN_LINE, BRACKETS):
         plain = plain.without(pattern)
@@ -119,7 +131,7 @@ CONVICTED = re.compile(
     r"(?:触犯|构成|犯有?|成立)了?(?P<rest>.+罪.*)"
 )
 CONVICTED_BEFORE_NAME = re.compile(
-    rf"(?:对{TITLE}(?P<whom>.+?))?以(?P<charges>.+?罪)(?:对|判处|追究)?(?:{TITLE}(?P<names>.+?))?"
+    rf"(?:对{TITLE}(?P<first>.+?))?以(?P<charges>.+?罪)(?:对|判处|追究)?(?:{TITLE}(?P<last>.+?))?"
     r"(?:判处)?(?P<penalty>(?:有期徒刑|拘役|管制|无期徒刑|死刑|免予|罚金).*)"
 )
 SENTENCED = re.compile(
@@ -189,19 +201,19 @@ BEGINNING = re.compile(
 class _Crime:
     """Crimes of a person that have one penalty together."""
 
-    charges: dict[str, None] = field(default_factory=dict)
+    charges: dict[str, None] = field(default_factory=dict)  # in order
     penalty: dict[str, Any] | None = None
 
 
 @dataclass
 class _Convict:
     name: str
-    start: int
+    start: int  # place where the text first names the person
     crimes: list[_Crime] = field(default_factory=list)
-    decided: list[dict[str, Any]] = field(default_factory=list)
+    decided: list[dict[str, Any]] = field(default_factory=list)  # penalties after 决定执行
     fines: list[float | None] = field(default_factory=list)  # None if no amount is said
-    fines_before_decision: int = 0
-    has_earlier: bool = False
+    fines_before_decision: int = 0  # number of `fines` before 决定执行
+    has_earlier_sentence: bool = False
 
     def is_waiting(self) -> bool:
         """Say whether the last crime has no penalty yet."""
@@ -215,13 +227,14 @@ class _Convict:
         if len(self.decided) > 1:
             raise NotSaid("several decisions on what to serve", self.name)
         penalties = [crime.penalty for crime in self.crimes]
-        if not self.decided and self.has_earlier:
+        if not self.decided and self.has_earlier_sentence:
             raise NotSaid("an earlier sentence and no 决定执行", self.name)
         if not self.decided and len(penalties) > 1:
             raise NotSaid("several crimes and no 决定执行", self.name)
         principal = self.decided[0] if self.decided else penalties[0]
         if principal is None:
             raise NotSaid("a person without a penalty", self.name)
+        # 决定执行有期徒刑五年,并处罚金三万元: this fine is the sum of those before it.
         fines = self.fines[self.fines_before_decision :] or self.fines
         amounts = [amount for amount in fines if amount is not None]
         return {
@@ -237,9 +250,9 @@ class _Reading:
     def __init__(self, plain: Plain, unnamed: _Convict | None = None) -> None:
         """Start with nobody, or with a convict whom the text need not name."""
         self._plain = plain
-        self._current = [unnamed] if unnamed else []
+        self._current = [unnamed] if unnamed else []  # the persons whom the next clause is about
         self._persons = {person.name: person for person in self._current}
-        self._earlier_first = False  # an earlier sentence was revoked before anyone was named
+        self._earlier_sentence_of_anybody = False  # one was revoked before anybody was named
 
     def read(self, start: int, end: int) -> None:
         """Read one clause.
@@ -270,6 +283,7 @@ class _Reading:
             self._leave_person(text)
 
     def finished(self) -> list[_Convict]:
+        """Return the persons after the last clause; each has a crime."""
         if not self._persons:
             raise NotSaid("no person with a crime")
         for person in self._persons.values():
@@ -278,15 +292,17 @@ class _Reading:
         return list(self._persons.values())
 
     def _read_earlier(self, text: str) -> bool:
+        """Read a clause on an earlier sentence: 撤销缓刑, 与前罪并罚; False: it is none."""
         if not EARLIER.fullmatch(text):
             return False
         for person in self._current:
-            person.has_earlier = True
+            person.has_earlier_sentence = True
         if not self._current:  # 撤销…对被告人张某宣告缓刑的部分, before the judgment itself
-            self._earlier_first = True
+            self._earlier_sentence_of_anybody = True
         return True
 
     def _read_decision(self, text: str) -> bool:
+        """Read the penalty for all crimes of a person: 决定执行有期徒刑五年; False: it is none."""
         found = DECIDED.fullmatch(text)
         if not found:
             return False
@@ -294,7 +310,7 @@ class _Reading:
         joined = AND_ACCESSORY.fullmatch(found["penalty"])
         written = joined[1] if joined else found["penalty"]
         fine = FINE.fullmatch(written)
-        penalty = sentence() if fine else penalty_of(written)
+        penalty = sentence() if fine else penalty_of(written)  # 决定执行罚金: no term
         if penalty is None:
             raise NotSaid("a penalty that cannot be read", text)
         person.fines_before_decision = len(person.fines)
@@ -306,23 +322,26 @@ class _Reading:
         return True
 
     def _read_charges_first(self, text: str, start: int) -> bool:
-        """Read 以盗窃罪判处被告人张某有期徒刑三年."""
+        """Read a crime named before its penalty: 以盗窃罪判处被告人张某拘役; False: it is none.
+
+        The person may also come first: 对被告人张某以盗窃罪判处拘役.
+        """
         found = CONVICTED_BEFORE_NAME.fullmatch(text)
         if not found:
             return False
         charges = charges_in(found["charges"])
         if charges is None:
             raise NotSaid("an unknown charge", found["charges"])
-        group = "names" if found["names"] else "whom"
-        if found[group]:
-            self._current = self._named(start + found.start(group), start + found.end(group))
+        name = "last" if found["last"] else "first"
+        if found[name]:
+            self._current = self._named(start + found.start(name), start + found.end(name))
         for person in self._one_person(text):
             self._add_charges(person, charges)
-        self._add_penalty(found["penalty"], text, is_each=False)
+        self._add_penalty(found["penalty"], text)
         return True
 
     def _read_conviction(self, text: str, start: int) -> bool:
-        """Read 被告人张某犯盗窃罪, and a penalty that follows without a comma."""
+        """Read 张某犯盗窃罪, and a penalty that follows without a comma; False: it is none."""
         found = CONVICTED.fullmatch(text)
         if not found:
             return False
@@ -331,7 +350,7 @@ class _Reading:
         known = [(end, charges) for end in reversed(ends) if (charges := charges_in(rest[:end]))]
         if not known:
             raise NotSaid("an unknown charge", rest[: ends[-1]])
-        end, charges = known[0]
+        end, charges = known[0]  # the most that can be read as crimes
         names = found["names"]
         if names and names not in ("该被告人", "被告人"):
             self._current = self._named(start, start + found.end("names"))
@@ -347,53 +366,49 @@ class _Reading:
         return True
 
     def _read_penalty(self, text: str) -> bool:
-        found = SENTENCED.fullmatch(text)
-        if found:
-            return self._add_penalty(
-                found["penalty"],
-                text,
-                is_each=found["each"] in ("均", "各"),
-                is_list=found["each"] == "分别",
-            )
-        if EXEMPT.fullmatch(text) or text.startswith("单处罚金"):
-            return self._add_penalty(text, text, is_each=False)
+        """Read a penalty: 判处有期徒刑三年, 免予刑事处罚, 对张某处拘役; False: it is none."""
+        bare = EXEMPT.fullmatch(text) or text.startswith("单处罚金")
         is_waiting = len(self._current) == 1 and self._current[0].is_waiting()
-        if is_waiting and penalty_of(text):  # 张某犯盗窃罪，有期徒刑三年
-            return self._add_penalty(text, text, is_each=False)
         of_named = OF_THE_NAMED.fullmatch(text)
-        if of_named and of_named["name"] in self._persons:
+        if found := SENTENCED.fullmatch(text):
+            self._add_penalty(found["penalty"], text, found["each"] or "")
+        elif bare or (is_waiting and penalty_of(text)):  # 张某犯盗窃罪，有期徒刑三年
+            self._add_penalty(text, text)
+        elif of_named and of_named["name"] in self._persons:
             self._current = [self._persons[of_named["name"]]]
-            return self._add_penalty(of_named["penalty"], text, is_each=False)
-        return False
+            self._add_penalty(of_named["penalty"], text)
+        else:
+            return False
+        return True
 
-    def _add_penalty(
-        self, written: str, text: str, *, is_each: bool, is_list: bool = False
-    ) -> bool:
+    def _add_penalty(self, written: str, text: str, each: str = "") -> None:
+        """Add a penalty to the crimes of the current persons: 三年有期徒刑并处罚金二千元.
+
+        After 均 or 各 as `each`, all of them get it. After 分别, one person may get one for each
+        crime: 有期徒刑三年、二年. `text` is the clause, which errors quote.
+        """
         if joined := AND_ACCESSORY.fullmatch(written):
-            self._add_penalty(joined[1], text, is_each=is_each, is_list=is_list)
+            self._add_penalty(joined[1], text, each)
             if not self._read_accessory(joined[2]):
                 raise NotSaid("a clause that is not understood", text)
-            return True
+            return
         fine = FINE.fullmatch(written)
-        penalty = sentence() if fine else penalty_of(written)
-        if penalty is None and (named := OF_NAMED.fullmatch(written)):
+        penalty = sentence() if fine else penalty_of(written)  # a fine alone: no term
+        if penalty is None and (named := OF_NAMED.fullmatch(written)):  # 判处被告人张某拘役三个月
             name = re.sub(f"^{TITLE}", "", named["name"])
             if name in self._persons:
                 self._current = [self._persons[name]]
-                return self._add_penalty(named["penalty"], text, is_each=False)
-        if penalty is None and is_list and len(self._current) == 1:
-            kind = re.match("有期徒刑|拘役|管制", written)
-            parts = re.split("[、和]", written)
-            several = [
-                penalty_of(part) or (penalty_of(kind[0] + part) if kind else None) for part in parts
-            ]
-            if all(several):  # then 决定执行 follows
+                self._add_penalty(named["penalty"], text)
+                return
+        if penalty is None and each == "分别" and len(self._current) == 1:
+            several = _several_penalties(written)
+            if several:  # then 决定执行 follows
                 [person] = self._current
                 person.crimes += [_Crime(person.crimes[-1].charges, one) for one in several]
-                return True
+                return
         if penalty is None:
             raise NotSaid("a penalty that cannot be read", text)
-        if not self._current or (len(self._current) > 1 and not is_each):
+        if not self._current or (len(self._current) > 1 and each not in ("均", "各")):
             raise NotSaid("a penalty without one person", text)
         for person in self._current:
             last = person.crimes[-1]
@@ -403,13 +418,13 @@ class _Reading:
                 raise NotSaid("two penalties of one crime", text)
         if fine:
             self._add_fine(fine["amount"], text)
-        return True
 
     def _read_accessory(self, text: str) -> bool:
+        """Read a clause that changes no term: 并处罚金二千元, 缓刑一年; False: it is none."""
         if not ACCESSORY.fullmatch(text):
             return False
         if PRINCIPAL.search(text) and not OF_TIME.match(text):
-            return False
+            return False  # 没收违法所得并判处有期徒刑 has a term; 缓刑 or 刑期 only refers to one
         if text.startswith(("均", "各")) and len(self._persons) > len(self._current):
             raise NotSaid("accessory penalties of several persons together", text)
         if fine := re.fullmatch("(?:并处?|附加|另|各|均|分别|且|单处|处|合计|共)*罚金(.*)", text):
@@ -417,30 +432,38 @@ class _Reading:
         return True
 
     def _read_subject(self, text: str, start: int) -> bool:
-        """Read 被告人张某的行为, whose article was cut out; what follows is on this person."""
+        """Make 张某 the current person in 被告人张某的行为; False: it is no such clause.
+
+        It is left of 被告人张某的行为触犯《刑法》第264条, since `_prepared` cuts out citations.
+        """
         found = SUBJECT.fullmatch(text)
         if found:
             self._current = self._named(start, start + found.end("names"))
         return found is not None
 
     def _add_fine(self, amount: str, text: str) -> None:
+        """Add a fine to the current persons; `amount` is what follows 罚金 in the clause.
+
+        二千元 is a sum. Without any text the fine has no sum: None. Other texts add no fine, such
+        as 于十日内缴纳 (when to pay). 二千 without 元 may be a sum, and is refused.
+        """
         money = money_of(amount)
-        if money is None and NUMERAL.search(amount) and "元" not in amount:
-            if re.search("日|内|月", amount):  # when the fine is to be paid
-                return
-            raise NotSaid("a fine that cannot be read", text)
         if money is None and amount:
+            is_number = NUMERAL.search(amount) and "元" not in amount
+            if is_number and not re.search("日|内|月", amount):
+                raise NotSaid("a fine that cannot be read", text)
             return
         for person in self._current:
             person.fines.append(money)
 
     def _add_charges(self, person: _Convict, charges: Sequence[str]) -> None:
-        """Add crimes to those that have no penalty yet, or as new ones."""
+        """Add crimes to the last ones if these have no penalty yet, or else as new ones."""
         if not person.crimes or person.crimes[-1].penalty is not None:
             person.crimes.append(_Crime())
         person.crimes[-1].charges.update(dict.fromkeys(charges))
 
     def _one_person(self, text: str) -> list[_Convict]:
+        """Return the current persons, who must be one; errors quote the clause `text`."""
         if len(self._current) != 1:
             raise NotSaid("a penalty without one person", text)
         return self._current
@@ -452,18 +475,33 @@ class _Reading:
             name = self._plain.text[first:last]
             shown = self._plain.as_given(first, last)
             person = self._persons.setdefault(name, _Convict(shown, first))
-            person.has_earlier |= self._earlier_first
+            person.has_earlier_sentence |= self._earlier_sentence_of_anybody
             persons.append(person)
         return persons
 
     def _leave_person(self, text: str) -> None:
-        """Forget the person meant if a clause without a sentence is on somebody else."""
+        """Leave the current persons if a clause that was not understood is about somebody else.
+
+        After 李某系从犯, a penalty without a name may be that of 李某, and is refused.
+        """
         titled = re.match(TITLE, text)
         rest = text[titled.end() :] if titled else text
         if any(rest.startswith(person.name) for person in self._current):
             return
         if titled or OF_A_ROLE.match(rest) or any(map(rest.startswith, self._persons)):
             self._current = []
+
+
+def _several_penalties(written: str) -> list[dict[str, Any]]:
+    """Return the penalties in a list such as 有期徒刑三年、二年; empty if it is none."""
+    kind = next((kind for kind in FIELD_OF_KIND if written.startswith(kind)), "")
+    penalties = []
+    for part in re.split("[、和]", written):
+        penalty = penalty_of(part) or penalty_of(kind + part)
+        if penalty is None:
+            return []
+        penalties.append(penalty)
+    return penalties
 
 
 NO_NAME = re.compile(
@@ -474,7 +512,10 @@ LONGEST_NAME = 40
 
 
 def _names(text: str, start: int, end: int) -> list[tuple[int, int]]:
-    """Return the places of names such as 被告人张某、李某."""
+    """Return the places of the names in a part of a text: 张某 and 李某 in 被告人张某、李某.
+
+    张三和被告人李四 and 张某和李某 are two names. 张三和李四 is an error: 和 may be part of a name.
+    """
     places = []
     for part in re.finditer("[^、]+", text[start:end]):
         written = re.sub("(?:等)?[二三四五六七八九十0-9]+(?:名被告人|人)$|均$", "", part[0])
@@ -483,7 +524,8 @@ def _names(text: str, start: int, end: int) -> list[tuple[int, int]]:
         last = start + part.start() + len(written)
         name = text[first:last]
         pair = re.fullmatch(f"(.{{2,}}?)(?:和|与|及|以及)({TITLE}?)(.{{2,}})", name)
-        if pair and (pair[2] or ("某" in pair[1] and "某" in pair[3])):
+        are_two = pair and (pair[2] or ("某" in pair[1] and "某" in pair[3]))
+        if pair and are_two:
             places += [(first, first + len(pair[1])), (last - len(pair[3]), last)]
             continue
         if pair or not name or len(name) > LONGEST_NAME or NO_NAME.search(name):
