@@ -25,7 +25,11 @@ TWICE = "answered twice, the last complete answer counts"
 
 
 def name_in_reply(name: str) -> str:
-    """Return a name in the form of replies: many tokenizers compose accents or change U+F9E1."""
+    """Return a name as schema and replies write it: `<李>` -> `＜李>`, as the prompt writes it.
+
+    Characters with two code points, such as 李 (U+F9E1, U+674E), get the usual one (NFC). Many
+    tokenizers cannot write the other one.
+    """
     return unicodedata.normalize("NFC", neutralize(name))
 
 
@@ -35,13 +39,13 @@ def decode(reply: str, example: Example, labels: Labels) -> Decoded:
     Every defendant gets known labels for any reply. Every repair and every value from the fallback
     is listed. The time is linear in the length of the reply.
     """
-    found, repairs = _judgments_by_place(json_objects(reply), example.names)
+    found, repairs = _judgments_by_position(json_objects(reply), example.names)
     judgments = []
     from_fallback = []
-    for number, name in enumerate(example.names):
-        person = Person(found.get(number, {}), labels)
+    for position, name in enumerate(example.names):
+        person = Person(found.get(position, {}), labels)
         judgments.append({"name": name, **person.judgment()})
-        from_fallback += [(number, field) for field in person.from_fallback]
+        from_fallback += [(position, field) for field in person.from_fallback]
         repairs += [f"{name}: {repair}" for repair in person.repairs]
     answer = {"judgments": judgments}
     if not repairs and load_json(reply) != in_reply(answer):
@@ -55,83 +59,87 @@ def in_reply(answer: Mapping[str, Any]) -> dict[str, Any]:
     return {"judgments": judgments}
 
 
-Owners = tuple[int, ...]
-"""Positions of the defendants whom a name may mean; several only if they have the same name."""
+Positions = tuple[int, ...]
+"""Positions in the case of the defendants with the name in an object of a reply: (0,).
 
-OwnersOf = Callable[[Mapping[str, Any]], Owners | None]
-"""Function from an object of a reply to its owners, or None if it is no judgment."""
+They are several if defendants have the same name, and none if no defendant has it."""
+
+PositionsOf = Callable[[Mapping[str, Any]], Positions | None]
+"""Function from an object of a reply to its positions, or None if it is no judgment."""
 
 
-def _judgments_by_place(
+def _judgments_by_position(
     objects: Sequence[Found], names: Sequence[str]
 ) -> tuple[dict[int, Mapping[str, Any]], list[str]]:
-    """Return position of a defendant -> object; of several, the last of the most complete ones.
+    """Return position of a defendant -> object in the reply, and the repairs.
 
-    A name in another width, case or spacing counts if only one defendant can be meant. Defendants
-    of one name are told apart by their positions in one list.
+    Of several objects for a defendant, the last of the most complete ones counts. A name in another
+    width, case or spacing counts if only one defendant can be meant. Defendants of one name are
+    told apart by their order in one list.
     """
-    owners_of = _owners_of(names)
+    positions_of = _finder(names)
     judgments: dict[int, Mapping[str, Any]] = {}
     best: dict[int, tuple[bool, int]] = {}
-    namesakes: Counter[Owners] = Counter()  # owners of one name -> number of their objects
+    namesakes: Counter[Positions] = Counter()  # defendants of one name -> number of their objects
     repairs = []
     for value, is_whole in objects:
-        owners = owners_of(value)
-        if owners is None:
+        positions = positions_of(value)
+        if positions is None:  # no judgment, such as the object around all judgments
             continue
-        if not owners:
+        if not positions:
             repairs.append(f"name {value['name'][:40]!r} is no defendant, dropped")
             continue
-        if len(owners) > 1:
-            namesakes[owners] += 1
+        if len(positions) > 1:
+            namesakes[positions] += 1
             continue
-        [place] = owners
-        if place in judgments:
-            repairs.append(f"{names[place]}: {TWICE}")
+        [position] = positions
+        if position in judgments:
+            repairs.append(f"{names[position]}: {TWICE}")
         completeness = (is_whole, len(value.keys() & KEYS))
-        if completeness >= best.get(place, completeness):
-            best[place] = completeness
-            judgments[place] = value
-    for owners, n_objects in namesakes.items():
-        name = names[owners[0]]
-        own = _in_one_list(objects, owners, owners_of)
-        judgments.update(zip(owners, own, strict=False))  # a cut reply has fewer
+        if completeness >= best.get(position, completeness):
+            best[position] = completeness
+            judgments[position] = value
+    for positions, n_objects in namesakes.items():
+        name = names[positions[0]]
+        own = _in_one_list(objects, positions, positions_of)
+        judgments.update(zip(positions, own, strict=False))  # a cut reply has fewer
         if not own:
-            repairs.append(f"{name}: {len(owners)} of this name cannot be told apart, dropped")
+            repairs.append(f"{name}: {len(positions)} of this name cannot be told apart, dropped")
         elif n_objects > len(own):
             repairs.append(f"{name}: {TWICE}")
     return judgments, repairs
 
 
-def _owners_of(names: Sequence[str]) -> OwnersOf:
-    """Return a function that finds the owners of an object: the positions of its name in the case.
+def _finder(names: Sequence[str]) -> PositionsOf:
+    """Return a function that finds the positions of an object of a reply by its name.
 
-    It returns no positions if nobody has the name, or if it fits two names. It returns None if the
-    object is no judgment, because it says nothing.
+    The positions are none if nobody has the name, or if it is similar to different names: `ａ` to
+    `a` and `A`. An object without a name, or with nothing else, is no judgment: None.
     """
     exact = _by_form(name_in_reply, names)
     similar = _by_form(_loose, names)
 
-    def owners(value: Mapping[str, Any]) -> Owners | None:
+    def positions_of(value: Mapping[str, Any]) -> Positions | None:
         written = value.get("name")
-        has_only_a_name = len(value.keys() & KEYS) == 1
-        if not isinstance(written, str) or has_only_a_name:
+        if not isinstance(written, str) or value.keys().isdisjoint(KEYS[1:]):
             return None
-        places = exact.get(name_in_reply(written)) or similar.get(_loose(written), [])
-        forms = {name_in_reply(names[place]) for place in places}
-        return tuple(places) if len(forms) == 1 else ()
+        positions = exact.get(name_in_reply(written)) or similar.get(_loose(written), [])
+        meant = {name_in_reply(names[position]) for position in positions}
+        return tuple(positions) if len(meant) == 1 else ()
 
-    return owners
+    return positions_of
 
 
 def _in_one_list(
-    objects: Sequence[Found], owners: Owners, owners_of: OwnersOf
+    objects: Sequence[Found], positions: Positions, positions_of: PositionsOf
 ) -> list[Mapping[str, Any]]:
-    """Return the objects of `owners` from a list with one for each: the last most complete list.
+    """Return the judgments of the defendants of one name, in order; empty if it is uncertain.
 
-    A list may have fewer only if the reply ends within it, because the others would have followed.
+    The first 李某 of a list is the first 李某 of the case, if the list has one object for each. It
+    may have fewer only if the reply ends within it: the others would have followed. Of several such
+    lists, the last of the most complete ones counts.
     """
-    is_whole = {id(found.value): found.is_whole for found in objects}
+    is_whole = {id(found.value): found.is_whole for found in objects}  # equal objects may differ
     lists = []
     for found in objects:
         if isinstance(found.value.get("judgments"), list):
@@ -143,9 +151,9 @@ def _in_one_list(
     for items, has_end in lists:
         own: list[Mapping[str, Any]] = []
         for item in items:
-            if isinstance(item, dict) and owners_of(item) == owners:
+            if isinstance(item, dict) and positions_of(item) == positions:
                 own.append(item)
-        if len(own) > len(owners) or (has_end and len(own) < len(owners)):
+        if len(own) > len(positions) or (has_end and len(own) < len(positions)):
             continue
         are_whole = all(is_whole[id(item)] for item in own)
         completeness = (len(own), are_whole, sum(len(item.keys() & KEYS) for item in own))
@@ -158,13 +166,13 @@ def _in_one_list(
 def _by_form(form: Callable[[str], str], names: Sequence[str]) -> dict[str, list[int]]:
     """Return form -> positions of the names that have it; `form` returns the form of a name."""
     forms: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        forms.setdefault(form(name), []).append(place)
+    for position, name in enumerate(names):
+        forms.setdefault(form(name), []).append(position)
     return forms
 
 
 def _loose(name: str) -> str:
-    """Return a name without width, case and spacing."""
+    """Return a name without width, case and spacing: `Ａ 某` -> `a某`."""
     return "".join(flatten_forms(name).split()).casefold()
 
 
@@ -198,6 +206,7 @@ class Person:
         }
 
     def _read_labels(self, field: str, label_of: Callable[[str], str | None]) -> list[str]:
+        """Return the labels of a field, each once; `label_of` finds the label of a spelling."""
         most = self._labels.most.get(field, 0)
         exact = self._labels.counts.get(field, {})
         read: list[str] = []
