@@ -43,7 +43,7 @@ def schema(example: Example, labels: Labels) -> Schema:
     definitions["penalty"] = {"enum": list(PENALTIES)}
     judgments = {
         "type": "array",
-        "prefixItems": [_judgment_schema(name) for name in example.names],
+        "prefixItems": [_judgment_schema(name) for name in example.names],  # in this order
         "items": False,
         "minItems": len(example.names),
     }
@@ -51,6 +51,7 @@ def schema(example: Example, labels: Labels) -> Schema:
 
 
 def _judgment_schema(name: str) -> Schema:
+    """Return the schema of a defendant's judgment; its label sets are in `$defs`."""
     fields: dict[str, Schema] = {"name": {"const": name_in_reply(name)}}
     for field in KEYS[1:]:
         fields[field] = {"$ref": f"#/$defs/{field}"}
@@ -58,6 +59,7 @@ def _judgment_schema(name: str) -> Schema:
 
 
 def target(example: Example) -> str:
+    """Return the reply that training teaches for a case."""
     assert example.answer is not None, "a test case has no target"
     return dump(in_reply(example.answer))
 
@@ -67,6 +69,7 @@ def count_labels(examples: Iterable[Example]) -> Labels:
 
 
 def _label_sets(examples: Iterable[Example]) -> Iterator[dict[str, list[str]]]:
+    """Yield field -> labels for each defendant with a judgment."""
     for example in examples:
         if example.answer is None:
             continue
@@ -95,7 +98,7 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
 
 
 @cache
-def _submission_schema() -> Any:
+def _submission_validator() -> Any:
     from jsonschema import Draft202012Validator
 
     return Draft202012Validator(read_object(Path(__file__).with_name("submission.schema.json")))
@@ -114,6 +117,7 @@ def has_form(row: Mapping[str, Any]) -> bool:
 
 
 def _has_form(judgment: Any) -> bool:
+    """Say whether an entry of `judgments` has the form of the submission's schema."""
     if type(judgment) is not dict or judgment.keys() != set(KEYS):
         return False
     for field in FIELDS:
@@ -144,7 +148,7 @@ def form_fault(field: str, label: str) -> str:
 
 
 def _has_own_labels(example: Example) -> bool:
-    """Say whether the gold answer has labels of another form than the contest's."""
+    """Say whether a label of the gold answer has another form than the contest's: `theft`."""
     for judgment in (example.answer or {}).get("judgments", ()):
         if any(form_fault(field, label) for field in FIELDS for label in judgment[field]):
             return True
@@ -154,27 +158,29 @@ def _has_own_labels(example: Example) -> bool:
 def check(example: Example, row: Mapping[str, Any], labels: Labels | None) -> Iterator[str]:
     """Yield all faults of a submission row in its form, defendants and labels.
 
-    If `labels` is None, labels must have the form of the contest's, unless gold has another one.
+    `labels` are those of a training. Without them, labels must be written as the contest does (264,
+    盗窃罪), unless the gold answer writes its own in another way.
     """
-    if not has_form(row):
+    if not has_form(row):  # the schema is slower, but names the faults
         faults = [
             f"{error.json_path}: {error.message:.200}"
-            for error in _submission_schema().iter_errors(row)
+            for error in _submission_validator().iter_errors(row)
         ]
         if faults:
             yield from faults
             return
     if row["id"] != example.id:
         yield f"the id is {row['id']!r}, the case has {example.id!r}"
-    has_form_of_contest = labels is None and not _has_own_labels(example)
+    is_of_contest = labels is None and not _has_own_labels(example)
     for number, judgment in enumerate(row["judgments"]):
         if type(judgment["penalty"]) is not int:  # in JSON Schema, 11.0 is an integer
             yield f"$.judgments[{number}].penalty: {judgment['penalty']} is no whole number"
         for field in FIELDS:
             for label in judgment[field]:
-                fault = form_fault(field, label) if has_form_of_contest else ""
                 if label != visible(label):
                     fault = "with invisible characters"
+                else:
+                    fault = form_fault(field, label) if is_of_contest else ""
                 if fault:
                     yield f"{judgment['name']}: {field} has {label!r}, {fault}"
     yield from _name_faults(example.given_names or example.names, row)
@@ -203,6 +209,7 @@ def _name_faults(expected: Sequence[str], row: Mapping[str, Any]) -> Iterator[st
 
 
 def _label_faults(row: Mapping[str, Any], labels: Labels) -> Iterator[str]:
+    """Yield the labels that are not among those of a training, with the nearest one."""
     for judgment in row["judgments"]:
         for field in FIELDS:
             known = labels.counts.get(field)  # absent if only a list of the other field was given
