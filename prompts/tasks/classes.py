@@ -41,8 +41,9 @@ class Classes:
     name: str  # name of the task
     words: Sequence[str]  # the classes as the model writes them; files have their positions
     several: bool = False  # an answer is a set of classes, which may be empty
-    named: bool = False  # whether files have the words instead of numbers
-    numbers: Sequence[str] = ()  # with `named`: meanings of numbers that files have nevertheless
+    named: bool = False  # whether files have the words instead of their positions
+    numbers: Sequence[str] = ()
+    """With `named`: words of the numbers 0, 1, … that some files have nevertheless."""
     text: str = "text"  # field with the text; FairLex's own files have `text`
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Fields by which scores are reported -> names of their numbers; empty if they have names."""
@@ -57,9 +58,10 @@ class Classes:
         return "labels" if self.several else "label"
 
     def read(self, row: Mapping[str, Any]) -> Example:
+        """Read a case: its id, text and classes, the person's name and the groups."""
         key = id_of(row)
-        is_fairlex = self.text not in row and "text" in row
-        text = text_of(row, "text" if is_fairlex else self.text)
+        is_of_fairlex = self.text not in row and "text" in row  # its files name the field `text`
+        text = text_of(row, "text" if is_of_fairlex else self.text)
         written_name = (row.get(self.person) or "") if self.person else ""
         if not isinstance(written_name, str):
             raise UserError(f"{self.person!r} must be a name")
@@ -100,27 +102,35 @@ class Classes:
         return known_groups(groups)
 
     def _words(self, row: Row) -> list[str]:
-        """Return the classes in a row of cases or of a submission, in the order of `words`."""
+        """Return the classes in a row of cases or of a submission, in the order of `words`.
+
+        Files have words if `named`, or else their positions: `{"label": 1}` -> the second word.
+        """
         value = row[self.key]
         items = value if self.several else [value]
-        if isinstance(items, list):
-            items = [visible(item) if isinstance(item, str) else item for item in items]
         known: Sequence[int | str] = self.words if self.named else range(len(self.words))
-        if isinstance(items, list) and self.numbers:
-            items = [self._named(item) for item in items]
-        if not isinstance(items, list) or not all(_is_one_of(known, item) for item in items):
+        if isinstance(items, list):
+            items = [self._plain(item) for item in items]
+        are_known = isinstance(items, list) and all(
+            type(item) in (int, str) and item in known  # True and 1.0 are not class 1
+            for item in items
+        )
+        if not are_known:
             expected = "a list of" if self.several else "one of"
             choice = ", ".join(map(str, known))
             raise UserError(f"{self.key!r} must be {expected} {choice}; found {quoted(value)}")
         places = {known.index(item) for item in items}
         return [self.words[place] for place in sorted(places)]
 
-    def _named(self, item: Any) -> Any:
-        """Return the class that a number means; return any other value unchanged."""
+    def _plain(self, item: Any) -> Any:
+        """Return a word without invisible characters, and the word of one of the `numbers`."""
+        if isinstance(item, str):
+            return visible(item)
         is_number = type(item) is int and 0 <= item < len(self.numbers)
         return self.numbers[item] if is_number else item
 
     def _answer(self, words: Iterable[str]) -> Answer:
+        """Return the answer of these classes: `{"label": "a"}`, or `{"labels": ["a", "b"]}`."""
         ordered = sorted(words, key=self.words.index)
         return {self.key: ordered if self.several else ordered[0]}
 
@@ -129,6 +139,7 @@ class Classes:
         return value if self.several else [value]
 
     def schema(self, _example: Example, _labels: Labels) -> Schema:
+        """Return the JSON Schema of a reply: an answer with known classes."""
         word: Schema = {"enum": list(self.words)}
         if not self.several:
             return closed_object({self.key: word})
@@ -136,11 +147,15 @@ class Classes:
         return closed_object({self.key: words})
 
     def decode(self, reply: str, _example: Example, labels: Labels) -> Decoded:
+        """Read the classes of a reply; if it has none, the commonest class of the training counts.
+
+        `Labels` counts the classes as `label`, whatever the key, and an empty set as `NONE`.
+        """
         words = self._words_in(reply)
         if words is None:
             commonest = labels.commonest("label") or self.words[0]
             fallback = self._answer([commonest] if commonest != NONE else [])
-            filled = ((0, self.key),)
+            filled = ((0, self.key),)  # the only item, and its field
             return Decoded(fallback, ("no class",), readable=False, from_fallback=filled)
         answer = self._answer(words)
         if load_json(reply) == answer:
@@ -169,6 +184,7 @@ class Classes:
         return {"id": example.id, self.key: items if self.several else items[0]}
 
     def check(self, example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
+        """Yield the faults of a submission row in its fields, id and classes."""
         if row.keys() != {"id", self.key}:
             yield f"the fields must be id and {self.key}"
             return
@@ -188,7 +204,10 @@ class Classes:
         return float(predicted is not None and self._words(predicted) == self._words(gold))
 
     def _counts(self, gold: Row, predicted: Row | None) -> Sequence[float]:
-        """Return counts of correct, gold and predicted for each class, 3 * [classes + 1]."""
+        """Return whether each class is correct, then gold, then predicted: 3 * [classes + 1].
+
+        The empty set counts as a class; so there is one more.
+        """
         in_gold = self._indicators(gold)
         in_reply = self._indicators(predicted)
         counts: list[float] = np.concatenate([in_gold * in_reply, in_gold, in_reply]).tolist()
@@ -200,21 +219,21 @@ class Classes:
         return np.array([float(word in classes) for word in (*self.words, NONE)])
 
     def _macro_f1(self, sums: Numbers) -> Numbers:
-        """Return macro F1 as FairLex computes it.
+        """Return macro F1 as FairLex computes it, from sums of `_counts`.
 
-        With one class for each example, it is the mean over the classes that occur in gold; to
-        score a group, in the gold of that group. With `several`, it is the mean over all classes,
-        even if they never occur, and the empty set is a class of its own. Without a row, no class
-        is predicted.
+        With one class for each example, it is the mean over the classes that occur in gold. A group
+        is scored by the classes in its own gold. With `several`, it is the mean over all classes,
+        even if they never occur, and the empty set.
         """
         correct, gold, predicted = np.split(sums, 3, axis=-1)  # each of shape [..., classes + 1]
         f1 = 2 * correct / np.maximum(gold + predicted, 1)
-        counts = (gold > 0) | self.several
-        scores: Numbers = (f1 * counts).sum(-1) / np.maximum(counts.sum(-1), 1)
+        is_averaged = (gold > 0) | self.several
+        scores: Numbers = (f1 * is_averaged).sum(-1) / np.maximum(is_averaged.sum(-1), 1)
         return scores
 
     def task(self) -> Task:
-        width = 3 * (len(self.words) + 1)
+        """Return the task whose answers are these classes."""
+        width = 3 * (len(self.words) + 1)  # of `_counts`
         order = (*self.words, NONE) if self.several else tuple(self.words)
         return Task(
             Data(
@@ -263,7 +282,3 @@ def _group(name: str, names: Sequence[str], value: Any) -> Any:
     if not 0 <= value < len(names):
         raise UserError(f"{name!r} must be a name or a number from 0 to {len(names) - 1}")
     return names[value]
-
-
-def _is_one_of(known: Sequence[int | str], item: Any) -> bool:
-    return type(item) in (int, str) and item in known  # True and 1.0 are not class 1

@@ -84,8 +84,12 @@ def evidence(text: str) -> list[float]:
 
 
 def written_number(numeral: str) -> float:
-    """Return the value of Chinese numerals: 十二万五千, 一点五, 二〇〇; 三四千 counts as 四千."""
-    is_by_place = len(numeral) > 2 and set(numeral).isdisjoint("万萬亿" + "".join(UNITS))
+    """Return the value of Chinese numerals: 十二万五千, 一点五, 二〇〇.
+
+    三四千 means three or four thousand and counts as 四千; so 三四 is 4, too, and not 34.
+    """
+    has_unit = not set(numeral).isdisjoint("万萬亿" + "".join(UNITS))
+    is_by_place = len(numeral) > 2 and not has_unit  # 二〇〇
     total = 0.0  # the part that 万 or 亿 ends
     section = 0.0
     digit = 0.0
@@ -95,7 +99,8 @@ def written_number(numeral: str) -> float:
             digit += DIGITS[sign] * place
             place /= 10
         elif sign in DIGITS:
-            digit = DIGITS[sign] + is_by_place * digit * 10
+            before = digit * 10 if is_by_place else 0.0
+            digit = before + DIGITS[sign]
         elif sign == "点":
             place = 0.1
         elif sign in UNITS:

@@ -50,7 +50,7 @@ def overlap_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
 
 
 def numbered(names: Iterable[Any]) -> list[tuple[str, int]]:
-    """Return each name with the number of equal names before it.
+    """Return each name with the number of equal names before it: 李某, 李某 -> 0 and 1.
 
     Persons of the same name are told apart only by their position. Names may be equal despite
     invisible characters and other Unicode normalization.
@@ -66,7 +66,7 @@ def numbered(names: Iterable[Any]) -> list[tuple[str, int]]:
 
 
 def by_name(items: Sequence[Row]) -> dict[tuple[str, int], Row]:
-    """Return `numbered` name -> item, in order."""
+    """Return (name, number of equal names before it) -> item, in order."""
     return dict(zip(numbered(item.get("name") for item in items), items, strict=True))
 
 

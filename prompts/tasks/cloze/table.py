@@ -24,6 +24,7 @@ WHOLE_NUMBER = re.compile(r"\s*0*([0-9]+?)(?:\.0)?\s*")
 
 
 def _read_table(path: Path) -> Iterator[FileRow]:
+    """Yield the rows of a table with their line numbers; refuse what pandas would not read."""
     with open_bytes(path) as file:
         if file.read(len(BOM)) != BOM:
             file.seek(0)
@@ -44,6 +45,7 @@ def _read_table(path: Path) -> Iterator[FileRow]:
 
 
 def _parse_cells(header: list[str], cells: list[str]) -> dict[str, Any]:
+    """Return the row of a line: `1,"[""five""]"` -> id `1` and ret `["five"]`."""
     if len(cells) != len(header):
         raise UserError(f"{len(cells)} columns instead of {len(header)}; {NO_SCORE}")
     values = dict(zip(header, cells, strict=True))
@@ -61,7 +63,7 @@ def _parse_cells(header: list[str], cells: list[str]) -> dict[str, Any]:
 
 
 def same_id(value: object) -> str:
-    """Return an id as pandas reads it: whole numbers lose leading zeros."""
+    """Return an id as pandas reads it: `007` and `7.0` -> `7`."""
     number = WHOLE_NUMBER.fullmatch(str(value))
     return number[1] if number else str(value)
 

@@ -59,6 +59,7 @@ ARTICLE = re.compile(r"\b(a|an|the)\b")
 
 
 def read(row: Mapping[str, Any]) -> Example:
+    """Read a case: a `query` with [MASK], and for a training or gold file its `answer` texts."""
     key = row.get("qid")
     if not isinstance(key, str | int) or isinstance(key, bool) or not str(key).strip():
         raise UserError("'qid' must be a text that is not empty, or a whole number")
@@ -94,6 +95,7 @@ def schema(_example: Example, _labels: Labels) -> Schema:
 
 
 def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
+    """Read the ranked answers of a reply; without any, the commonest of the training count."""
     found = last_object(reply, ["answers"])
     # more than are scored, since repeated and empty ones are dropped
     written = strings_in(found.value.get("answers"))[: 4 * MAX_ANSWERS]
@@ -173,9 +175,10 @@ def count_answers(examples: Iterable[Example]) -> Labels:
 
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
-    """Return the submission row: numbers below a hundred in digits and, if there is room, in words.
+    """Return the submission row: `five` -> `5` and, if there is room, `five`.
 
-    A number must be the whole answer, since a name may contain one (`three gorges dam`).
+    The best answer counts, and gold has most numbers in digits but a few in words. A number must
+    be below a hundred, and the whole answer: a name may contain one (`three gorges dam`).
     """
     in_digits = []
     in_words = []
@@ -188,6 +191,7 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
 
 
 def check(_example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
+    """Yield the faults of a submission row in its list of answers, `ret`."""
     ret: Any = row.get("ret")
     if not _is_texts(ret):
         yield "'ret' must be a list of texts"
