@@ -32,24 +32,25 @@ reads."""
 
 
 def dialogues(folder: Path) -> Iterator[FileRow]:
-    """Yield the dialogues of a folder by number, each as `id`, `chat`, `emo` and `emo_problem`.
+    """Yield the file name of each dialogue, by number, and a function that reads its row.
 
-    An unreadable chat is a bad row. Unreadable emotions are reported in `emo_problem`, and the chat
-    stays valid.
+    The row has `id`, `chat`, `emo` and `emo_problem`. An unreadable chat is a bad row. Unreadable
+    emotions are reported in `emo_problem`, and the chat stays valid.
     """
     keys = [path.stem.removeprefix("chat_") for path in (folder / "chat").glob("chat_*.json")]
     if not keys:
         raise UserError(f"{folder}: has no dialogues, chat/chat_<id>.json")
-    for key in sorted(keys, key=_number_first):
+    for key in sorted(keys, key=_by_number):
         yield f"chat/chat_{key}.json", partial(_dialogue, folder, key)
 
 
-def _number_first(key: str) -> tuple[int, str]:
+def _by_number(key: str) -> tuple[int, str]:
     """Return the sort key of an id: 2 comes before 10, and ids that are no numbers come first."""
     return (int(key) if key.isdecimal() else 0), key
 
 
 def _dialogue(folder: Path, key: str) -> dict[str, Any]:
+    """Read the chat of an id, and its emotions, which a test dialogue lacks."""
     check_text(key)  # a name that is not UTF-8 cannot be an id
     chat = _document(folder / "chat" / f"chat_{key}.json", list)
     emo = None
@@ -70,7 +71,7 @@ def _document(path: Path, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
     except OSError as error:
         raise UserError(str(error.strerror)) from None
     value = parse_json(raw, EACH_KEY_ONCE)
-    if rb"\u" in raw:  # any other text is UTF-8
+    if rb"\u" in raw:  # only an escape can write half a character, such as \ud800
         check_text(value)
     if not isinstance(value, kind):
         raise UserError(f"expected a JSON {kind.__name__}, found {type(value).__name__}")
@@ -78,13 +79,14 @@ def _document(path: Path, kind: type[dict[str, Any]] | type[list[Any]]) -> Any:
 
 
 def _read_submission(folder: Path) -> Iterator[FileRow]:
-    """Yield the answers by number, each as `id`, `chat`, `emo`, and the `names` of its files.
+    """Yield the first file of each answer, by number, and a function that reads its row.
 
-    `chat` or `emo` is None if it has no file.
+    The row has `id`, `chat`, `emo`, and the `names` of its files. `chat` or `emo` is None if it has
+    no file.
     """
     chats = _files_by_id(folder / "chat", CHAT_NAME)
     emos = _files_by_id(folder / "emo", EMO_NAME)
-    for key in sorted({**chats, **emos}, key=_number_first):
+    for key in sorted({**chats, **emos}, key=_by_number):
         own_chats = chats.get(key, [])
         own_emos = emos.get(key, [])
         place = [*own_chats, *own_emos][0].relative_to(folder)
@@ -98,7 +100,10 @@ def is_folder_of_answers(folder: Path) -> bool:
 
 
 def _files_by_id(folder: Path, name: re.Pattern[str]) -> dict[str, list[Path]]:
-    """Return id of a dialogue -> its files in a folder; one file in a submission."""
+    """Return id of a dialogue -> its files in a folder, whose names match the pattern `name`.
+
+    They are several if answers of 0.4 (`chat_1.json`) lie beside new ones (`output_chat_1.json`).
+    """
     files: dict[str, list[Path]] = defaultdict(list)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if found := name.fullmatch(path.name):
@@ -107,6 +112,7 @@ def _files_by_id(folder: Path, name: re.Pattern[str]) -> dict[str, list[Path]]:
 
 
 def _answer(key: str, chats: Sequence[Path], emos: Sequence[Path]) -> dict[str, Any]:
+    """Read the answer to a dialogue from its chat and its emotions; refuse two files of a kind."""
     check_text(key)  # a name that is not UTF-8 cannot be an id
     for paths in (chats, emos):
         if len(paths) > 1:
@@ -122,6 +128,8 @@ def _answer(key: str, chats: Sequence[Path], emos: Sequence[Path]) -> dict[str, 
 
 @contextmanager
 def _writing(path: Path) -> Iterator[WriteRow]:
+    """Give a function that writes the two files of an answer, which are in `path` at the end."""
+
     def write(row: Mapping[str, Any]) -> None:
         files = {
             f"chat/output_chat_{row['id']}.json": row["chat"],

@@ -30,8 +30,8 @@ def sextuple(gold: Row, row: Row | None) -> float:
 
     A sentence gives one point for an equal sentiment, and one each for an opinion, a rationale and
     an aspect that mean the same. If gold has none for a sentence, an empty answer gives all four
-    points, and any other answer gives none. Sentences are matched by position. Of several
-    sextuples, the best one counts.
+    points, and any other answer gives none. Sentences are matched by position. Gold has one
+    sextuple for a sentence at most; of several predicted ones, the best counts.
     """
     golds = sentences_of(gold["chat"])
     points = 0
@@ -57,6 +57,7 @@ def _sextuple_points(right: Row, given: Row) -> int:
 
 
 def means_the_same(text: str, other: str) -> bool:
+    """Say whether two texts of an answer are so similar that they count as equal."""
     return cosine(text, other) > MIN_TEXT_COSINE
 
 
@@ -159,6 +160,7 @@ def _matched_points(
 
 
 def _mean(sums: Numbers) -> Numbers:
+    """Return the mean points of the dialogues, from sums of `_event_counts`."""
     points = sums[..., 0]
     dialogues = sums[..., 1]
     nan = np.full_like(points, np.nan)  # the mean of no dialogues

@@ -114,10 +114,10 @@ def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
 
 
 def _read_events(objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the events of all objects that name a speaker, each event once."""
+    """Return the events in the objects of one speaker, each event once, at most `MAX_EVENTS`."""
     given: list[Mapping[str, Any]] = []
     for value in objects:
-        if len(given) < MAX_EVENTS:
+        if len(given) < MAX_EVENTS:  # an endless reply may repeat the speaker
             given += [event for event in _objects_in(value.get("events")) if event not in given]
     events = []
     for value in given[:MAX_EVENTS]:
@@ -130,6 +130,7 @@ def _read_events(objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _objects_in(values: Any) -> list[dict[str, Any]]:
+    """Return the objects in a list of a reply; none if it is no list."""
     if not isinstance(values, list):
         return []
     return [value for value in values if isinstance(value, dict)]
@@ -149,6 +150,7 @@ def _read_fields(value: Mapping[str, Any], schemas: Mapping[str, Schema]) -> dic
 
 
 def _text_of(value: Mapping[str, Any], field: str) -> str:
+    """Return the text of a field of a reply; empty if it is no text."""
     text = value.get(field)
     if not isinstance(text, str):
         return ""
@@ -157,5 +159,8 @@ def _text_of(value: Mapping[str, Any], field: str) -> str:
 
 
 def reserve(example: Example) -> int:
-    """Return the tokens to reserve beyond 1.5 times an empty reply, for usual replies."""
+    """Return how many tokens a usual reply may have beyond 1.5 times an empty one.
+
+    It has up to 40 for a sentence's sextuple, and 192 for a speaker's events.
+    """
     return 64 + 40 * len(example.turns) + 192 * len(speakers(example.turns))

@@ -21,7 +21,7 @@ def cosine(text: str, other: str) -> float:
 
 @lru_cache(maxsize=4096)
 def _gram_counts(text: str) -> dict[str, int]:
-    """Return how often each character and each pair of neighbors occurs."""
+    """Return how often each character and each pair of neighbors occurs: 好, 的, 好的."""
     grams = Counter(text)
     grams.update(map("".join, pairwise(text)))
     return dict(grams)  # a Counter is slow for missing keys

@@ -1,12 +1,12 @@
 """The calls that answer a dialogue. Each answers some of its sentences, in order."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
 
-from panjue.prompts.example import Answer, Example, Solving, Turn
+from panjue.prompts.example import Example, Solving, Turn
 from panjue.prompts.plumbing.config import Config
 from panjue.prompts.tasks.dialogue.sextuples import Chain, holders_of
 
@@ -29,18 +29,17 @@ def solve(dialogue: Example, config: SolveConfig) -> Solving:
         events = dict.fromkeys(chain.event for chain in chains)
         [reply] = yield [question(dialogue, start, config.window, events)]
         sentences += reply.answer["sentences"]
-        chains += _chains(reply.answer)
+        for holder in reply.answer["holders"] or ():
+            for event in holder["events"]:
+                chains.append(Chain(holder["holder"], event["event"], event["emotions"]))
     return {"sentences": sentences, "holders": holders_of(dialogue.turns, chains)}
 
 
-def _chains(answer: Answer) -> Iterator[Chain]:
-    for holder in answer["holders"] or ():
-        for event in holder["events"]:
-            yield Chain(holder["holder"], event["event"], event["emotions"])
-
-
 def question(dialogue: Example, start: int, window: int, events: Iterable[str]) -> Example:
-    """Return the question about `window` sentences from `start`, with `CONTEXT` before them."""
+    """Return the question about `window` sentences from `start`, with `CONTEXT` before them.
+
+    `events` are the names of those that earlier questions found, so that the model keeps the names.
+    """
     end = start + window
     asked = dialogue.turns[start:end]
     shown = dialogue.turns[max(0, start - CONTEXT) : end]
@@ -48,7 +47,7 @@ def question(dialogue: Example, start: int, window: int, events: Iterable[str]) 
         dialogue,
         id=f"{dialogue.id}/{asked[0].number}",
         text=transcript(shown),
-        names=tuple(map(head, asked)),  # with the beginnings of their lines, which `shorten` keeps
+        names=tuple(map(head, asked)),  # `shorten` keeps the lines with these beginnings
         inputs=inputs(asked, events),
         turns=asked,
         answer=None,
@@ -63,7 +62,7 @@ def inputs(asked: Sequence[Turn], events: Iterable[str]) -> dict[str, str]:
 
 
 def head(turn: Turn) -> str:
-    """Return the beginning of the line of a sentence, which is unique."""
+    """Return the beginning of a sentence's line in the prompt, which is unique: `[3] 甲：`."""
     return f"[{turn.number}] {turn.holder}："
 
 

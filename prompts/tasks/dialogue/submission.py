@@ -47,6 +47,7 @@ def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
 
 
 def _chat_faults(example: Example, chat: Any) -> Iterator[str]:
+    """Yield the faults of the sentences; those of the form alone, if it is wrong."""
     faults = list(form_faults(CHAT_FILE, chat))
     if faults:
         yield from (f"chat.{fault}" for fault in faults)
@@ -63,6 +64,7 @@ def _chat_faults(example: Example, chat: Any) -> Iterator[str]:
 
 
 def _sentence_faults(turn: Turn, sentence: Row) -> Iterator[str]:
+    """Yield how a sentence differs from the dialogue's, and what its sextuples lack."""
     place = f"sentence {turn.number}"
     is_same_text = sentence["input_sentence"].strip() == turn.sentence.strip()
     if not is_same_text or sentence["holder"].strip() != turn.holder.strip():
@@ -76,6 +78,7 @@ def _sentence_faults(turn: Turn, sentence: Row) -> Iterator[str]:
 
 
 def _emo_faults(example: Example, emo: Any) -> Iterator[str]:
+    """Yield the faults of the emotions; those of the form alone, if it is wrong."""
     faults = list(form_faults(EMO_FILE, emo))
     if faults:
         yield from (f"emo.{fault}" for fault in faults)
@@ -144,6 +147,7 @@ def sentences_of(chat: Any) -> list[Sentence]:
 
 
 def _sextuple(given: Row) -> dict[str, str]:
+    """Return field -> text of a sextuple, whichever of the `SEXTUPLE_KEYS` it has."""
     sextuple = {}
     for field, keys in SEXTUPLE_KEYS.items():
         key = next((key for key in keys if key in given), field)
@@ -157,6 +161,7 @@ def events_by_holder(emo: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def _events(holder: Any) -> list[dict[str, Any]]:
+    """Return the events of a holder, each with all fields; what cannot be read is empty."""
     events = []
     for value in objects(holder.get("events")) if isinstance(holder, dict) else ():
         emotions = []

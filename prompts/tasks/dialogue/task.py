@@ -38,6 +38,7 @@ from panjue.prompts.tasks.metrics import Row
 
 
 def read(row: Mapping[str, Any]) -> Example:
+    """Read a dialogue, and its gold sextuples and emotions, if it has them."""
     chat = row.get("chat")
     if not isinstance(chat, list) or not chat or not all(isinstance(s, dict) for s in chat):
         raise UserError("the chat must list one sentence or more")
@@ -60,7 +61,7 @@ def read(row: Mapping[str, Any]) -> Example:
     return Example(
         id=str(id_of(row)),
         text=transcript(turns),
-        names=tuple(map(head, turns)),
+        names=tuple(map(head, turns)),  # `shorten` keeps the lines with these beginnings
         inputs=inputs(turns, ()),
         answer=answer,
         groups={"turns": _length_group(len(turns))},
@@ -91,6 +92,7 @@ def _is_labelled(chat: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _gold_sextuple(number: int, sentence: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the number of a sentence with its fields; files have `Target` for `target`."""
     values = {}
     for field in SEXTUPLE:
         value = sentence.get(field.title())
@@ -151,10 +153,9 @@ def _written_event(event: Row) -> dict[str, Any]:
     """Return an event whose sources are numbers if possible, since the scripts count no others."""
     emotions = []
     for emotion in event["emotions"]:
-        number = source_number(emotion["source_id"])
-        emotions.append(
-            {**emotion, "source_id": emotion["source_id"] if number is None else number}
-        )
+        source = emotion["source_id"]
+        number = source_number(source)
+        emotions.append({**emotion, "source_id": source if number is None else number})
     return {**event, "emotions": emotions}
 
 

@@ -27,6 +27,7 @@ def shown(gold: Row, row: Row | None) -> Iterator[Item]:
 
 
 def _over_sets(gold: Row, predicted: Row | None, score: Callable[[str, str], float]) -> float:
+    """Return the mean over the sets of references of the best score in each; 0 without a row."""
     if predicted is None:
         return 0.0
     best = []
@@ -42,6 +43,7 @@ def character_f1(reference: str, answer: str) -> float:
 
 
 def _is_same(reference: str, answer: str) -> float:
+    """Return 1 if both texts have the same letters and digits, else 0."""
     return float(characters(reference) == characters(answer))
 
 

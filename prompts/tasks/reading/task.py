@@ -31,11 +31,11 @@ from panjue.prompts.task import (
 from panjue.prompts.tasks.metrics import Row
 from panjue.prompts.tasks.reading.metric import em, f1, shown
 
-FILE_TEXTS = {"yes": "YES", "no": "NO", "unknown": ""}
-"""Type of an answer that is no span -> its text in the files."""
+TEXT_WITHOUT_SPAN = {"yes": "YES", "no": "NO", "unknown": ""}
+"""Type of an answer that is no part of the text (no span) -> what files write for it."""
 
-KIND_OF_TEXT = {text: kind for kind, text in FILE_TEXTS.items()}
-KINDS = ("span", *FILE_TEXTS)
+KIND_OF_TEXT = {text: kind for kind, text in TEXT_WITHOUT_SPAN.items()}
+KINDS = ("span", *TEXT_WITHOUT_SPAN)
 
 DOMAINS = ("civil", "criminal")
 """The test sets of the contest, which ranks by the mean of their scores."""
@@ -79,6 +79,7 @@ def _row(document: Any, paragraph: Any, question: Any) -> dict[str, Any]:
 
 
 def read(row: Mapping[str, Any]) -> Example:
+    """Read a question with the text of its case, and in training and gold files its references."""
     key = id_of(row)
     context = text_of(row, "context")
     question = text_of(row, "question")
@@ -91,8 +92,8 @@ def read(row: Mapping[str, Any]) -> Example:
         if kind_of(text) == "span" and text not in context:
             notes.append(f"the reference {text[:40]!r} is not in the text")
     groups = known_groups({"domain": row.get("domain")})
-    domain = groups.get("domain", "civil")
-    if texts and domain not in DOMAINS:
+    domain = groups.get("domain")
+    if texts and domain not in (None, *DOMAINS):
         notes.append(f"domain {domain!r} is neither civil nor criminal: the contest stops there")
     answer = None
     if texts:
@@ -111,10 +112,10 @@ def read(row: Mapping[str, Any]) -> Example:
 
 
 def _references_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the texts of all references; empty without gold answers.
+    """Return the texts of all references; `""` says that the text has no answer.
 
-    A test file without gold has blanks in place of references and of `is_impossible`. So blanks
-    alone are an answer only if `is_impossible` is "true" or absent.
+    A test file without gold has blanks as references and as `is_impossible`. So there are no
+    references if all of them are blank and `is_impossible` is neither "true" nor absent.
     """
     texts = _texts([] if row.get("answers") is None else row["answers"])
     if any(map(str.strip, texts)) or "is_impossible" not in row:
@@ -125,9 +126,9 @@ def _references_of(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _texts(answers: Any) -> tuple[str, ...]:
-    """Return the texts of answers; an empty text for no answer, as in the official code."""
+    """Return the texts in a list of `{"text": "…"}` or of texts; refuse any other value."""
     texts = []
-    for answer in answers if isinstance(answers, list) else [None]:
+    for answer in answers if isinstance(answers, list) else [None]:  # None is refused below
         text = answer.get("text") if isinstance(answer, dict) else answer
         if not isinstance(text, str):
             raise UserError("'answers' must be a list of {answer_start, text}")
@@ -157,6 +158,7 @@ def kind_of(reference: str) -> str:
 
 
 def _answer(kind: str, text: str) -> dict[str, str]:
+    """Return an answer of a type; only a span has a text."""
     return {"type": kind, "answer": text if kind == "span" else ""}
 
 
@@ -164,21 +166,30 @@ def schema(_example: Example, _labels: Labels) -> Schema:
     """Return the JSON Schema of a reply: a span, or another type with an empty answer."""
     text = {"type": "string", "minLength": 1, "maxLength": MAX_SPAN_LENGTH}
     span = closed_object({"type": {"enum": ["span"]}, "answer": text})
-    other_types = {"enum": list(FILE_TEXTS)}
-    other = closed_object({"type": other_types, "answer": {"const": ""}})
+    without_span = {"enum": list(TEXT_WITHOUT_SPAN)}
+    other = closed_object({"type": without_span, "answer": {"const": ""}})
     return {"anyOf": [span, other]}
 
 
 def target(example: Example) -> str:
+    """Return the reply that training teaches, with the span as the prompt writes it (neutralized).
+
+    The whole text is neutralized, since a span may contain only a part of a tag: `<b` of `<b>`.
+    This changes single characters, so that all places stay.
+    """
     assert example.answer is not None, "a test question has no target"
     span = example.answer["answer"]
     start = example.text.find(span)
-    # Neutralize the whole text, as in the prompt, since a span may contain a part of a tag.
     answer = neutralize(example.text)[start : start + len(span)] if start >= 0 else span
     return dump({**example.answer, "answer": answer})
 
 
 def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
+    """Read the type and the span of a reply.
+
+    A span that is not in the text becomes its longest part that is. The reply has the span as the
+    prompt writes it: neutralized, which changes single characters, so that all places stay.
+    """
     found = last_object(reply, ["type", "answer"]).value
     kind = found.get("type")
     span = found.get("answer")
@@ -209,7 +220,8 @@ def longest_part(span: str, text: str) -> str:
 
 def write(example: Example, answer: Answer) -> dict[str, Any]:
     """Return the official submission row: the span, YES, NO or an empty text."""
-    return {"id": example.id, "answer": FILE_TEXTS.get(answer["type"], answer["answer"])}
+    text = TEXT_WITHOUT_SPAN.get(answer["type"], answer["answer"])
+    return {"id": example.id, "answer": text}
 
 
 def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
