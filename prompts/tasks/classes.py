@@ -9,25 +9,11 @@ import numpy as np
 
 from panjue.prompts.example import Answer, Decoded, Example, LabelFields, known_groups
 from panjue.prompts.labels import Labels, normal, snap
-from panjue.prompts.plumbing.decode import (
-    last_object,
-    load_json,
-    strings_in,
-    visible,
-)
+from panjue.prompts.plumbing.decode import last_object, load_json, strings_in, visible
 from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.plumbing.files import quoted
 from panjue.prompts.render import render
-from panjue.prompts.task import (
-    Ask,
-    Data,
-    Schema,
-    Score,
-    Task,
-    closed_object,
-    id_of,
-    text_of,
-)
+from panjue.prompts.task import Ask, Data, Schema, Score, Task, closed_object, id_of, text_of
 from panjue.prompts.tasks.metrics import CorpusMetric, Numbers, Row
 
 NONE = "none"
@@ -66,18 +52,15 @@ class Classes:
         if not isinstance(written_name, str):
             raise UserError(f"{self.person!r} must be a name")
         person = visible(written_name)
+        has_answer = row.get(self.key) not in (None, -1)  # -1: a missing ClassLabel of `datasets`
         return Example(
             id=key,
             text=text,
             names=(person,) if person else (),
             inputs={"person": person},
-            answer=self._answer(self._gold_words(row)) if self._has_answer(row) else None,
+            answer=self._answer(self._gold_words(row)) if has_answer else None,
             groups=self._groups(row),
         )
-
-    def _has_answer(self, row: Mapping[str, Any]) -> bool:
-        """Say whether a row has an answer; in `datasets`, -1 is a missing ClassLabel."""
-        return row.get(self.key) not in (None, -1)
 
     def _gold_words(self, row: Mapping[str, Any]) -> list[str]:
         """Return the classes of a case; hint at files with words in place of numbers."""
@@ -134,10 +117,6 @@ class Classes:
         ordered = sorted(words, key=self.words.index)
         return {self.key: ordered if self.several else ordered[0]}
 
-    def _words_of(self, answer: Answer) -> Sequence[str]:
-        value: Any = answer[self.key]
-        return value if self.several else [value]
-
     def schema(self, _example: Example, _labels: Labels) -> Schema:
         """Return the JSON Schema of a reply: an answer with known classes."""
         word: Schema = {"enum": list(self.words)}
@@ -178,9 +157,8 @@ class Classes:
 
     def write(self, example: Example, answer: Answer) -> dict[str, Any]:
         """Return the submission row, with numbers or names as in the files."""
-        items: list[int | str] = []
-        for word in self._words_of(answer):
-            items.append(word if self.named else self.words.index(word))
+        words = answer[self.key] if self.several else [answer[self.key]]
+        items = [word if self.named else self.words.index(word) for word in words]
         return {"id": example.id, self.key: items if self.several else items[0]}
 
     def check(self, example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
@@ -236,12 +214,8 @@ class Classes:
         width = 3 * (len(self.words) + 1)  # of `_counts`
         order = (*self.words, NONE) if self.several else tuple(self.words)
         return Task(
-            Data(
-                self.read,
-                self.write,
-                numbered=True,  # FairLex's rows have no ids
-                check=self.check,
-            ),
+            # Rows are numbered, since FairLex's have no ids.
+            Data(self.read, self.write, numbered=True, check=self.check),
             Ask(partial(render, self.name), self.schema, self.decode),
             Score(
                 (self.accuracy, CorpusMetric("macro_f1", width, self._counts, self._macro_f1)),

@@ -7,7 +7,7 @@ import re
 import string
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from itertools import product
+from itertools import product, starmap
 from typing import Any
 
 from panjue.prompts.example import Answer, Decoded, Example, Ranking, known_groups
@@ -207,7 +207,7 @@ def has_answer(row: Row) -> bool:
 
 
 def f1(gold: Row, predicted: Row | None) -> float:
-    """Best token F1 of any answer against any gold answer; 0 without a row or an answer.
+    """Best F1 of the `tokens` of any answer and any gold answer; 0 without a row or an answer.
 
     TypeError: the answers are not a list.
     """
@@ -215,8 +215,9 @@ def f1(gold: Row, predicted: Row | None) -> float:
     if not isinstance(answers, list):
         raise TypeError
     [references] = gold["references"]
-    pairs = product(references, answers)
-    return max((token_f1(reference, answer) for reference, answer in pairs), default=0.0)
+    golds = map(tokens, references)
+    predictions = map(tokens, answers)
+    return max(starmap(overlap_f1, product(golds, predictions)), default=0.0)
 
 
 def shown(gold: Row, row: Row | None) -> Iterator[Item]:
@@ -225,11 +226,6 @@ def shown(gold: Row, row: Row | None) -> Iterator[Item]:
     golds = list(dict.fromkeys(references))
     predicted = texts(row["ret"]) if row else []
     yield "", [Field("answers", golds, predicted, f1(gold, row) == 1)]
-
-
-def token_f1(reference: str, answer: str) -> float:
-    """F1 of the tokens as a multiset; 1 if both texts have no tokens, 0 if only one has none."""
-    return overlap_f1(tokens(reference), tokens(answer))
 
 
 def tokens(text: str) -> list[str]:

@@ -8,11 +8,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from panjue.prompts.tasks.dialogue.similarity import cosine
-from panjue.prompts.tasks.dialogue.submission import (
-    Sentence,
-    events_by_holder,
-    sentences_of,
-)
+from panjue.prompts.tasks.dialogue.submission import Sentence, events_by_holder, sentences_of
 from panjue.prompts.tasks.metrics import CorpusMetric, Field, Item, Numbers, Row, texts
 
 TEXT_FIELDS = ("opinion", "rationale", "aspect")

@@ -36,22 +36,22 @@ def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
     for name in row.get("names", ()):
         if name.startswith(OLD_NAMES):
             yield f"the organisers' scripts do not read {name}; `panjue decode` gives other names"
-    if row.get("chat") is None:
-        yield f"chat/output_chat_{example.id}.json is missing"
-    else:
-        yield from _chat_faults(example, row["chat"])
-    if row.get("emo") is None:
-        yield f"emo/output_emotions_{example.id}.json is missing"
-    else:
-        yield from _emo_faults(example, row["emo"])
+    parts = (
+        ("chat", f"chat/output_chat_{example.id}.json", CHAT_FILE, _chat_faults),
+        ("emo", f"emo/output_emotions_{example.id}.json", EMO_FILE, _emo_faults),
+    )
+    for key, file, form, faults_of in parts:
+        value = row.get(key)
+        if value is None:
+            yield f"{file} is missing"
+        elif faults := list(form_faults(form, value)):
+            yield from (f"{key}.{fault}" for fault in faults)
+        else:
+            yield from faults_of(example, value)
 
 
-def _chat_faults(example: Example, chat: Any) -> Iterator[str]:
-    """Yield the faults of the sentences; those of the form alone, if it is wrong."""
-    faults = list(form_faults(CHAT_FILE, chat))
-    if faults:
-        yield from (f"chat.{fault}" for fault in faults)
-        return
+def _chat_faults(example: Example, chat: Sequence[Row]) -> Iterator[str]:
+    """Yield the faults of sentences of the right form."""
     if len(chat) != len(example.turns):
         yield f"the chat must list {len(example.turns)} sentences"
         return
@@ -77,18 +77,14 @@ def _sentence_faults(turn: Turn, sentence: Row) -> Iterator[str]:
             yield f"{place}: the sextuple has no {', '.join(missing)}"
 
 
-def _emo_faults(example: Example, emo: Any) -> Iterator[str]:
-    """Yield the faults of the emotions; those of the form alone, if it is wrong."""
-    faults = list(form_faults(EMO_FILE, emo))
-    if faults:
-        yield from (f"emo.{fault}" for fault in faults)
-        return
+def _emo_faults(example: Example, emo: Mapping[str, Row]) -> Iterator[str]:
+    """Yield the faults of emotions of the right form: holder -> events."""
     for holder in speakers(example.turns):
         if holder not in emo:
             yield f"holder {holder!r} is not answered"
     sources = []
-    for holder in emo.values():
-        for event in holder["events"]:
+    for answer in emo.values():
+        for event in answer["events"]:
             sources += [emotion["source_id"] for emotion in objects(event["emotions"])]
     texts = [one for one in sources if isinstance(one, str) and source_number(one) is not None]
     if texts:

@@ -52,12 +52,13 @@ def read(row: Mapping[str, Any]) -> Example:
     notes = [problem] if problem else []
     answer = None
     if is_labelled:
-        events = None if problem else events_by_holder(row["emo"])
-        answer = {"sentences": sextuples, "holders": _holders(events)}
+        events = {} if problem else events_by_holder(row["emo"])
+        holders = [{"holder": name, "events": own} for name, own in events.items()]
+        answer = {"sentences": sextuples, "holders": None if problem else holders}
         # Scoring takes gold with unknown labels, but training refuses it. States may be empty.
         notes += unknown_sentiments(sextuples)
-        notes += unknown_states(events or {}, (*SENTIMENTS, ""))
-        notes += silent_holders(events or {}, speakers(turns))
+        notes += unknown_states(events, (*SENTIMENTS, ""))
+        notes += silent_holders(events, speakers(turns))
     return Example(
         id=str(id_of(row)),
         text=transcript(turns),
@@ -113,13 +114,6 @@ def _emotion_problem(row: Mapping[str, Any], is_labelled: bool) -> str:
     return ""
 
 
-def _holders(events: Mapping[str, Sequence[Row]] | None) -> list[dict[str, Any]] | None:
-    """Return the holders of an answer; None without usable emotions."""
-    if events is None:
-        return None
-    return [{"holder": name, "events": own} for name, own in events.items()]
-
-
 def _length_group(turns: int) -> str:
     if turns <= 20:
         return "1-20"
@@ -133,14 +127,13 @@ def write(example: Example, answer: Answer) -> dict[str, Any]:
     chat = []
     for turn, sentence in zip(example.turns, answer["sentences"], strict=True):
         sextuple = {field: sentence[field] for field in SEXTUPLE}
-        chat.append(
-            {
-                "input_sentence": turn.sentence,
-                "holder": turn.holder,
-                "event": "",  # neither asked for nor scored
-                "final_model_response": [sextuple] if any(sextuple.values()) else [],
-            }
-        )
+        written = {
+            "input_sentence": turn.sentence,
+            "holder": turn.holder,
+            "event": "",  # neither asked for nor scored
+            "final_model_response": [sextuple] if any(sextuple.values()) else [],
+        }
+        chat.append(written)
     emo = None
     if answer["holders"] is not None:
         emo = {}

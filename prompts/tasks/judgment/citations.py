@@ -101,9 +101,6 @@ def without_citations(plain: Plain) -> tuple[Plain, Cited]:
     """Cut the citations out of a text; return the rest, and the articles of the Criminal Law.
 
     `依照《刑法》第264条、第67条第3款之规定,判处罚金` -> `、,判处罚金`, with 264 and 67-3.
-
-    Raises:
-        NotSaid: the text cites a range, or an article that is not in the law.
     """
     cited: Cited = []
     spans = []
@@ -153,9 +150,6 @@ def articles_by_person(
 
     `starts` has the place at which each person is named first, in order. `is_one_crime` says
     whether all are convicted of the same crime.
-
-    Raises:
-        NotSaid: no article of a crime is cited, or it is uncertain whose it is.
     """
     every = list(dict.fromkeys(article for _, article in cited))
     of_crimes = [

@@ -27,11 +27,8 @@ def label_f1(gold: Sequence[str], predicted: Sequence[str]) -> float:
 def _label_metric(name: str, field: str, score: Callable[..., float]) -> Callable[..., float]:
     """Return the metric `name`: the mean of a score of label sets over the case's defendants."""
 
-    def of_person(gold: Row, predicted: Row) -> float:
-        return score(gold[field], predicted[field])
-
     def metric(gold: Row, predicted: Row | None) -> float:
-        return _over_defendants(gold, predicted, of_person)
+        return _over_defendants(gold, predicted, lambda own, given: score(own[field], given[field]))
 
     metric.__name__ = name
     return metric
@@ -51,6 +48,7 @@ def penalty_accuracy(gold: Row, predicted: Row | None) -> float:
 
 
 def _same_class(gold: Row, predicted: Row) -> float:
+    """Return 1 if the penalty classes are equal, else 0."""
     # Only whole numbers are classes. In Python False == 0, which is death, and 11.0 == 11.
     is_class = type(predicted["penalty"]) is int
     return float(is_class and gold["penalty"] == predicted["penalty"])

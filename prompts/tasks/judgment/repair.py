@@ -7,13 +7,7 @@ from typing import Any
 
 from panjue.prompts.example import Decoded, Example
 from panjue.prompts.labels import Labels, normal, snap
-from panjue.prompts.plumbing.decode import (
-    Found,
-    flatten_forms,
-    json_objects,
-    load_json,
-    strings_in,
-)
+from panjue.prompts.plumbing.decode import Found, flatten_forms, json_objects, load_json, strings_in
 from panjue.prompts.render import neutralize
 from panjue.prompts.tasks.judgment.articles import article_of
 from panjue.prompts.tasks.judgment.penalties import GUESSED, PENALTIES, PENALTY_WORDS

@@ -225,12 +225,7 @@ def weight(example: Example) -> float:
 
 
 TASK = Task(
-    data=Data(
-        read=read,
-        write=write,
-        check=check,
-        by_hand=by_hand,
-    ),
+    data=Data(read=read, write=write, check=check, by_hand=by_hand),
     ask=Ask(
         prompt=partial(render, "judgment"),
         schema=schema,
@@ -245,11 +240,7 @@ TASK = Task(
         order={"penalty": BY_SEVERITY},
         readable={"articles": article_name},
         titles=TITLES,
-        fields={
-            "charges": "charge_f1",
-            "articles": "article_f1",
-            "penalty": "penalty_accuracy",
-        },
+        fields={"charges": "charge_f1", "articles": "article_f1", "penalty": "penalty_accuracy"},
         parts=FINAL_PARTS,
     ),
     answer=LabelFields(

@@ -4,13 +4,12 @@ import re
 from typing import Any
 
 from panjue.prompts.plumbing.decode import flatten_forms
-from panjue.prompts.tasks.judgment.articles import number
+from panjue.prompts.tasks.judgment.articles import DIGIT, VALUES, number
 from panjue.prompts.tasks.judgment.penalties import sentence
 
 FORMAL = str.maketrans("壹贰叁肆伍陆柒捌玖拾佰仟貳參陸萬○", "一二三四五六七八九十百千二三六万零")
 """Formal numerals -> the usual ones."""
 
-DIGIT = "[一二三四五六七八九两]"
 COUNT = rf"(?:[0-9]{{1,3}}|{DIGIT}百(?:零?{DIGIT}|{DIGIT}?十{DIGIT}?)?|{DIGIT}?十{DIGIT}?|{DIGIT})"
 """Pattern of a number of years or months, but not of 一二, which may be twelve, or one or two."""
 
@@ -87,5 +86,5 @@ def money_of(text: str) -> float | None:
             section += (digit or 1) * value
             digit = 0
         else:
-            digit = "零一二三四五六七八九".find(sign) if sign != "两" else 2
+            digit = VALUES[sign]
     return (total + section + digit) * scale

@@ -20,14 +20,7 @@ from panjue.prompts.tasks.judgment.citations import (
     without_citations,
 )
 from panjue.prompts.tasks.judgment.penalties import sentence
-from panjue.prompts.tasks.judgment.terms import (
-    COUNT,
-    EXEMPT,
-    FIELD_OF_KIND,
-    FORMAL,
-    money_of,
-    penalty_of,
-)
+from panjue.prompts.tasks.judgment.terms import COUNT, EXEMPT, FORMAL, money_of, penalty_of
 
 Outcome = dict[str, Any]
 """An entry of the official `outcomes`: name, penalty, charges, articles."""
@@ -57,10 +50,7 @@ def verdict_of(text: str, citing: str = "") -> Verdict:
         sentence_start = plain.text.rfind("。", 0, follows[-1].start()) + 1
         cited = [(place, article) for place, article in cited if place >= sentence_start]
         start = follows[-1].end()
-    reading = _Reading(plain)
-    for clause in CLAUSE.finditer(plain.text, start):
-        reading.read(clause.start(), clause.end())
-    persons = reading.finished()
+    persons = _Reading(plain).persons(start)
     if citing:
         cited = [(-1, article) for article in cited_articles(citing)]  # before all persons
     starts = [person.start for person in persons]
@@ -89,10 +79,7 @@ def principal_of(text: str, name: str = "") -> dict[str, Any]:
     if WITHOUT_VERB.match(plain.text.translate(FORMAL)):
         plain, _ = _prepared(f"判处{text}")
     unnamed = _Convict("", 0, [_Crime({"": None})])  # the text need not name person and crime
-    reading = _Reading(plain, unnamed)
-    for clause in CLAUSE.finditer(plain.text):
-        reading.read(clause.start(), clause.end())
-    persons = reading.finished()
+    persons = _Reading(plain, unnamed).persons()
     named = [person for person in persons if person.name]
     if named and name and [person.name for person in named] != [name]:
         raise NotSaid("the penalty of another person", text)
@@ -254,12 +241,19 @@ class _Reading:
         self._persons = {person.name: person for person in self._current}
         self._earlier_sentence_of_anybody = False  # one was revoked before anybody was named
 
-    def read(self, start: int, end: int) -> None:
-        """Read one clause.
+    def persons(self, start: int = 0) -> list[_Convict]:
+        """Read all clauses from a place on, and return the persons; each has a crime."""
+        for clause in CLAUSE.finditer(self._plain.text, start):
+            self._read(clause.start(), clause.end())
+        if not self._persons:
+            raise NotSaid("no person with a crime")
+        for person in self._persons.values():
+            if not person.crimes:
+                raise NotSaid("a person without a crime", person.name)
+        return list(self._persons.values())
 
-        Raises:
-            NotSaid: the clause may matter, and is not understood.
-        """
+    def _read(self, start: int, end: int) -> None:
+        """Read one clause; refuse it if it may matter and is not understood."""
         text = self._plain.text[start:end]
         if beginning := BEGINNING.match(text):
             start += beginning.end()
@@ -281,15 +275,6 @@ class _Reading:
             if DANGER.search(NEUTRAL.sub("", text)):
                 raise NotSaid("a clause that is not understood", text)
             self._leave_person(text)
-
-    def finished(self) -> list[_Convict]:
-        """Return the persons after the last clause; each has a crime."""
-        if not self._persons:
-            raise NotSaid("no person with a crime")
-        for person in self._persons.values():
-            if not person.crimes:
-                raise NotSaid("a person without a crime", person.name)
-        return list(self._persons.values())
 
     def _read_earlier(self, text: str) -> bool:
         """Read a clause on an earlier sentence: 撤销缓刑, 与前罪并罚; False: it is none."""
@@ -494,7 +479,7 @@ class _Reading:
 
 def _several_penalties(written: str) -> list[dict[str, Any]]:
     """Return the penalties in a list such as 有期徒刑三年、二年; empty if it is none."""
-    kind = next((kind for kind in FIELD_OF_KIND if written.startswith(kind)), "")
+    [kind] = re.findall("^(?:有期徒刑|拘役|管制)?", written)  # may be empty
     penalties = []
     for part in re.split("[、和]", written):
         penalty = penalty_of(part) or penalty_of(kind + part)

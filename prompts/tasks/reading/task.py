@@ -18,16 +18,7 @@ from panjue.prompts.plumbing.files import FileRow, dump
 from panjue.prompts.plumbing.rows import Faulty, check_item, list_items
 from panjue.prompts.plumbing.submissions import JSON_LIST
 from panjue.prompts.render import neutralize, render
-from panjue.prompts.task import (
-    Ask,
-    Data,
-    Schema,
-    Score,
-    Task,
-    closed_object,
-    id_of,
-    text_of,
-)
+from panjue.prompts.task import Ask, Data, Schema, Score, Task, closed_object, id_of, text_of
 from panjue.prompts.tasks.metrics import Row
 from panjue.prompts.tasks.reading.metric import em, f1, shown
 

@@ -22,15 +22,7 @@ TASK = Classes(
     text="fact",
     groups={
         "gender": ("male", "female"),
-        "region": (
-            "Beijing",
-            "Liaoning",
-            "Hunan",
-            "Guangdong",
-            "Sichuan",
-            "Guangxi",
-            "Zhejiang",
-        ),
+        "region": ("Beijing", "Liaoning", "Hunan", "Guangdong", "Sichuan", "Guangxi", "Zhejiang"),
     },
     aliases={"defendant_gender": "gender", "court_region": "region"},
     person="defendant",
