@@ -101,7 +101,8 @@ def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
     written = strings_in(found.value.get("answers"))[: 4 * MAX_ANSWERS]
     repairs = []
     answers: list[str] = []
-    if not _is_valid(reply, written):
+    is_valid = load_json(reply) == {"answers": written} and 0 < len(written) <= MAX_ANSWERS
+    if not is_valid or not all(0 < len(text) <= MAX_ANSWER_LENGTH for text in written):
         repairs.append("not the JSON that was asked for")
     for text in written:
         answer = contest_form(text[:MAX_ANSWER_LENGTH])
@@ -117,13 +118,6 @@ def decode(reply: str, _example: Example, labels: Labels) -> Decoded:
         commonest = list(labels.counts.get("answers", ()))[:MAX_ANSWERS]
         return Decoded({"answers": commonest}, ("no answer",), readable=False)
     return Decoded({"answers": answers[:MAX_ANSWERS]}, tuple(repairs))
-
-
-def _is_valid(reply: str, answers: list[str]) -> bool:
-    """Say whether a reply is the JSON of these answers by the schema."""
-    if load_json(reply) != {"answers": answers} or not 0 < len(answers) <= MAX_ANSWERS:
-        return False
-    return all(0 < len(text) <= MAX_ANSWER_LENGTH for text in answers)
 
 
 def contest_form(answer: str) -> str:

@@ -62,10 +62,7 @@ def charges_in(written: str) -> tuple[str, ...] | None:
 
 
 def _only_split(text: str) -> tuple[str, ...] | None:
-    """Return the only way to read a text as crimes between 、; None if there is none or several.
-
-    盗窃、掩饰、隐瞒犯罪所得罪 -> 盗窃罪, 掩饰、隐瞒犯罪所得罪.
-    """
+    """Return the only way to read a text as crimes between 、; None if there is none or several."""
     pieces = re.split("[、,]", text)
     if len(pieces) > MAX_PIECES:
         return None
@@ -120,10 +117,7 @@ def inserted_article(charge: str) -> str | None:
 
 @cache
 def _lines() -> tuple[tuple[str, str | None], ...]:
-    """Return the crimes of charges.txt with their articles: ("帮助信息网络犯罪活动罪", "287.2").
-
-    A crime that has no inserted article has None: ("[窝藏、包庇]罪", None).
-    """
+    """Return the crimes of charges.txt: ("虚假诉讼罪", "307.1"), ("[窝藏、包庇]罪", None)."""
     text = Path(__file__).with_name("charges.txt").read_text("utf-8")
     return tuple((line["name"], line["article"]) for line in LINE.finditer(text))
 

@@ -41,21 +41,17 @@ def schema(example: Example, labels: Labels) -> Schema:
             "maxItems": labels.most[field],
         }
     definitions["penalty"] = {"enum": list(PENALTIES)}
+    labels_of_person = {field: {"$ref": f"#/$defs/{field}"} for field in KEYS[1:]}
+    persons = []
+    for name in example.names:
+        persons.append(closed_object({"name": {"const": name_in_reply(name)}, **labels_of_person}))
     judgments = {
         "type": "array",
-        "prefixItems": [_judgment_schema(name) for name in example.names],  # in this order
+        "prefixItems": persons,
         "items": False,
         "minItems": len(example.names),
     }
     return {**closed_object({"judgments": judgments}), "$defs": definitions}
-
-
-def _judgment_schema(name: str) -> Schema:
-    """Return the schema of a defendant's judgment; its label sets are in `$defs`."""
-    fields: dict[str, Schema] = {"name": {"const": name_in_reply(name)}}
-    for field in KEYS[1:]:
-        fields[field] = {"$ref": f"#/$defs/{field}"}
-    return closed_object(fields)
 
 
 def target(example: Example) -> str:

@@ -277,7 +277,7 @@ class _Reading:
             self._leave_person(text)
 
     def _read_earlier(self, text: str) -> bool:
-        """Read a clause on an earlier sentence: 撤销缓刑, 与前罪并罚; False: it is none."""
+        """Read a clause on an earlier sentence: 撤销缓刑, 与前罪并罚; else return False."""
         if not EARLIER.fullmatch(text):
             return False
         for person in self._current:
@@ -287,7 +287,7 @@ class _Reading:
         return True
 
     def _read_decision(self, text: str) -> bool:
-        """Read the penalty for all crimes of a person: 决定执行有期徒刑五年; False: it is none."""
+        """Read the penalty for all crimes of a person: 决定执行有期徒刑五年; else return False."""
         found = DECIDED.fullmatch(text)
         if not found:
             return False
@@ -307,7 +307,7 @@ class _Reading:
         return True
 
     def _read_charges_first(self, text: str, start: int) -> bool:
-        """Read a crime named before its penalty: 以盗窃罪判处被告人张某拘役; False: it is none.
+        """Read a crime named before its penalty: 以盗窃罪判处张某拘役; else return False.
 
         The person may also come first: 对被告人张某以盗窃罪判处拘役.
         """
@@ -326,7 +326,7 @@ class _Reading:
         return True
 
     def _read_conviction(self, text: str, start: int) -> bool:
-        """Read 张某犯盗窃罪, and a penalty that follows without a comma; False: it is none."""
+        """Read 张某犯盗窃罪, and a penalty that follows without a comma; else return False."""
         found = CONVICTED.fullmatch(text)
         if not found:
             return False
@@ -351,7 +351,7 @@ class _Reading:
         return True
 
     def _read_penalty(self, text: str) -> bool:
-        """Read a penalty: 判处有期徒刑三年, 免予刑事处罚, 对张某处拘役; False: it is none."""
+        """Read a penalty: 判处有期徒刑三年, 免予刑事处罚, 对张某处拘役; else return False."""
         bare = EXEMPT.fullmatch(text) or text.startswith("单处罚金")
         is_waiting = len(self._current) == 1 and self._current[0].is_waiting()
         of_named = OF_THE_NAMED.fullmatch(text)
@@ -405,7 +405,7 @@ class _Reading:
             self._add_fine(fine["amount"], text)
 
     def _read_accessory(self, text: str) -> bool:
-        """Read a clause that changes no term: 并处罚金二千元, 缓刑一年; False: it is none."""
+        """Read a clause that changes no term: 并处罚金二千元, 缓刑一年; else return False."""
         if not ACCESSORY.fullmatch(text):
             return False
         if PRINCIPAL.search(text) and not OF_TIME.match(text):
@@ -417,7 +417,7 @@ class _Reading:
         return True
 
     def _read_subject(self, text: str, start: int) -> bool:
-        """Make 张某 the current person in 被告人张某的行为; False: it is no such clause.
+        """Make 张某 the current person in 被告人张某的行为; else return False.
 
         It is left of 被告人张某的行为触犯《刑法》第264条, since `_prepared` cuts out citations.
         """
@@ -443,7 +443,7 @@ class _Reading:
 
     def _add_charges(self, person: _Convict, charges: Sequence[str]) -> None:
         """Add crimes to the last ones if these have no penalty yet, or else as new ones."""
-        if not person.crimes or person.crimes[-1].penalty is not None:
+        if not person.is_waiting():
             person.crimes.append(_Crime())
         person.crimes[-1].charges.update(dict.fromkeys(charges))
 
