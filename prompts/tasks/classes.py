@@ -182,10 +182,7 @@ class Classes:
         return float(predicted is not None and self._words(predicted) == self._words(gold))
 
     def _counts(self, gold: Row, predicted: Row | None) -> Sequence[float]:
-        """Return whether each class is correct, then gold, then predicted: 3 * [classes + 1].
-
-        The empty set counts as a class; so there is one more.
-        """
+        """Return 1 or 0 for each class and `NONE`: correct, gold, predicted; 3 * [classes + 1]."""
         in_gold = self._indicators(gold)
         in_reply = self._indicators(predicted)
         counts: list[float] = np.concatenate([in_gold * in_reply, in_gold, in_reply]).tolist()

@@ -41,6 +41,7 @@ TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()  # noqa: 
 
 
 def _number_words() -> dict[str, str]:
+    """Return the numbers below a hundred in words -> in digits: `twenty one` -> `21`."""
     digits = {word: str(value) for value, word in enumerate(SMALL_NUMBERS)}
     for value, ten in enumerate(TENS, start=2):
         digits[ten] = f"{value}0"
@@ -50,7 +51,6 @@ def _number_words() -> dict[str, str]:
 
 
 NUMBER_WORDS = _number_words()
-"""A number below a hundred in words, without hyphens -> in digits."""
 
 ISO_DATE = re.compile(r"(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})")
 NUMBER_OR_WORD = re.compile(r"(\d+)(?:st|nd|rd|th)?\b|([a-z]+)\.?")

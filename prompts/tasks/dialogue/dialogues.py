@@ -100,10 +100,7 @@ def is_folder_of_answers(folder: Path) -> bool:
 
 
 def _files_by_id(folder: Path, name: re.Pattern[str]) -> dict[str, list[Path]]:
-    """Return id of a dialogue -> its files in a folder, whose names match the pattern `name`.
-
-    They are several if answers of 0.4 (`chat_1.json`) lie beside new ones (`output_chat_1.json`).
-    """
+    """Return id -> files in a folder; `chat_1.json` of 0.4 may lie beside `output_chat_1.json`."""
     files: dict[str, list[Path]] = defaultdict(list)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if found := name.fullmatch(path.name):

@@ -74,6 +74,7 @@ def _list_of(items: list[Schema]) -> Schema:
 
 
 def speakers(turns: Sequence[Turn]) -> list[str]:
+    """Return who speaks, in the order of their first sentences."""
     return list(dict.fromkeys(turn.holder for turn in turns))
 
 

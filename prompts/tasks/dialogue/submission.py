@@ -181,6 +181,7 @@ def objects(value: Any) -> list[dict[str, Any]]:
 
 
 def _as_list(value: Any) -> Any:
+    """Return an object as a list with one; return any other value unchanged."""
     return [value] if isinstance(value, dict) else value
 
 

@@ -89,13 +89,11 @@ LAST_ARTICLE = 452
 
 
 def is_article(article: str) -> bool:
-    """Say whether the Criminal Law has an article, whatever its paragraph: 264, 303-2, 287.2.
-
-    It has every number up to `LAST_ARTICLE`, but few inserted articles: 287.2 and no 287.3.
-    """
+    """Say whether the Criminal Law has an article, whatever its paragraph: 264, 303-2, 287.2."""
     parts = ARTICLE_ID.fullmatch(article)
     if not parts or not 1 <= int(parts[1]) <= LAST_ARTICLE:
         return False
+    # It has 287.2, but no 287.3.
     return not parts[2] or f"{parts[1]}.{parts[2]}" in _inserted_articles()
 
 

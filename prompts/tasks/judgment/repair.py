@@ -240,6 +240,7 @@ class Person:
         return named.pop()
 
     def _commonest(self, field: str) -> list[str]:
+        """Return the commonest label of a field in training, if there is any."""
         label = self._labels.commonest(field)
         return [label] if label else []
 

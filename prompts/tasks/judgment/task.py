@@ -61,6 +61,7 @@ def target(example: Example) -> str:
 
 
 def count_labels(examples: Iterable[Example]) -> Labels:
+    """Collect the labels of all defendants in a training file."""
     return collect(_label_sets(examples))
 
 

@@ -194,6 +194,8 @@ class _Crime:
 
 @dataclass
 class _Convict:
+    """A person of a judgment, as far as it has been read."""
+
     name: str
     start: int  # place where the text first names the person
     crimes: list[_Crime] = field(default_factory=list)
@@ -307,17 +309,14 @@ class _Reading:
         return True
 
     def _read_charges_first(self, text: str, start: int) -> bool:
-        """Read a crime named before its penalty: 以盗窃罪判处张某拘役; else return False.
-
-        The person may also come first: 对被告人张某以盗窃罪判处拘役.
-        """
+        """Read a crime named before its penalty: 以盗窃罪判处张某拘役; else return False."""
         found = CONVICTED_BEFORE_NAME.fullmatch(text)
         if not found:
             return False
         charges = charges_in(found["charges"])
         if charges is None:
             raise NotSaid("an unknown charge", found["charges"])
-        name = "last" if found["last"] else "first"
+        name = "last" if found["last"] else "first"  # 对被告人张某以盗窃罪判处拘役
         if found[name]:
             self._current = self._named(start + found.start(name), start + found.end(name))
         for person in self._one_person(text):

@@ -178,8 +178,7 @@ def target(example: Example) -> str:
 def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
     """Read the type and the span of a reply.
 
-    A span that is not in the text becomes its longest part that is. The reply has the span as the
-    prompt writes it: neutralized, which changes single characters, so that all places stay.
+    A span that is not in the text becomes its longest part that is in it, if this is half of it.
     """
     found = last_object(reply, ["type", "answer"]).value
     kind = found.get("type")
@@ -191,7 +190,7 @@ def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
     repairs: tuple[str, ...] = () if is_valid else ("not the JSON that was asked for",)
     if kind != "span":
         return Decoded(answer, repairs)
-    start = neutralize(example.text).find(span)
+    start = neutralize(example.text).find(span)  # as in the prompt; no place changes
     if start >= 0:
         in_text = example.text[start : start + len(span)]
         return Decoded(_answer("span", in_text), repairs)
