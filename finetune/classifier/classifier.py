@@ -1,4 +1,9 @@
-"""A text classifier beside the adapter: the probability of each label, from n-grams."""
+"""A text classifier beside the adapter: the probability of each label, from n-grams.
+
+Two views of a text have n-grams: the whole text of a case, and the clauses that name the person an
+item of the answer is about. The first stage scores them with linear models. For some tasks, trees
+correct the scores: the second stage.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,16 +27,8 @@ from panjue.finetune.classifier.features import (
     views,
 )
 from panjue.finetune.classifier.grams import Hashes
-from panjue.finetune.classifier.label_sets import (
-    LabelField,
-    Probabilities,
-)
-from panjue.finetune.classifier.trees import (
-    FieldTrees,
-    Items,
-    corrected_probabilities,
-    load_trees,
-)
+from panjue.finetune.classifier.label_sets import LabelField, Probabilities
+from panjue.finetune.classifier.trees import FieldTrees, Items, corrected_probabilities, load_trees
 from panjue.prompts.example import Example, LabelFields
 from panjue.prompts.model import CLASSIFIER
 from panjue.prompts.plumbing.errors import UserError
@@ -54,7 +51,7 @@ class Seen(NamedTuple):
 
     cases: Sequence[MarkedCase]
     hashes: tuple[list[Hashes], list[Hashes]]  # of the n-grams of each case, of each item
-    rows: tuple[csr_array, csr_array]  # of these, [cases, columns], [items, columns]
+    rows: tuple[csr_array, csr_array]  # their TF-IDF vectors, [cases, columns], [items, columns]
     items: Items
     known: Array  # how far the text of each item is known, [items]
 
@@ -71,11 +68,11 @@ class Classifier:
     second: Mapping[str, FieldTrees] = field(default_factory=dict)
     """The second stage of the fields that have one, label sets first."""
     usual_share: float = 0.0
-    """Share of a usual text's n-grams that have a weight; 0 in files of version 0.4."""
+    """Share of a usual text's n-grams that have a weight; 0 counts all texts as known."""
 
     @cached_property
     def weights_by_label(self) -> list[csc_array]:
-        """Return the weights so that those of one label are found at once."""
+        """Return the weights of each view, stored by label, so that those of one are read fast."""
         return [csc_array(of_view) for of_view in self.weights]
 
     def probabilities(self, example: Example) -> list[dict[str, Probabilities]]:
@@ -88,25 +85,25 @@ class Classifier:
         if not examples:
             return []
         seen = self.look_at(examples)
-        of_items = self.before_frequencies(seen.items)
+        of_items = self.by_both_stages(seen.items)
         # The less of a text is known, the nearer its probabilities come to training's frequencies.
         for name, of_field in self.fields.items():
             of_items[name] = of_field.as_far_as_known(of_items[name], seen.known)
         by_item = iter(self.by_item(of_items))
         return [list(islice(by_item, size)) for size in seen.items.sizes.tolist()]
 
-    def look_at(self, examples: Sequence[Example]) -> "Seen":
-        """Return the n-grams of examples, at least one, and the first-stage scores they give."""
+    def look_at(self, examples: Sequence[Example]) -> Seen:
+        """Return the n-grams, first-stage scores and facts of examples, which are not empty."""
         sizes = [len(example.names) if self.label_fields.items else 1 for example in examples]
         cases = list(map(marked, examples, sizes))
         whole, own = views(cases)
         rows_of_cases, shares = self.views[0].rows_and_shares(whole)
         rows_of_own = self.views[1].rows(own)
-        about: list[list[float]] = []
-        if self.second:
+        facts_of_items: list[list[float]] = []
+        if self.second:  # the first stage reads no facts
             assert self.label_fields.evidence, "there was evidence in training"
             for case in cases:
-                about += facts(case, self.label_fields.evidence)
+                facts_of_items += facts(case, self.label_fields.evidence)
         return Seen(
             cases=cases,
             hashes=(whole, own),
@@ -114,17 +111,21 @@ class Classifier:
             items=Items(
                 sizes=np.array(sizes),
                 scores=self._scores(rows_of_cases, rows_of_own, np.array(sizes)),
-                facts=np.array(about, float),
+                facts=np.array(facts_of_items, float),
             ),
             known=np.repeat(how_known(shares, self.usual_share), sizes),
         )
 
-    def before_frequencies(self, items: Items) -> dict[str, Array]:
-        """Return field -> probabilities, [items, labels], whatever share of the text is known."""
+    def by_both_stages(self, items: Items) -> dict[str, Array]:
+        """Return field -> probabilities, [items, labels], as if all texts were fully known.
+
+        Fields without a second stage have those of the first.
+        """
         of_items: dict[str, Array] = {}
         for name, of_field in self.fields.items():
             if name not in self.second:
-                of_items[name] = of_field.probabilities(items.scores[name].sum(0))
+                score = items.scores[name].sum(axis=0)  # of both views, [items, labels]
+                of_items[name] = of_field.probabilities(score)
         return of_items | corrected_probabilities(self.second, items)
 
     def by_item(self, of_items: Mapping[str, NDArray[Any]]) -> list[dict[str, Probabilities]]:
@@ -177,6 +178,7 @@ def load_classifier(trained: Path, digest: str, task: Task) -> Classifier:
 
 
 def read_classifier(path: Path, label_fields: LabelFields) -> Classifier:
+    """Read what `Classifier.save` wrote; UserError if that was another version or task."""
     with np.load(path, allow_pickle=False) as archive:
         arrays = dict(archive)
     about = json.loads(arrays["about"].tobytes())
@@ -185,12 +187,12 @@ def read_classifier(path: Path, label_fields: LabelFields) -> Classifier:
     bias = arrays["bias"]
     read_views = []
     weights = []
-    for number in range(2):
+    for number in range(2):  # the whole text, the own clauses
         view = View(arrays[f"{number}.kept"], arrays[f"{number}.idf"])
         parts = tuple(arrays[f"{number}.{part}"] for part in CSR)
         read_views.append(view)
         weights.append(csr_array(parts, shape=(len(view.kept), len(bias))))
     fields = {name: LabelField(**known) for name, known in about["fields"].items()}
     second = {name: load_trees(known) for name, known in about["second"].items()}
-    usual_share = about.get("usual_share", 0.0)
+    usual_share = about.get("usual_share", 0.0)  # version 0.4 wrote none
     return Classifier(label_fields, read_views, weights, bias, fields, second, usual_share)

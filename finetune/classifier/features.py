@@ -1,4 +1,8 @@
-"""What the text classifier looks at: n-grams of cases and of their items, and facts about them."""
+"""What the text classifier looks at: n-grams of cases and of their items, and facts about them.
+
+An item is the part of an answer about one person, or the whole answer if it lists no persons. There
+are two views of an item: the whole text of its case, and its own clauses, which name its person.
+"""
 
 import re
 from bisect import bisect_right
@@ -21,6 +25,9 @@ Array = NDArray[Any]
 PLACES = ("number", "of", "place", "length", "own length", "named", "first named")
 """Facts about the position of an item in its case. Label sets use only these facts."""
 
+MANY_PERSONS = 7
+"""Lists of so many persons or more count as one length, and positions from this on as one."""
+
 CLAUSE_END = re.compile(r"[。；，;\n]|,(?!\d)")
 
 
@@ -29,14 +36,20 @@ class MarkedCase(NamedTuple):
 
     text: str
     names: int
-    persons: Sequence[int]  # number of each item's name; equal names have the first one's
+    persons: Sequence[int]  # number of each item's name; of equal names, that of the first one
     own: Sequence[str]  # the clauses that name each item
     own_bounds: Sequence[Sequence[tuple[int, int]]]  # starts and ends of these clauses in the text
     plain: Rewritten  # the text before the names were replaced
-    name_places: Sequence[Place]  # where it has them
+    name_places: Sequence[Place]  # where it has names
 
 
 def marked(example: Example, items: int) -> MarkedCase:
+    """Replace each name in a case by one character, and find the clauses that name each item.
+
+    For example, 甲某偷车，乙某望风。 gets `FIRST_NAME` in place of the first name, 甲某, and the
+    next character in place of the second one. The own clauses of the first item are then the first
+    four characters, up to the comma. `items` is the number of items.
+    """
     plain = plain_text(example.text)
     name_places = places_in_plain(plain.text, example.names)
     pieces = []
@@ -45,22 +58,24 @@ def marked(example: Example, items: int) -> MarkedCase:
         pieces += [plain.text[end_of_last:start], chr(FIRST_NAME + number)]
         end_of_last = end
     text = "".join([*pieces, plain.text[end_of_last:]])
+
     names = len(example.names)
     keys = list(map(name_key, example.names))
     persons = []
     for number in range(items):
+        # A text does not tell persons of one name apart; all have the character of the first one.
         persons.append(keys.index(keys[number]) if number < names else number)
+
     ends = [found.end() for found in CLAUSE_END.finditer(text)]
     bounds = [0, *ends, len(text)]
-    clauses: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    clause_of: dict[str, int] = {}  # a mark -> the last clause that it was found in
-    any_mark = re.compile(f"[{chr(FIRST_NAME)}-{chr(FIRST_NAME + max(1, names) - 1)}]")
-    for found in any_mark.finditer(text):
+    clauses: dict[str, list[tuple[int, int]]] = defaultdict(list)  # character of a name -> clauses
+    any_name = re.compile(f"[{chr(FIRST_NAME)}-{chr(FIRST_NAME + max(1, names) - 1)}]")
+    for found in any_name.finditer(text):
         number = bisect_right(ends, found.start())
-        mark = found[0]
-        if clause_of.get(mark) != number:
-            clause_of[mark] = number
-            clauses[mark].append((bounds[number], bounds[number + 1]))
+        clause = (bounds[number], bounds[number + 1])
+        of_name = clauses[found[0]]
+        if of_name[-1:] != [clause]:  # a clause may name a person twice
+            of_name.append(clause)
     own_bounds = [clauses[chr(FIRST_NAME + person)] for person in persons]
     own = ["".join(text[start:end] for start, end in of_item) for of_item in own_bounds]
     return MarkedCase(text, names, persons, own, own_bounds, plain, name_places)
@@ -69,15 +84,14 @@ def marked(example: Example, items: int) -> MarkedCase:
 def views(cases: Sequence[MarkedCase]) -> tuple[list[Hashes], list[Hashes]]:
     """Return the n-grams of the whole text of each case, and those of each item's own clauses.
 
-    All names are masked. An item's own clauses are those that name its person. A mark there says
-    which position the item has.
+    All names are masked. With the own clauses go tokens for the item's position in its list.
     """
     texts = [Text(case.text, case.names) for case in cases]
     for case in cases:
         items = len(case.own)
         for number, own in enumerate(case.own):
-            place = f"place {min(number, 6)}"
-            of = f"of {min(items, 7)}"
+            place = f"place {min(number, MANY_PERSONS - 1)}"
+            of = f"of {min(items, MANY_PERSONS)}"
             last = f"last {number == items - 1}"
             texts.append(Text(own, case.names, case.persons[number], (place, of, last)))
     hashes = grams(texts)
@@ -85,24 +99,27 @@ def views(cases: Sequence[MarkedCase]) -> tuple[list[Hashes], list[Hashes]]:
 
 
 def facts(case: MarkedCase, evidence: Callable[[str], Sequence[float]]) -> list[list[float]]:
-    """Return for each item its `PLACES`, and the evidence about the case and about itself."""
+    """Return for each item its `PLACES`, and the evidence in the whole text and in its own clauses.
+
+    `evidence` turns a text into numbers, such as its largest amount of money.
+    """
     text = case.text
     items = len(case.own)
     length = max(1, len(text))
     of_case = evidence(text)
     rows = []
     for number, own in enumerate(case.own):
-        mark = chr(FIRST_NAME + case.persons[number])
+        name = chr(FIRST_NAME + case.persons[number])
         places = {
             "number": number,
             "of": items,
             "place": number / max(1, items - 1),
             "length": length,
             "own length": len(own),
-            "named": text.count(mark),
-            "first named": text.find(mark) / length,
+            "named": text.count(name),
+            "first named": text.find(name) / length,
         }
-        in_order = [places[name] for name in PLACES]
+        in_order = [places[fact] for fact in PLACES]
         rows.append([*in_order, *of_case, *evidence(own)])
     return rows
 
@@ -110,8 +127,8 @@ def facts(case: MarkedCase, evidence: Callable[[str], Sequence[float]]) -> list[
 def how_known(shares: ArrayLike, usual_share: float) -> Array:
     """Return from 0 to 1 how far each text is known, by the share of its n-grams with a weight.
 
-    A text with the usual share or a higher one is fully known: 1. If usual texts have no n-gram
-    with a weight, nothing was learnt from words, and every text counts as known.
+    A text with `usual_share` or more is fully known: 1. If that is 0, nothing was learnt from
+    words, and every text counts as known.
     """
     if usual_share == 0:
         return np.ones(np.shape(shares))
@@ -160,6 +177,7 @@ def distinct_grams(texts: Sequence[Hashes]) -> tuple[Array, Hashes, Array]:
     """Return the distinct n-grams of each text, ascending: number of the text, hash, count."""
     text_of = np.repeat(np.arange(len(texts), dtype=np.uint64), list(map(len, texts)))
     hashes = np.concatenate(texts).astype(np.uint64)
+    # One sort of numbers with the text in the upper 32 bits and the hash in the lower ones.
     both, counts = np.unique(text_of << np.uint64(32) | hashes, return_counts=True)
     numbers = (both >> np.uint64(32)).astype(np.int64)
     return numbers, both.astype(np.uint32), counts

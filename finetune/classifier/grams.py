@@ -2,7 +2,11 @@
 
 A token is a Chinese character, a name or a number as one private-use character, or a word of
 another script. The hash of a token is the CRC-32 of its bytes in UTF-8. The hash of two neighbors
-is the CRC-32 of both with a space between.
+is the CRC-32 of both with a space between. The position of an item in its list, such as `of 2`, is
+added as further tokens without neighbors.
+
+A name comes in as one character: `FIRST_NAME` plus its number in the case. It is hashed as `PERSON`
+if the text is about it, else as `OTHER`, so that n-grams do not depend on who has which name.
 """
 
 import math
@@ -17,12 +21,10 @@ from numpy.typing import NDArray
 
 Hashes = NDArray[np.uint32]
 
-PERSON = 0xE000  # private-use characters: this one replaces the item's own name
-
+# Private-use characters:
+PERSON = 0xE000  # the name that the text is about
 OTHER = 0xE001  # any other name
-
 FIRST_NAME = 0xE010  # the first name of a case; the others follow
-
 FIRST_NUMBER = 0xF000  # the number 0; see `magnitude`
 
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?余?万?")
@@ -40,27 +42,28 @@ class Text(NamedTuple):
     text: str
     names: int = 0  # how many characters are names
     own: int = -1  # the number of the name that the text is about, if any
-    marks: tuple[str, ...] = ()  # further tokens, without neighbors
+    position: tuple[str, ...] = ()  # further tokens, without neighbors
 
 
 @lru_cache(maxsize=100_000)
 def magnitude(number: str) -> str:
-    """Return the character for the size of a match of `NUMBER`; a decade has three characters.
+    """Return the private-use character for the size of a number in a text: `3万` -> U+F017.
 
-    There are 99 characters, from a thousandth (and less) to 10**30, and one for 0.
+    A decade has three characters, so `30,000` and `31000` have the same one. Sizes up to a
+    thousandth are character 1, sizes from 10**30 are character 99, and 0 has its own.
     """
-    digits = number.rstrip("余万")
+    digits = number.rstrip("余万")  # `NUMBER` allows 3余, 3万 and 3余万
     value = float(digits.replace(",", ""))
     if number.endswith("万"):
         value *= 10_000
     if value <= 0:
         return chr(FIRST_NUMBER)
-    thirds = round(3 * math.log10(min(value, 1e30)))
+    thirds = round(3 * math.log10(min(value, 1e30)))  # -9 for 0.001
     return chr(FIRST_NUMBER + max(1, min(99, thirds + 10)))
 
 
 def grams(texts: Sequence[Text]) -> list[Hashes]:
-    """Return for each text the hashes of its tokens, of pairs of neighbors, and of its marks.
+    """Return for each text the hashes of its tokens, of pairs of neighbors, and of its position.
 
     For example, let 甲偷3万元 be about 甲, and have `FIRST_NAME` in place of 甲. Its tokens are
     `PERSON`, 偷, U+F017 for 30,000, and 元. So it has four hashes of tokens, such as 0x27F5447C of
@@ -85,24 +88,25 @@ def grams(texts: Sequence[Text]) -> list[Hashes]:
     pairs_of_texts = _by_text(pairs[is_pair], text_of[:-1][is_pair], len(texts))
     result = []
     for one, its_tokens, its_pairs in zip(texts, tokens_of_texts, pairs_of_texts, strict=True):
-        marks = np.array([crc32(mark.encode()) for mark in one.marks], np.uint32)
-        result.append(np.concatenate([its_tokens, its_pairs, marks]))
+        position = np.array([crc32(token.encode()) for token in one.position], np.uint32)
+        result.append(np.concatenate([its_tokens, its_pairs, position]))
     return result
 
 
 def _hashes_of_tokens(first_codes: Hashes, words: dict[int, bytes]) -> tuple[Hashes, Hashes]:
     """Return the hashes of tokens, [tokens], and of each with the next one, [tokens - 1].
 
-    A token is the character with its first code, or one of `words`: its number -> its bytes.
+    `first_codes` has the code point of the first character of each token. A token is only this
+    character, or it is in `words`: number of the token -> bytes of the word.
     """
     alone, after_space = hashes_of_characters()
-    codes = np.minimum(first_codes, 0xFFFF)  # those of words do not matter
+    codes = np.minimum(first_codes, 0xFFFF)  # only words begin above, and they are hashed below
     tokens = alone[codes]
     for number, word in words.items():
         tokens[number] = crc32(word)
-    pairs = _four_zero_bytes(tokens[:-1]) ^ after_space[codes[1:]]
+    pairs = _before_four_bytes(tokens[:-1]) ^ after_space[codes[1:]]
     for number, word in words.items():
-        if number:
+        if number:  # the second of a pair, where a space and the word are not four bytes
             pairs[number - 1] = crc32(b" " + word, int(tokens[number - 1]))
     return tokens, pairs
 
@@ -115,10 +119,11 @@ def _by_text(hashes: Hashes, text_of: NDArray[Any], count: int) -> list[Hashes]:
 def token_places(text: str) -> list[tuple[int, int]]:
     """Return where each token of a text starts and ends, in the order of its hashes in `grams`."""
     spans = [found.span() for found in TOKEN.finditer(text.lower())]
+    # In lower case, İ is two characters. For each of them, its place in the text:
     place_of = [place for place, one in enumerate(text) for _ in one.lower()]
     if len(place_of) == len(text):
         return spans
-    return [(place_of[start], place_of[end - 1] + 1) for start, end in spans]  # İ is two in lower
+    return [(place_of[start], place_of[end - 1] + 1) for start, end in spans]
 
 
 def _words(text: str, starts: NDArray[Any], is_letter: NDArray[np.bool_]) -> dict[int, bytes]:
@@ -132,7 +137,11 @@ def _words(text: str, starts: NDArray[Any], is_letter: NDArray[np.bool_]) -> dic
 
 
 def _mask_names(codes: Hashes, ends: NDArray[Any], texts: Sequence[Text]) -> None:
-    """Replace the names in the characters of texts by `PERSON` and `OTHER`."""
+    """Replace each name in the code points of all texts by `PERSON` or `OTHER`, in place.
+
+    A name is `FIRST_NAME` plus its number. Code points from there on that exceed the number of
+    names are characters of the text itself. `ends` has the places between the texts.
+    """
     places = np.flatnonzero((codes >= FIRST_NAME) & (codes < FIRST_NUMBER))  # [candidates]
     numbers = codes[places].astype(np.int64) - FIRST_NAME
     text_of = np.searchsorted(ends, places)
@@ -171,24 +180,26 @@ def hashes_of_characters() -> tuple[Hashes, Hashes]:
 
 
 @cache
-def _zero_bytes_table() -> Hashes:
-    """Return how four zero bytes change each byte of a checksum, [4, 256]."""
+def _bytes_before_four() -> Hashes:
+    """Return `_before_four_bytes` of each byte of a checksum, [4, 256]."""
     zeros = bytes(4)
     table = np.zeros((4, 256), np.uint32)
     for place in range(4):
         for byte in range(256):
+            # crc32(zeros) is the effect of CRC's initial and final inversions alone.
             table[place, byte] = crc32(zeros, byte << 8 * place) ^ crc32(zeros)
     return table
 
 
-def _four_zero_bytes(checksums: Hashes) -> Hashes:
-    """Return how four further bytes change checksums, without the effect of their values.
+def _before_four_bytes(checksums: Hashes) -> Hashes:
+    """Return what the checksums of texts contribute to those of the texts with four more bytes.
 
-    CRC is linear: `crc32(b, crc32(a))` is the exclusive or of `crc32(b)` and this function of
-    `crc32(a)`. A space and a character of `_is_character` have four bytes. For example, 偷 has
-    0x27F5447C, for which this is 0x9ABB9AAB, and " 元" has 0x1C1ADCFD; "偷 元" has 0x86A14656.
+    CRC is linear: `crc32(text + four) == _before_four_bytes(crc32(text)) ^ crc32(four)`. So the
+    hash of two tokens follows from those of each, if a space and the second one have four bytes.
+    For example, 偷 has 0x27F5447C, which contributes 0x9ABB9AAB, and " 元" has 0x1C1ADCFD. Their
+    exclusive or is 0x86A14656, the hash of "偷 元".
     """
-    table = _zero_bytes_table()
+    table = _bytes_before_four()
     result: Hashes = table[0][checksums & 255]
     result ^= table[1][checksums >> 8 & 255]
     result ^= table[2][checksums >> 16 & 255]

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.sparse import csc_array, csr_array
 
 from panjue.finetune.classifier.classifier import Classifier, Seen
-from panjue.finetune.classifier.features import PLACES, Array, MarkedCase, View
+from panjue.finetune.classifier.features import MANY_PERSONS, PLACES, Array, MarkedCase, View
 from panjue.finetune.classifier.grams import FIRST_NAME, Hashes, Text, token_places
 from panjue.finetune.classifier.label_sets import LabelField
 from panjue.finetune.classifier.trees import FieldTrees, Items, candidates, class_rows
@@ -157,7 +157,7 @@ def reasons(
     if not examples:
         return []
     seen = classifier.look_at(examples)
-    before = classifier.before_frequencies(seen.items)
+    before = classifier.by_both_stages(seen.items)
     grams_of_items = list(_grams_of_items(classifier, examples, seen))
     labels_of_items = list(chain.from_iterable(answered))
     of_items: list[dict[str, FieldReasons]] = [{} for _ in labels_of_items]
@@ -254,7 +254,7 @@ class _Grams:
         if place < n_tokens:
             return self._token(place)
         if place >= n_tokens + n_pairs:
-            return self.text.marks[place - n_tokens - n_pairs]
+            return self.text.position[place - n_tokens - n_pairs]
         first = self._token(place - n_tokens)
         second = self._token(place - n_tokens + 1)
         return f"{first} {second}" if _is_word(first) and _is_word(second) else first + second
@@ -283,9 +283,10 @@ class _ItemGrams:
         self._sentences = sentences  # start and end of each
         hashes = np.concatenate([of_case.hashes, of_own.hashes])
         self._hashes, self._number = np.unique(hashes, return_inverse=True)
-        if EVERY_CASE in of_own.text.marks:  # they are one word
-            marks = of_own.occurrences[-len(of_own.text.marks) :]
-            places = len(of_case.hashes) + marks[marks >= 0]
+        if EVERY_CASE in of_own.text.position:
+            # Its tokens read alike, so they get one number: `strongest` adds them up to one word.
+            of_position = of_own.occurrences[-len(of_own.text.position) :]
+            places = len(of_case.hashes) + of_position[of_position >= 0]
             self._number[places] = self._number[places[:1]]
         self._read: dict[int, str] = {}  # number in `hashes` -> readable form
 
@@ -332,9 +333,10 @@ def _grams_of_items(
         of_case = _grams(classifier.views[0], row, hashes_of_cases[number], whole, sentences)
         for person, own in enumerate(case.own):
             row = _row(seen.rows[1], item)
-            of_list = marks_read(person, len(case.own))
-            marks = of_list if classifier.label_fields.items else [EVERY_CASE] * len(of_list)
-            text = Text(own, case.names, case.persons[person], tuple(marks))
+            position = position_read(person, len(case.own))
+            if not classifier.label_fields.items:
+                position = (EVERY_CASE,) * len(position)
+            text = Text(own, case.names, case.persons[person], position)
             of_clauses = [sentences[start:end] for start, end in case.own_bounds[person]]
             in_clauses = np.concatenate([sentences[:0], *of_clauses])
             of_own = _grams(classifier.views[1], row, hashes_of_items[item], text, in_clauses)
@@ -396,12 +398,12 @@ def _old_starts(rewritten: Rewritten) -> Array:
     return places
 
 
-def marks_read(number: int, items: int) -> list[str]:
-    """Return the readable forms of an item's marks, in the order of `features.views`."""
-    place = "7th or later" if number >= 6 else f"no. {number + 1}"
-    of = "7 or more" if items >= 7 else f"{items}"
+def position_read(number: int, items: int) -> tuple[str, ...]:
+    """Return what `features.views` writes of an item's position, in readable form."""
+    place = f"no. {number + 1}" if number < MANY_PERSONS - 1 else f"{MANY_PERSONS}th or later"
+    of = f"{items}" if items < MANY_PERSONS else f"{MANY_PERSONS} or more"
     last = "last" if number == items - 1 else "not last"
-    return [f"[{place} in the list]", f"[{of} in the list]", f"[{last} in the list]"]
+    return (f"[{place} in the list]", f"[{of} in the list]", f"[{last} in the list]")
 
 
 def _weights(of_view: csc_array, column: int, wanted: Array) -> Array:

@@ -24,7 +24,7 @@ from panjue.finetune.classifier.grams import (
     PERSON,
     Hashes,
     Text,
-    _four_zero_bytes,
+    _before_four_bytes,
     grams,
     magnitude,
 )
@@ -112,8 +112,8 @@ def test_two_of_one_name_are_named_by_the_same_clauses() -> None:
     assert len(shared) > len(first) / 2, "all but the place"
 
 
-def test_names_and_marks_worked_by_hand() -> None:
-    [found] = grams([Text("\ue010打\ue011\ue012", names=2, own=1, marks=("of 2",))])
+def test_names_and_positions_worked_by_hand() -> None:
+    [found] = grams([Text("\ue010打\ue011\ue012", names=2, own=1, position=("of 2",))])
     tokens = ["\ue001", "打", "\ue000", "\ue012"]  # the last is a character of the text itself
     pairs = [f"{first} {second}" for first, second in pairwise(tokens)]
     assert found.tolist() == [crc32(gram.encode()) for gram in (*tokens, *pairs, "of 2")]
@@ -125,7 +125,7 @@ def test_the_examples_of_hashes() -> None:
     pairs = [f"{first} {second}" for first, second in pairwise(tokens)]
     assert found.tolist() == [crc32(gram.encode()) for gram in (*tokens, *pairs)]
     assert (found[1], found[4]) == (0x27F5447C, 0x1923942E)
-    assert _four_zero_bytes(found[1:2]).tolist() == [0x9ABB9AAB]
+    assert _before_four_bytes(found[1:2]).tolist() == [0x9ABB9AAB]
     assert crc32(" 元".encode()) == 0x1C1ADCFD
     assert hashes("偷元")[-1] == 0x86A14656 == 0x9ABB9AAB ^ 0x1C1ADCFD
 
