@@ -23,7 +23,7 @@ from panjue.finetune.classifier.fit import (
     MAX_EXAMPLES,
     fit,
     save_fitted,
-    show_usual,
+    show_placeholders,
     training_advisor,
 )
 from panjue.finetune.data import count_examples
@@ -281,7 +281,7 @@ class TrainingRun:
         if not self.record.opinions:
             return None
         if classifier is None:
-            return partial(show_usual, task, labels)
+            return partial(show_placeholders, task, labels)
         return training_advisor(classifier, task, labels).show
 
     def claim(self, row_key: Mapping[str, Any]) -> None:

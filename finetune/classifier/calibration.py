@@ -70,12 +70,12 @@ def platt(
 def temperature(scores: NDArray[Any], gold: NDArray[np.bool_]) -> float:
     """Return the scale of class scores, [items, classes], that gives the lowest log loss.
 
-    As in `platt`, no target is certain: each class gets one more item than it has.
+    As in `platt`, no target is 0 or 1: with 98 items of 2 classes, they are 0.99 and 0.01.
     """
-    from scipy.optimize import minimize  # see `platt`
+    from scipy.optimize import minimize  # half a second; answering does not need it
 
     items, classes = scores.shape
-    targets = (items * gold + 1) / (items + classes)
+    targets = (items * gold + 1) / (items + classes)  # those of an item sum up to 1
 
     def loss(log_scale: NDArray[Any]) -> float:
         logits = scores * np.exp(log_scale)
@@ -88,7 +88,11 @@ def temperature(scores: NDArray[Any], gold: NDArray[np.bool_]) -> float:
 def fit_calibration(
     scores: NDArray[Any], gold: NDArray[np.bool_], is_set: bool
 ) -> tuple[float, float]:
-    """Return the positive scale and the shift of the scores that give the lowest log loss."""
+    """Return the positive scale and the shift of the scores that give the lowest log loss.
+
+    Scores and gold are [items, labels]. The shift is only for label sets: one that all classes have
+    in common changes nothing.
+    """
     if len(scores) < MIN_SCALED:
         return UNSCALED
     if is_set:
@@ -104,7 +108,8 @@ def calibrated(logits: ArrayLike, scale: float, shift: float) -> NDArray[np.floa
 
 
 Calibration = Mapping[str, Mapping[str, ConfidenceWeights]]
-"""Field -> group of answers (`FieldAnswer.group`) -> the weights of their confidences."""
+"""Field -> group of answers (`FieldAnswer.group`) -> the weights of their confidences. Groups are
+`agree` and `differ`, each also with the ending `WITH_LOGPROB`."""
 
 UNFITTED = ConfidenceWeights(classifier=1.0, model=0.0, shift=0.0)
 """The weights that leave the classifier's probability as it is, and the mean of the prior."""
@@ -125,20 +130,21 @@ class FieldAnswer(NamedTuple):
 
     @property
     def group(self) -> str:
-        """Return with which answers it is calibrated."""
+        """Return the name of the answers that share a calibration, such as `agree`."""
         return self.agreement if self.logprob is None else self.agreement + WITH_LOGPROB
 
 
 def calibration_of(
     field_answers: Iterable[tuple[FieldAnswer, bool]],
 ) -> dict[str, dict[str, ConfidenceWeights]]:
-    """Return weights fitted on field answers of the model, each with whether it is right.
+    """Return field -> group -> weights, fitted on answers to fields and whether each is right.
 
-    Answers with a log-probability are also fitted without it, for replies that have none.
+    Answers of the classifier itself are ignored. Those of the model with a log-probability are also
+    fitted without it, in another group, for replies that have none.
     """
     by_field: dict[str, list[tuple[FieldAnswer, bool]]] = defaultdict(list)
     for field_answer, is_right in field_answers:
-        if field_answer.agreement:
+        if field_answer.agreement:  # the model answered
             by_field[field_answer.field].append((field_answer, is_right))
     calibration = {}
     for name, answers in by_field.items():
@@ -154,7 +160,7 @@ def fit_weights(answers: Sequence[tuple[FieldAnswer, bool]]) -> dict[str, Confid
     The log-odds that an answer is right are a weighted sum of the classifier's log-odds and the
     model's, plus a shift that depends on the group. All answers have a log-probability, or none.
     """
-    from scipy.optimize import minimize  # see `platt`
+    from scipy.optimize import minimize  # half a second; answering does not need it
 
     groups = sorted({answer.group for answer, _ in answers})
     if not groups:
@@ -183,7 +189,8 @@ def fit_weights(answers: Sequence[tuple[FieldAnswer, bool]]) -> dict[str, Confid
 def confidence_in(calibration: Calibration, field_answer: FieldAnswer) -> float:
     """Return the confidence in an answer to a field, calibrated if possible."""
     of_field = calibration.get(field_answer.field, {})
-    # Weights that were fitted without log-probabilities ignore a known one: their `model` is 0.
+    # If the group with log-probabilities was not fitted, the weights of the group without are used.
+    # Their `model` is 0, so that they ignore a log-probability.
     without_logprob = of_field.get(field_answer.agreement, UNFITTED)
     weights = of_field.get(field_answer.group, without_logprob)
     of_classifier = weights.classifier * log_odds(field_answer.chance)
@@ -200,4 +207,5 @@ def model_log_odds(field_answer: FieldAnswer) -> float:
 
 
 def log_odds(chance: ArrayLike) -> NDArray[Any]:
+    """Return log(p / (1 - p)) of probabilities, clipped so that it is finite."""
     return np.asarray(logit(np.clip(chance, TINY, 1 - TINY)))

@@ -1,4 +1,9 @@
-"""Fit the text classifier that lies beside an adapter, and its opinions on its own cases."""
+"""Fit the text classifier that lies beside an adapter, and its opinions on its own cases.
+
+Prompts of training show opinions. If they came from a classifier that has seen the answer of the
+case, they would be too good. So they are cross-fitted: the cases are divided into folds, and the
+opinion on a case comes from a classifier that was fitted without its fold.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,8 +28,8 @@ from panjue.finetune.classifier.linear import (
     UNUSUAL,
     FirstStage,
     TrainingItems,
-    as_far_as_known_apart,
-    calibrated_apart,
+    cross_as_far_as_known,
+    cross_calibrated,
     fit_first_stage,
     fit_views,
     regressions,
@@ -46,7 +51,7 @@ OPINIONS_FILE = "opinions.jsonl"
 MAX_EXAMPLES = 12_000
 """Cases of `train`, and as many of `mix`, to bound time and memory: an item takes some 50 kB."""
 
-USUAL_CHANCES = (0.75, 0.2)
+PLACEHOLDER_CHANCES = (0.75, 0.2)
 """Probabilities of the two labels in the prompts of a dry run."""
 
 MIN_CASES = 300
@@ -59,9 +64,7 @@ class Fitted:
 
     classifier: Classifier
     items: TrainingItems
-    crossed: Mapping[str, Array]
-    """Field -> probabilities from classifiers that were fitted without the case, [items,
-    labels]."""
+    crossed: Mapping[str, Array]  # field -> cross-fitted probabilities, [items, labels]
 
     def probabilities(self) -> Iterator[tuple[Example, list[dict[str, Probabilities]]]]:
         """Yield every case with the cross-fitted probabilities of its items."""
@@ -83,10 +86,11 @@ def fit(
 ) -> Fitted:
     """Return the classifier of the fields that `task` decides, fitted on examples with answers.
 
-    Regressions that were fitted without a case score it (cross-fitting). On these scores, the
-    calibration is fitted with the cases of `train` (Platt scaling for label sets, a temperature for
-    classes; Guo et al., ICML 2017). If the task reads evidence, the second stage is also fitted on
-    them. Labels of mixed-in cases that are not in `known` are ignored.
+    Regressions give all items cross-fitted scores. On these, the calibration is fitted with the
+    cases of `train` (Platt scaling for label sets, a temperature for classes; Guo et al., ICML
+    2017), and the second stage, if any, with all cases. The less of a text is known, the more its
+    probabilities move to the frequencies of the labels. From these probabilities and the answers
+    follow the weights of set sizes. Labels of mixed-in cases that are not in `known` are ignored.
     """
     label_fields = task.answer
     items = training_items(task, train, mix, known)
@@ -101,12 +105,12 @@ def fit(
             stages[name] = fit_first_stage(name, task, items, rows, known, regress)
     second, crossed = fit_corrections(label_fields, items, stages, console)
     usual_share = float(np.quantile(fitted_views.shares_known, UNUSUAL))
-    how_far = how_known(fitted_views.shares_known, usual_share)
+    known_share = how_known(fitted_views.shares_known, usual_share)  # of each item's text, [items]
     fields: dict[str, LabelField] = {}
     for name, stage in stages.items():
-        if name not in crossed:
-            crossed[name] = calibrated_apart(stage, items.fold)
-        crossed[name] = as_far_as_known_apart(stage, crossed[name], how_far, items.fold)
+        if name not in crossed:  # without a second stage
+            crossed[name] = cross_calibrated(stage, items.fold)
+        crossed[name] = cross_as_far_as_known(stage, crossed[name], known_share, items.fold)
         fields[name] = stage.field
         if stage.field.is_set:
             values = [item[name] for item in items.answers]
@@ -126,10 +130,9 @@ def fit(
 def training_items(
     task: Task, train: Iterable[Example], mix: Iterable[Example], known: Labels
 ) -> TrainingItems:
-    """Collect the items to fit on. The calibration does not use items of `mix`.
+    """Return the items of at most `MAX_EXAMPLES` cases of `train` and as many of `mix`.
 
-    They come from at most `MAX_EXAMPLES` cases of `train` and as many of `mix`, without the cases
-    that training refuses because a label set is empty.
+    Cases that training refuses are left out.
     """
     own = _usable(task, _sample(train), known)
     cases = own + _usable(task, _sample(mix), known)
@@ -166,17 +169,17 @@ def training_advisor(folder: Path, task: Task, labels: Labels) -> Advisor:
     return Advisor(task, labels, read_classifier(folder / CLASSIFIER, task.answer), known)
 
 
-def show_usual(task: Task, labels: Labels, example: Example) -> Example:
-    """Return a training example with opinions of about the real length, of the commonest labels.
+def show_placeholders(task: Task, labels: Labels, example: Example) -> Example:
+    """Return a training example with invented opinions in its prompt: the commonest labels.
 
-    A dry run uses it, because it fits no classifier.
+    A dry run fits no classifier, and needs prompts of about the real length to measure them.
     """
     assert example.answer, "training examples have answers"
     probabilities = {}
     answer: dict[str, Any] = {}
     for name in task.answer.fields:
         commonest = list(task.answer.counts(name, labels.counts))[:2]
-        probabilities[name] = dict(zip(commonest, USUAL_CHANCES, strict=False))
+        probabilities[name] = dict(zip(commonest, PLACEHOLDER_CHANCES, strict=False))
         answer[name] = commonest[0] if name in task.answer.classes else commonest[:1]
     items = task.answer.items_of(example.answer)
     text = opinion_text(example, [Opinion(probabilities, answer)] * len(items), task.answer)
@@ -184,7 +187,10 @@ def show_usual(task: Task, labels: Labels, example: Example) -> Example:
 
 
 def _usable(task: Task, examples: Iterable[Example], known: Labels) -> list[Example]:
-    """Return the examples without those that training refuses because a label list is empty."""
+    """Return the examples without those that training refuses because a label list is empty.
+
+    Where a task allows an empty list, `decode` has nothing to repair.
+    """
     usable = []
     for example in examples:
         assert example.answer is not None, "training examples have answers"
@@ -207,13 +213,16 @@ def fit_corrections(
     stages: Mapping[str, FirstStage],
     console: Console,
 ) -> tuple[dict[str, FieldTrees], dict[str, Array]]:
-    """Return the second stage and its cross-fitted probabilities; nothing if cases are too few."""
+    """Return field -> second stage, and field -> its cross-fitted probabilities, [items, labels].
+
+    Both are empty if cases are too few, or if the task reads no evidence from texts.
+    """
     if not label_fields.evidence or len(items.cases) < MIN_CASES:
         return {}, {}
-    about = []
+    facts_of_items = []
     for example, size in zip(items.cases, items.sizes.tolist(), strict=True):
-        about += facts(marked(example, size), label_fields.evidence)
+        facts_of_items += facts(marked(example, size), label_fields.evidence)
     scores = {name: stage.scores for name, stage in stages.items()}
     gold = {name: stage.gold for name, stage in stages.items()}
-    scored_items = Items(items.sizes, scores, np.array(about, float))
+    scored_items = Items(items.sizes, scores, np.array(facts_of_items, float))
     return fit_second_stage(scored_items, gold, label_fields.sets, items.fold, console)

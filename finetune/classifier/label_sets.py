@@ -1,4 +1,13 @@
-"""Compute the probabilities of label sets from those of labels, and the set that scores best."""
+"""Compute the probabilities of label sets from those of labels, and the set that scores best.
+
+Labels count as independent, except that each size of a set has a weight (`LabelField.sizes`):
+
+    P(set) = scale * weight of its size * product of the odds p / (1 - p) of its labels
+
+The scale makes the probabilities of all sets sum to 1. To find the best set, not all sets that may
+be right are looked at, but only formed sets: of the six likeliest labels of an item, all sets of up
+to three, the four likeliest ones, the five likeliest ones, and all six.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -30,8 +39,7 @@ class LabelField:
     scale: float  # a score is multiplied by this to give a logit: calibration
     shift: float  # is added to each logit of a label set
     sizes: Sequence[float] = (0.0, 1.0, 1.0, 1.0)
-    """Weights of sets with 0, 1, 2 and more labels: how often training had sets of this size,
-    divided by their mean probability if labels were independent."""
+    """Weights of sets with 0, 1, 2 and more labels; see `size_weights`."""
     frequencies: Sequence[float] = ()
     """Probability of each label if the text says nothing; empty in files of version 0.4."""
 
@@ -70,9 +78,9 @@ class LabelField:
 def label_frequencies(gold: NDArray[np.bool_], is_set: bool) -> tuple[float, ...]:
     """Return the probability of each label if the text says nothing; gold is [items, labels].
 
-    The probability of a class is the share of items that have it. For a label set, this share is
-    the odds, so that sets of one label get the probability of their frequency; see `set_chances`.
-    As in `platt`, one item with each label and one without it are added, so that no share is 0.
+    For a class, it is the share of items that have the label. For a label set, this share is taken
+    as the odds p / (1 - p), since the probability of a set of one label is in proportion to its
+    odds. One item with each label and one without it are added, so that no share is 0.
     """
     items, labels = gold.shape
     if not is_set:
@@ -104,7 +112,11 @@ def size_chances(probabilities: Iterable[Any]) -> list[Any]:
 def size_weights(
     labels: Iterable[str], values: Sequence[Sequence[str]], probabilities: Array
 ) -> tuple[float, ...]:
-    """Return `LabelField.sizes` of a label set, from its values and probabilities of all items."""
+    """Return the weights of sets with 0, 1, 2 and more labels.
+
+    A weight is how often the items' gold `values` have this size, divided by how often they would
+    if labels were independent and had these probabilities, [items, labels].
+    """
     known = set(labels)
     sizes = []
     chances = []
@@ -117,11 +129,8 @@ def size_weights(
     return tuple((frequencies / expected).tolist())
 
 
-LABELS_OF_SETS = 6
-"""Number of likeliest labels of which sets are formed."""
-
-MAX_FORMED_SIZE = 3
-"""Sets up to this size are formed of any of these labels, larger sets of the likeliest ones."""
+LABELS_OF_SETS = 6  # number of likeliest labels of which sets are formed
+MAX_FORMED_SIZE = 3  # larger formed sets have only the likeliest of these labels
 
 ROUNDED_DIGITS = 12
 
@@ -140,16 +149,13 @@ def set_chances(
 ) -> list[float]:
     """Return for each set the probability that exactly this set is right.
 
-    Labels are taken as independent, except for the size of the set: a size that was rare in
-    training is less likely. `weights` are `LabelField.sizes`.
-
     For example, let a have probability 0.5 and b 0.8. Their odds are 1 and 4, so the products of
     odds of {a}, {b} and {a, b} are 1, 4 and 4. With weight 0 for the empty set and 1 for the other
     sizes, their probabilities are 1/9, 4/9 and 4/9.
     """
     clipped = {label: min(max(p, TINY), 1 - TINY) for label, p in probabilities.items()}
     odds = {label: p / (1 - p) for label, p in clipped.items()}
-    likely = [p for p in clipped.values() if p > TINY]
+    likely = [p for p in clipped.values() if p > TINY]  # of hundreds of labels, these are few
     scale = _scale(weights, clipped.values(), likely or clipped.values())
     found = []
     for labels in sets:
@@ -161,13 +167,15 @@ def set_chances(
 
 
 def _scale(weights: Sequence[float], probabilities: Iterable[Any], likely: Iterable[Any]) -> Any:
-    """Return the factor that turns products of odds, times weights, into probabilities of sets.
+    """Return the scale of the probabilities of sets: a number, or an array with one for each item.
 
-    If labels are independent, a set has the product of 1 - p of all labels, times the odds of its
-    own. Times the weights, all sets together have the expected weight, by which this is divided.
+    If labels are independent, P(set) is the product of 1 - p of all labels, times the odds of its
+    own. With weights, these sum up to the weight that is to be expected of a set, so
 
-    Each probability is a number, or an array with a number for each item. `likely` are those above
-    `TINY`, if there are any: the others hardly change the size of a set.
+        scale = product of 1 - p / sum over sizes of weight * P(size)
+
+    P(size) is computed from the `likely` labels. They may leave out probabilities of `TINY`, which
+    hardly change it, unless all are.
     """
     none = prod(1 - p for p in probabilities)
     expected = sum(map(mul, size_chances(likely), weights))
@@ -176,17 +184,16 @@ def _scale(weights: Sequence[float], probabilities: Iterable[Any], likely: Itera
 
 def _members() -> Array:
     """Return which of the likeliest labels each formed set has, [sets, labels]."""
-    labels = range(LABELS_OF_SETS)
+    labels = range(LABELS_OF_SETS)  # the likeliest first
     sets: list[Sequence[int]] = []
     for size in range(1, MAX_FORMED_SIZE + 1):
         sets += combinations(labels, size)
-    for size in range(MAX_FORMED_SIZE + 1, LABELS_OF_SETS + 1):
+    for size in range(MAX_FORMED_SIZE + 1, LABELS_OF_SETS + 1):  # these are rare
         sets.append(labels[:size])
     return np.array([[label in of_set for label in labels] for of_set in sets])
 
 
 MEMBERS = _members()
-
 SIZES = MEMBERS.sum(axis=1)  # of the sets, [sets]
 
 BY_SIZE = MEMBERS * (np.arange(1, LABELS_OF_SETS + 1)[:, None] == SIZES)[..., None]
@@ -198,16 +205,14 @@ def best_sets(
 ) -> list[list[str]]:
     """Return for each item the labels of the set with the highest expected F1, likeliest first.
 
-    The best set of a size has the labels with the largest terms. The term of a label is the sum of
-    2 P(gold) / (size + |gold|) over the gold sets that have it (Dembczyński et al., "An exact
-    algorithm for F-measure maximization", NIPS 2011). Gold sets are formed of the likeliest labels;
-    all other sets together have the rest of the probability. `weights` are `LabelField.sizes`. The
-    empty set is possible only if training had it. A set has at most `max_size` labels.
+    A set has at most `max_size` labels. It is empty only if the weight of empty sets allows this.
 
-    For example, let {a}, {b} and {a, b} be right with the probabilities 1/9, 4/9 and 4/9. In sets
-    of size 1, a has the term 2/9 / (1 + 1) + 8/9 / (1 + 2) = 11/27 and b has 20/27. In sets of size
-    2, they have 8/27 and 14/27. So {b} has an expected F1 of 20/27, {a, b} of 22/27, and b and a
-    are chosen.
+    The best set of a size has the labels with the largest terms. The term of a label is the sum of
+    2 P(gold) / (size + |gold|) over the formed sets `gold` that have it (Dembczyński et al., "An
+    exact algorithm for F-measure maximization", NIPS 2011). For example, let {a}, {b} and {a, b} be
+    right with the probabilities 1/9, 4/9 and 4/9. In sets of size 1, a has the term 2/9 / (1 + 1) +
+    8/9 / (1 + 2) = 11/27 and b has 20/27. In sets of size 2, they have 8/27 and 14/27. So {b} has
+    an expected F1 of 20/27, {a, b} of 22/27, and b and a are chosen.
     """
     ranked = []  # the likeliest labels of each item with their probabilities, the likeliest first
     for item in items:
@@ -220,13 +225,13 @@ def best_sets(
     largest_first = -np.sort(-terms, axis=2)
     is_in_set = np.arange(LABELS_OF_SETS) < sizes[:, None]  # [sizes, labels]
     expected_f1 = np.where(is_in_set, largest_first, 0).sum(axis=2)  # [items, sizes]
-    # The empty set is right if gold is empty too.
+    # The empty set has F1 1 if gold is empty too. The product of no odds is 1.
     expected_f1[:, 0] = scale * weights[0] if weights[0] else -np.inf
     result = []
     for labels, of_item, size in zip(ranked, terms, _best_sizes(expected_f1), strict=True):
         of_labels = dict(zip(labels, of_item[size].tolist(), strict=False))
         chosen = by_probability(labels, of_labels)[:size]  # those with the largest terms
-        result.append([label for label in labels if label in chosen])
+        result.append([label for label in labels if label in chosen])  # the likeliest first
     return result
 
 
@@ -240,15 +245,16 @@ def _clipped(items: Sequence[Probabilities], columns: int) -> Array:
 
 
 def _scales(weights: Sequence[float], items: Sequence[Probabilities]) -> Array:
-    """Return `_scale` of each item, [items]."""
+    """Return `_scale` of each item, [items], equal to that which `set_chances` computes for one."""
     probabilities = _clipped(items, max(map(len, items), default=0)).T  # [labels, items]
-    likely = np.where(probabilities > TINY, probabilities, 0)
-    likely = np.where(likely.any(axis=0), likely, probabilities)  # [labels, items]
-    return np.broadcast_to(_scale(weights, probabilities, likely), len(items))
+    likely = np.where(probabilities > TINY, probabilities, 0)  # 0 changes no size
+    likely = np.where(likely.any(axis=0), likely, probabilities)  # items without a likely one
+    scale = _scale(weights, probabilities, likely)
+    return np.broadcast_to(scale, len(items))  # it is one number if no item has a label
 
 
 def _formed_chances(weights: Sequence[float], scale: Array, probabilities: Array) -> Array:
-    """Return the probability of each formed set, [items, sets], as `set_chances` does."""
+    """Return the probability of each formed set, [items, sets]."""
     odds = probabilities / (1 - probabilities)  # [items, labels]
     products = np.where(MEMBERS, odds[:, None], 1).prod(axis=2)  # [items, sets]
     of_size = np.array(weights)[np.minimum(SIZES, MAX_SIZE)]  # [sets]
@@ -257,20 +263,24 @@ def _formed_chances(weights: Sequence[float], scale: Array, probabilities: Array
 
 
 def _terms(formed: Array, sizes: Array) -> Array:
-    """Return the terms of labels in sets of these sizes, [items, sizes, labels]; see `best_sets`.
+    """Return the terms of labels in sets of these sizes, [items, sizes, labels].
 
-    `formed` has the probability of each formed set, [items, sets].
+    The term of a label is the sum of 2 P(gold) / (size + |gold|) over the formed sets that have it.
+    `formed` has P(gold) of each formed set, [items, sets].
     """
     # Subscripts: i items, s formed sets, g sizes of these, l labels, n sizes of the set to choose.
     with_label = np.einsum("is,gsl->igl", formed, BY_SIZE)  # P(gold has this size and this label)
     gold_sizes = np.arange(1, LABELS_OF_SETS + 1)
     terms = np.einsum("igl,ng->inl", with_label, 2 / (sizes[:, None] + gold_sizes))
-    result: Array = terms.round(ROUNDED_DIGITS)
+    result: Array = terms.round(ROUNDED_DIGITS)  # so that equal terms are equal
     return result
 
 
 def _best_sizes(values: Array) -> Array:
-    """Return the size with the highest value, [items], of equal ones the smallest."""
+    """Return the size with the highest value, [items], of equal ones the smallest.
+
+    `values` has one value for each size from 0, [items, sizes].
+    """
     best_value = np.full(len(values), -np.inf)
     best_size = np.zeros(len(values), int)
     for size, value in enumerate(values.T):

@@ -1,4 +1,9 @@
-"""The text classifier's first stage: one logistic regression per label, on sparse n-grams."""
+"""The text classifier's first stage: one logistic regression per label, on sparse n-grams.
+
+An item is the part of an answer about one person, or the whole answer. Its n-grams are those of two
+views: the whole text of its case, and its own clauses, which name the person. To cross-fit is to
+compute something for the cases of each fold from all other folds.
+"""
 
 import math
 import os
@@ -58,10 +63,10 @@ class FirstStage:
     calibrates: NDArray[np.bool_]
     """Which items the calibration is fitted on, [items]."""
     scores: NDArray[np.float32]
-    """Scores from regressions that were fitted without the item's fold, [views, items, labels]."""
+    """Cross-fitted scores, [views, items, labels]."""
     weights: Sequence[csr_array]
-    """Mean weights of these regressions for each view, [columns, labels]. One regression on all
-    items would be surer than those on whose scores the second stage is fitted."""
+    """Mean weights of the regressions of all folds for each view, [columns, labels]. One regression
+    on all items would be surer than those on whose scores the second stage is fitted."""
     bias: NDArray[np.float32]  # [labels]
 
 
@@ -73,7 +78,7 @@ class TrainingItems:
     sizes: NDArray[np.int64]  # items of each case, [cases]
     answers: Sequence[Mapping[str, Any]]  # [items]
     fold: NDArray[np.int64]  # [items]
-    is_own: NDArray[np.bool_]  # whether it is of `train`, not mixed in, [items]
+    is_own: NDArray[np.bool_]  # whether its case is of `train`, not mixed in, [items]
 
 
 Regress = Callable[[csr_array, NDArray[np.bool_]], tuple[NDArray[np.float32], NDArray[np.float32]]]
@@ -81,15 +86,15 @@ Regress = Callable[[csr_array, NDArray[np.bool_]], tuple[NDArray[np.float32], ND
 
 
 class FittedViews(NamedTuple):
-    """The two views of the training's items: the whole text of the case, and the item's clauses."""
+    """The two views of the training's items, and the vectors of the items in them."""
 
     views: list[View]
     rows: list[csr_array]  # of each view, [items, columns]
-    shares_known: Array
-    """Share of n-grams of each item's case that would have a weight without this case, [items]."""
+    shares_known: Array  # see `shares_known_elsewhere`, [items]
 
 
 def fit_views(items: TrainingItems) -> FittedViews:
+    """Choose the n-grams of both views, and compute the TF-IDF vectors of all items."""
     of_cases: list[Hashes] = []
     own: list[Hashes] = []
     for start in range(0, len(items.cases), CASES_AT_ONCE):
@@ -101,11 +106,8 @@ def fit_views(items: TrainingItems) -> FittedViews:
     case_of_item = np.repeat(np.arange(len(items.cases)), items.sizes)  # [items]
     whole = [of_cases[case] for case in case_of_item]
     both = [fit_view(whole), fit_view(own)]
-    rows = [
-        csr_array(_rows(both[0], of_cases)[case_of_item]),
-        _rows(both[1], own),
-    ]
-    return FittedViews(both, rows, shares_known_apart(whole, rows[0], items))
+    rows = [csr_array(_rows(both[0], of_cases)[case_of_item]), _rows(both[1], own)]
+    return FittedViews(both, rows, shares_known_elsewhere(whole, rows[0], items))
 
 
 def _rows(view: View, texts: Sequence[Hashes]) -> csr_array:
@@ -116,15 +118,23 @@ def _rows(view: View, texts: Sequence[Hashes]) -> csr_array:
     return csr_array(vstack(parts, format="csr"))
 
 
-def shares_known_apart(
+def shares_known_elsewhere(
     texts: Sequence[Hashes], rows: csr_array, items: TrainingItems
 ) -> NDArray[np.float64]:
-    """Return the share of n-grams of each item's case that would have a weight without it."""
+    """Return how much of each item's text training would know without its case, [items].
+
+    This is the share of n-grams that enough other texts have. A new case is not in training either.
+
+    Args:
+        texts: The n-grams of each item's whole case. Items of one case have the same.
+        rows: The vectors of these texts, [items, columns].
+        items: The items.
+    """
     texts_with = np.bincount(rows.indices, minlength=rows.shape[1])  # [columns]
     row_of = np.repeat(np.arange(len(texts)), np.diff(rows.indptr))  # [stored n-grams of all rows]
     of_same_case = np.repeat(items.sizes, items.sizes)[row_of]  # items of its case, [stored]
-    counts_apart = texts_with[rows.indices] - of_same_case >= MIN_TEXTS  # [stored]
-    known = np.bincount(row_of, counts_apart, minlength=len(texts))  # [items]
+    is_known = texts_with[rows.indices] - of_same_case >= MIN_TEXTS  # [stored]
+    known = np.bincount(row_of, is_known, minlength=len(texts))  # [items]
     distinct = [max(1, len(np.unique(text))) for text in texts]
     result: NDArray[np.float64] = known / distinct
     return result
@@ -150,7 +160,10 @@ def fit_first_stage(
     known: Labels,
     regress: Regress,
 ) -> FirstStage:
-    """Fit the regressions of one field on the rows of both views, leaving out each fold in turn."""
+    """Fit the regressions of one field on the rows of both views, leaving out each fold in turn.
+
+    `known` has the labels that an answer may have.
+    """
     labels = sorted(task.answer.counts(name, known.counts))
     is_set = name in task.answer.sets
     values = [set(item[name]) if is_set else {item[name]} for item in items.answers]
@@ -165,23 +178,19 @@ def fit_first_stage(
         rows_used = hstack([part[used] for part in rows], format="csr")
         weights, bias = regress(csr_array(rows_used), gold[used])
         of_whole, of_own = by_view(weights, rows)
-        scores[0, aside] = (rows[0][aside] @ of_whole).toarray() + bias  # for the sum of both
+        # The score of an item is the sum of both views, so only one of them has the bias.
+        scores[0, aside] = (rows[0][aside] @ of_whole).toarray() + bias
         scores[1, aside] = (rows[1][aside] @ of_own).toarray()
         weights_by_fold.append(weights)
         bias_by_fold.append(bias)
     mean = np.asarray(sum(weights_by_fold) / np.float32(FOLDS))  # [columns of both views, labels]
     mean[np.abs(mean) < MIN_WEIGHT] = 0
     calibrates = items.is_own & teaches
-    score = scores.sum(0)  # [items, labels]
+    score = scores.sum(axis=0)  # of both views, [items, labels]
     scale, shift = fit_calibration(score[calibrates], gold[calibrates], is_set)
+    frequencies = label_frequencies(gold[calibrates], is_set)
     return FirstStage(
-        field=LabelField(
-            labels,
-            is_set,
-            scale,
-            shift,
-            frequencies=label_frequencies(gold[calibrates], is_set),
-        ),
+        field=LabelField(labels, is_set, scale, shift, frequencies=frequencies),
         gold=gold,
         calibrates=calibrates,
         scores=scores,
@@ -190,13 +199,13 @@ def fit_first_stage(
     )
 
 
-def calibrated_apart(stage: FirstStage, fold: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the probabilities of cross-fitted scores. Each is calibrated without its own fold.
+def cross_calibrated(stage: FirstStage, fold: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the probabilities of cross-fitted scores, with a cross-fitted calibration.
 
     If texts are easy to tell apart, the calibration depends on a few cases. Fitted on such a case,
     it would give away the answer to this case.
     """
-    scores = stage.scores.sum(0)  # [items, labels]
+    scores = stage.scores.sum(axis=0)  # of both views, [items, labels]
     result = np.zeros(scores.shape)
     for k in range(FOLDS):
         in_fold = fold == k
@@ -207,17 +216,20 @@ def calibrated_apart(stage: FirstStage, fold: NDArray[np.int64]) -> NDArray[np.f
     return result
 
 
-def as_far_as_known_apart(
+def cross_as_far_as_known(
     stage: FirstStage, probabilities: Array, known: Array, fold: NDArray[np.int64]
 ) -> Array:
-    """Move each cross-fitted probability to the label frequencies of all folds but its own."""
+    """Apply `LabelField.as_far_as_known` with cross-fitted frequencies of the labels.
+
+    The less of an item's text is `known`, the more its probabilities move to these frequencies.
+    """
     result = np.zeros(probabilities.shape)
     for k in range(FOLDS):
         in_fold = fold == k
         gold = stage.gold[stage.calibrates & ~in_fold]
         frequencies = label_frequencies(gold, stage.field.is_set)
-        apart = replace(stage.field, frequencies=frequencies)
-        result[in_fold] = apart.as_far_as_known(probabilities[in_fold], known[in_fold])
+        of_others = replace(stage.field, frequencies=frequencies)
+        result[in_fold] = of_others.as_far_as_known(probabilities[in_fold], known[in_fold])
     return result
 
 
@@ -230,7 +242,10 @@ def by_view(weights: NDArray[np.float32], rows: Sequence[csr_array]) -> list[csr
 def regressions(
     rows: csr_array, gold: NDArray[np.bool_], strength: float, seed: int, shown: Meter
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the weights, [columns, labels], and the biases of one regression per label."""
+    """Return the weights, [columns, labels], and the biases of one regression per label.
+
+    `gold` says which items have which labels, [items, labels].
+    """
     from sklearn.linear_model import SGDClassifier  # a second; answering does not need it
 
     def regression(has_label: NDArray[np.bool_]) -> tuple[NDArray[Any], float]:

@@ -1,10 +1,11 @@
 """The text classifier's second stage: boosted trees over the scores of the whole case.
 
-For a label set, there is one row for each item and candidate label. It has the scores of the label
-for this item and for the other items of the case, and the trees correct the calibrated score. A
-class is predicted after the label sets, with one row for each item. It has the classes that items
-with such sets had in training, and the evidence that the task reads. The second stage is fitted on
-scores of cases that the first stage was fitted without.
+An item is the part of an answer about one person. For a label set, there is one row for each item
+and candidate label. It has the scores of the label for this item and for the other items of the
+case, and the trees correct the calibrated score. A class is predicted after the label sets, with
+one row for each item. It has the classes that items with such sets had in training, and the
+evidence that the task reads. The second stage is fitted on cross-fitted scores: those of a case
+come from a first stage that was fitted without its fold.
 """
 
 import os
@@ -49,7 +50,10 @@ class Items:
 
     @property
     def weights(self) -> Array:
-        """Return the weight of each item in the metric: a case counts by the log2 of its items."""
+        """Return the weight of each item; in the metric of judgments, a case has log2 of its items.
+
+        A single item has weight log2(1) = 0 in the metric, but training can learn from it.
+        """
         n = self.counts
         return np.where(n > 1, np.log2(n) / n, SINGLE_WEIGHT)
 
@@ -74,7 +78,7 @@ class Candidates:
         return np.column_stack([*self.columns.values()])
 
     def logits(self, scaling: Sequence[float]) -> Array:
-        """Return the calibrated scores of the first stage, [rows], by their scale and shift."""
+        """Return the scores of the first stage times a scale, plus a shift, [rows]."""
         scale, shift = scaling
         result: Array = self.columns["score"].astype(float) * scale + shift
         return result
@@ -125,22 +129,25 @@ def candidates(items: Items, name: str) -> Candidates:
 
 @dataclass(frozen=True)
 class FieldTrees:
-    """The second stage of one field."""
+    """The second stage of one field.
+
+    A score of a label set is multiplied by a scale and a shift is added; the trees add their
+    correction; then another scale and shift calibrate the corrected logit.
+    """
 
     trees: "lightgbm.Booster"
-    scaling: Sequence[float] = ()
-    """For a label set: scale and shift of its scores. They give the logit that the trees
-    correct."""
-    finish: Sequence[float] = ()  # for a label set: scale and shift of the corrected logit
+    scaling: Sequence[float] = ()  # the first scale and shift; empty for a class
+    finish: Sequence[float] = ()  # the last scale and shift; empty for a class
     classes: Mapping[str, Array] = field(default_factory=dict)
     """For a class: label set -> shares of classes of items with each label, [labels, classes]."""
 
     @property
     def is_set(self) -> bool:
+        """Say whether the field is a label set; trees of a class use scores without scaling."""
         return bool(self.scaling)
 
     def dump(self) -> dict[str, Any]:
-        """Return the stage as JSON values, with the trees in LightGBM's own text format."""
+        """Return the stage as JSON values; in files, `scaling` is called `start`."""
         return {
             "trees": self.trees.model_to_string(),
             "start": self.scaling,
@@ -161,47 +168,39 @@ def load_trees(dumped: Mapping[str, Any]) -> FieldTrees:
 def corrected_probabilities(stage: Mapping[str, FieldTrees], items: Items) -> dict[str, Array]:
     """Return field -> probabilities, [items, labels], for the fields that have a second stage.
 
-    Only labels that are no candidates have probability 0.
+    Labels of a set that are no candidates get probability 0, all others more.
 
-    For example, let theft and fraud have the scores 3 and 0. With the scale 0.5 and the shift -1,
-    their logits are 0.5 and -1. Trees that add 0.5 and 0 make them 1 and -1, so with the final
-    scale 1 and shift 0, the probabilities are 0.73 and 0.27. Of two classes, let the first one have
-    a share of 0.9 of items with theft, and of 0.2 of those with fraud. The trees for the class then
-    see (0.73 * 0.9 + 0.27 * 0.2) / (0.73 + 0.27) = 0.71 for the first, and 0.29 for the second.
+    For example, let theft and fraud have the scores 3 and 0. By `scaling` (0.5, -1), their logits
+    are 0.5 and -1. The trees add 0.5 and 0, which gives 1 and -1. By `finish` (1, 0), the
+    probabilities are 0.73 and 0.27.
     """
     result: dict[str, Array] = {}
     for name, of_field in stage.items():
         if of_field.is_set:
             found = candidates(items, name)
-            logits = corrected(of_field.trees, found.rows, found.logits(of_field.scaling))
+            added = of_field.trees.predict(found.rows, raw_score=True, num_threads=1)
+            logits = found.logits(of_field.scaling) + added
             result[name] = np.zeros(items.scores[name].shape[1:])
             result[name][found.item, found.label] = calibrated(logits, *of_field.finish)
-        else:
+        else:  # a class, which the stage has after the label sets
             rows = class_rows(items, name, result, of_field.classes)
             result[name] = np.maximum(of_field.trees.predict(rows, num_threads=1), TINY)
     return result
 
 
-def corrected(trees: "lightgbm.Booster", rows: Array, logits: Array) -> Array:
-    """Return the logits of candidates, corrected by the trees."""
-    result: Array = logits + trees.predict(rows, raw_score=True, num_threads=1)
-    return result
-
-
 def class_rows(
-    items: Items,
-    name: str,
-    believed: Mapping[str, Array],
-    tables: Mapping[str, Array],
+    items: Items, name: str, of_sets: Mapping[str, Array], tables: Mapping[str, Array]
 ) -> Array:
     """Return the features for the class in field `name`, [items, features].
 
-    `believed` has the probabilities of each label set, [items, labels]. `tables` has the shares of
-    classes of items with each label, [labels, classes].
+    `of_sets` has the probabilities of each label set, [items, labels]. `tables` has the shares of
+    classes of items with each label, [labels, classes]. For example, of items with theft, 0.9 have
+    the first class, and of those with fraud 0.2. If theft has probability 0.73 and fraud 0.27, the
+    first class is to be expected with (0.73 * 0.9 + 0.27 * 0.2) / (0.73 + 0.27) = 0.71.
     """
-    parts = [items.scores[name].sum(0)]
+    parts = [items.scores[name].sum(axis=0)]  # of both views, [items, classes]
     for other, table in tables.items():
-        chances = believed[other]  # [items, labels]
+        chances = of_sets[other]  # [items, labels]
         in_all = chances.sum(1, keepdims=True)
         parts.append(chances @ table / np.maximum(in_all, 1e-9))  # [items, classes]
     return np.hstack([*parts, items.facts])
@@ -259,22 +258,25 @@ def fit_second_stage(
         console: Shows progress.
     """
     fields: dict[str, FieldTrees] = {}
-    believed: dict[str, Array] = {}
+    crossed: dict[str, Array] = {}
     names = [name for name, truth in gold.items() if name in sets or truth.shape[1] > 1]
     with meter(console, (FOLDS + 1) * len(names)) as shown:
         for name in names:
             if name in sets:
                 found = _fit_set(items, name, gold[name], fold, shown)
             else:  # a class, decided with the probabilities of the sets
-                found = _fit_class(items, name, gold, believed, fold, shown)
-            fields[name], believed[name] = found
-    return fields, believed
+                found = _fit_class(items, name, gold, crossed, fold, shown)
+            fields[name], crossed[name] = found
+    return fields, crossed
 
 
 def _fit_set(
     items: Items, name: str, truth: Array, fold: Array, shown: Meter
 ) -> tuple[FieldTrees, Array]:
-    """Return the second stage of a label set, and its cross-fitted probabilities."""
+    """Return the second stage of a label set, and its cross-fitted probabilities, [items, labels].
+
+    The last calibration is fitted on logits by trees that were fitted without the row.
+    """
     import lightgbm
 
     found = candidates(items, name)
@@ -293,19 +295,20 @@ def _fit_set(
         return FieldTrees(lightgbm.train(SET_TREES, data, ROUNDS), scaling)
 
     *parts, whole = _without_each_fold(train, shown)
-    logits = np.zeros(len(rows))  # by trees that were fitted without the row
+    logits = np.zeros(len(rows))
     for number, part in enumerate(parts):
         aside = fold_of_row == number
-        first = found.logits(part.scaling)[aside]
-        logits[aside] = corrected(part.trees, rows[aside], first)
-    several = items.counts[found.item] > 1  # those that the metric weighs
-    of_metric = weight * several if several.any() else weight
-    believed = np.zeros(truth.shape)
-    believed[found.item, found.label] = _calibrated_apart(logits, gold, of_metric, fold_of_row)
-    return replace(whole, finish=platt(logits, gold, of_metric)), believed
+        added = part.trees.predict(rows[aside], raw_score=True, num_threads=1)
+        logits[aside] = found.logits(part.scaling)[aside] + added
+    # Unlike the trees, the last calibration ignores single items, as the metric does.
+    is_counted = items.counts[found.item] > 1
+    counted = weight * is_counted if is_counted.any() else weight
+    crossed = np.zeros(truth.shape)
+    crossed[found.item, found.label] = _cross_calibrated(logits, gold, counted, fold_of_row)
+    return replace(whole, finish=platt(logits, gold, counted)), crossed
 
 
-def _calibrated_apart(logits: Array, gold: Array, weight: Array, fold: Array) -> Array:
+def _cross_calibrated(logits: Array, gold: Array, weight: Array, fold: Array) -> Array:
     """Return the probabilities of logits, each calibrated without its own fold; all are [rows]."""
     chances = np.zeros(len(logits))
     for number in range(FOLDS):
@@ -319,11 +322,14 @@ def _fit_class(
     items: Items,
     name: str,
     gold: Mapping[str, Array],
-    believed: Mapping[str, Array],
+    of_sets: Mapping[str, Array],
     fold: Array,
     shown: Meter,
 ) -> tuple[FieldTrees, Array]:
-    """Return the second stage of a class, and its cross-fitted probabilities."""
+    """Return the second stage of a class, and its cross-fitted probabilities, [items, classes].
+
+    `of_sets` has those of the label sets, [items, labels].
+    """
     import lightgbm
 
     # An item of unknown class teaches nothing.
@@ -332,16 +338,16 @@ def _fit_class(
     prior = classes.sum(0) / classes.sum()  # [classes]
 
     def tables(used: Array) -> dict[str, Array]:
-        """Return label set -> distribution of classes of the items with each label."""
+        """Return label set -> shares of classes of the used items with each label."""
         result = {}
-        for other in believed:
+        for other in of_sets:
             joint = gold[other][used].T.astype(float) @ classes[used]  # [labels, classes]
             joint += SMOOTHING * prior
             result[other] = joint / joint.sum(1, keepdims=True)
         return result
 
     # The tables for an item are made without its fold.
-    rows_by_fold = [class_rows(items, name, believed, tables(fold != k)) for k in range(FOLDS)]
+    rows_by_fold = [class_rows(items, name, of_sets, tables(fold != k)) for k in range(FOLDS)]
     rows = np.stack(rows_by_fold)[fold, np.arange(len(fold))]  # [items, features]
     labels = gold[name].argmax(1)  # [items]
 
@@ -349,20 +355,20 @@ def _fit_class(
         used = fold != without
         data = lightgbm.Dataset(rows[used], labels[used], weight=weight[used])
         settings = {**CLASS_TREES, "num_class": classes.shape[1]}
-        return lightgbm.train(settings, data, 2 * ROUNDS)
+        return lightgbm.train(settings, data, 2 * ROUNDS)  # at half the learning rate of sets
 
     *parts, trees = _without_each_fold(train, shown)
     chances = np.zeros(classes.shape)
     for number, part in enumerate(parts):
         aside = fold == number
         chances[aside] = np.maximum(part.predict(rows[aside], num_threads=1), TINY)
-    return FieldTrees(trees, classes=tables(fold >= 0)), chances
+    return FieldTrees(trees, classes=tables(fold >= 0)), chances  # tables of all folds
 
 
 def _without_each_fold(train: Callable[[int], T], shown: Meter) -> list[T]:
     """Return the results of `train` without fold 0, without fold 1 and so on, then with all."""
     trained = []
-    folds = range(FOLDS + 1)  # the last one is empty, so nothing is left out
+    folds = range(FOLDS + 1)  # no item is in the last one, so nothing is left out
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         for result in threads.map(train, folds):
             trained.append(result)
