@@ -6,6 +6,9 @@ the scores of the whole case, and facts about the item. They correct the log-odd
 set, or choose among classes. Last, the probability moves towards the label's frequency; the less of
 the text is `known` from training, the more. All this holds for the classifier that answers new
 cases. Opinions on its training cases come from classifiers that were fitted without them.
+
+The n-grams of a text have an order: all tokens, all pairs of neighbors, then the tokens for the
+position of an item in its list. A name is one character: `FIRST_NAME` plus its number.
 """
 
 from collections import defaultdict
@@ -44,9 +47,8 @@ EVIDENCE = (*OF_MONEY, *OF_WEIGHT, "acts", "dates", *WORDS)
 
 LIKELIEST = 3
 
-
 EVERY_CASE = "[every case]"
-"""The marks that all cases have in common if an answer has no list of persons."""
+"""Replaces the position in the list if answers have no list; then all cases have the same."""
 
 
 class Word(NamedTuple):
@@ -75,17 +77,11 @@ class TreeFeature(NamedTuple):
 
 @dataclass(frozen=True)
 class TreesSay:
-    """What the trees add to the score of a label.
+    """What the trees add to the score of a label."""
 
-    Attributes:
-        scaled: The scaled score of the linear model, which they correct; None for a class.
-        given: What they add to it; for a class, its raw score before the softmax over all classes.
-        average: The part of `given` that does not depend on the item; the rest is from features.
-    """
-
-    scaled: float | None
-    given: float
-    average: float
+    scaled: float | None  # the scaled score of the linear model, which they correct; None: a class
+    given: float  # what they add to it; for a class, its raw score before the softmax
+    average: float  # the part of `given` that does not depend on the item; the rest is of features
     features: Sequence[TreeFeature]
 
 
@@ -95,26 +91,18 @@ class Why:
 
     Words, sentences and features that speak most for the label come first, the strongest first.
     Then come those that speak most against it, the strongest last.
-
-    Attributes:
-        score: The log-odds of the linear model: `bias` plus the contributions of all words.
-        trees: None without trees, or if the label is not among those that they look at.
-        is_left_out: Whether the field has trees, but they do not look at the label.
-        before: The probability before it moves towards `frequency`, as the text is not known.
-        known: How far the text is known, from 0 to 1.
-        frequency: Share of the label in training; None in files of version 0.4.
     """
 
     label: str
-    score: float
+    score: float  # log-odds by the linear model: `bias` plus the contributions of all words
     bias: float
     words: Sequence[Word]
     sentences: Sequence[Sentence]
-    trees: TreesSay | None
-    is_left_out: bool
-    before: float
-    known: float
-    frequency: float | None
+    trees: TreesSay | None  # None without trees, or if they do not look at the label
+    is_left_out: bool  # whether the field has trees, but they do not look at the label
+    before: float  # the probability before it moves towards `frequency`
+    known: float  # how far the text is known, from 0 to 1; the less, the more it moves
+    frequency: float | None  # share of the label in training; None in files of version 0.4
     probability: float
 
 
@@ -128,7 +116,7 @@ class FieldReasons:
 
 
 class Most(NamedTuple):
-    """Most reasons for a label, and most against it."""
+    """Limits of how many reasons are returned for a label, and how many against it."""
 
     words: int
     sentences: int
@@ -148,16 +136,13 @@ def reasons(
 ) -> list[list[dict[str, FieldReasons]]]:
     """Return for each item of each example: field -> likeliest labels, reasons of those answered.
 
-    Args:
-        classifier: A classifier that was fitted on other examples.
-        examples: At most some hundred examples.
-        answered: The answered labels for each example, for each of its items.
-        most: With no features of label sets, LightGBM need not compute them, which is faster.
+    The classifier was fitted on other examples. There are at most some hundred examples, each with
+    its answered labels. `most` limits the reasons; `of_sets=0` saves the time for these features.
     """
     if not examples:
         return []
     seen = classifier.look_at(examples)
-    before = classifier.by_both_stages(seen.items)
+    before = classifier.by_both_stages(seen.items)  # before they move towards the frequencies
     grams_of_items = list(_grams_of_items(classifier, examples, seen))
     labels_of_items = list(chain.from_iterable(answered))
     of_items: list[dict[str, FieldReasons]] = [{} for _ in labels_of_items]
@@ -214,32 +199,31 @@ def strongest(contributions: Array, most: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Grams:
-    """The n-grams of one text, and their places."""
+    """The n-grams of one text that have a weight, and their places."""
 
-    hashes: Hashes  # hashes of n-grams with a weight, ascending, [kept]
+    hashes: Hashes  # of distinct n-grams, ascending, [kept]
     columns: Array  # their columns in the view, [kept]
     values: Array  # their values in the text's vector, [kept]
-    text: Text  # with its marks in readable form
+    text: Text  # with its position in readable form
     tokens: Sequence[tuple[int, int]]  # start and end of each in the text
-    occurrences: Array
-    """For each token, each pair of neighbors and each mark, the number in `hashes`, or -1."""
-    in_sentences: tuple[Array, Array, Array]
-    """For each n-gram in a sentence: its number in `hashes`, the number of the sentence, and one
-    divided by how often the text has the n-gram."""
-
+    occurrences: Array  # number in `hashes` of each n-gram of the text, or -1
+    places: Array  # for each token and pair with a weight, the number in `hashes`, [places]
+    sentences: Array  # the number of its sentence, [places]
+    shares: Array  # one divided by how often the text has this n-gram, [places]
     found: dict[int, tuple[Array, Array]] = field(default_factory=dict)
-    """Column of a label -> `contributions`, cached because the items of a case share the whole
-    text."""
+    """Column of a label -> `contributions`. The items of a case share its whole text."""
 
     def contributions(
         self, of_view: csc_array, column: int, n_sentences: int
     ) -> tuple[Array, Array]:
-        """Return the contributions to a label's log-odds of n-grams, [kept], and of sentences."""
+        """Return what n-grams, [kept], and sentences contribute to the log-odds of a label.
+
+        `column` is that of the label in the weights of this text's view, `of_view`.
+        """
         if column not in self.found:
             of_grams = self.values * _weights(of_view, column, self.columns)
-            numbers, sentences, shares = self.in_sentences
-            in_sentences = of_grams[numbers] * shares
-            by_sentence = np.bincount(sentences, in_sentences, minlength=n_sentences)
+            of_places = of_grams[self.places] * self.shares
+            by_sentence = np.bincount(self.sentences, of_places, minlength=n_sentences)
             self.found[column] = (of_grams, by_sentence)
         return self.found[column]
 
@@ -248,7 +232,7 @@ class _Grams:
         number = int(np.searchsorted(self.hashes, hashed))
         if number == len(self.hashes) or self.hashes[number] != hashed:
             return None
-        place = int(np.argmax(self.occurrences == number))
+        place = int(np.argmax(self.occurrences == number))  # among tokens, pairs and position
         n_tokens = len(self.tokens)
         n_pairs = max(0, n_tokens - 1)
         if place < n_tokens:
@@ -260,9 +244,10 @@ class _Grams:
         return f"{first} {second}" if _is_word(first) and _is_word(second) else first + second
 
     def _token(self, number: int) -> str:
+        """Return a token in readable form: `OWN_NAME` or `ANY_NAME` for a name."""
         start, end = self.tokens[number]
         token = self.text.text[start:end]
-        name = ord(token[0]) - FIRST_NAME
+        name = ord(token[0]) - FIRST_NAME  # its number, if this is a name
         if 0 <= name < self.text.names:
             return OWN_NAME if name == self.text.own else ANY_NAME
         return token.lower()
@@ -281,46 +266,46 @@ class _ItemGrams:
     ) -> None:
         self._texts = (of_case, of_own)
         self._sentences = sentences  # start and end of each
+        # An n-gram of both texts is one word. `_numbers` has the number of its word for each n-gram
+        # of the case, then for each of the own clauses.
         hashes = np.concatenate([of_case.hashes, of_own.hashes])
-        self._hashes, self._number = np.unique(hashes, return_inverse=True)
-        if EVERY_CASE in of_own.text.position:
-            # Its tokens read alike, so they get one number: `strongest` adds them up to one word.
+        self._hashes, self._numbers = np.unique(hashes, return_inverse=True)
+        if EVERY_CASE in of_own.text.position:  # its tokens read alike, so they are one word too
             of_position = of_own.occurrences[-len(of_own.text.position) :]
-            places = len(of_case.hashes) + of_position[of_position >= 0]
-            self._number[places] = self._number[places[:1]]
-        self._read: dict[int, str] = {}  # number in `hashes` -> readable form
+            with_weight = len(of_case.hashes) + of_position[of_position >= 0]
+            self._numbers[with_weight] = self._numbers[with_weight[:1]]
 
     def strongest(
         self, classifier: Classifier, column: int, most: Most
     ) -> tuple[list[Word], list[Sentence]]:
-        """Return the words and sentences that speak most for and against a label, in both texts."""
+        """Return the words and sentences that speak most for and against a label, in both texts.
+
+        `column` is that of the label in the classifier's weights.
+        """
         by_text = []
         by_sentence = np.zeros(len(self._sentences))
         for text, of_view in zip(self._texts, classifier.weights_by_label, strict=True):
             of_grams, in_sentences = text.contributions(of_view, column, len(by_sentence))
             by_text.append(of_grams)
             by_sentence += in_sentences
-        sums = np.bincount(self._number, np.concatenate(by_text), minlength=len(self._hashes))
-        words = [
-            Word(self._word(place), float(sums[place])) for place in strongest(sums, most.words)
-        ]
+        by_word = np.bincount(self._numbers, np.concatenate(by_text), minlength=len(self._hashes))
+        words = []
+        for number in strongest(by_word, most.words):
+            read = (text.text_of(self._hashes[number]) for text in self._texts)
+            words.append(Word(next(filter(None, read)), float(by_word[number])))
         sentences = []
         for number in strongest(by_sentence, most.sentences):
             sentences.append(Sentence(*self._sentences[number], float(by_sentence[number])))
         return words, sentences
 
-    def _word(self, place: int) -> str:
-        if place not in self._read:
-            hashed = self._hashes[place]
-            found = (text.text_of(hashed) for text in self._texts)
-            self._read[place] = next(filter(None, found))
-        return self._read[place]
-
 
 def _grams_of_items(
     classifier: Classifier, examples: Sequence[Example], seen: Seen
 ) -> Iterator[_ItemGrams]:
+    """Yield the n-grams of each item of all examples, with their sentences."""
     hashes_of_cases, hashes_of_items = seen.hashes
+    rows_of_cases, rows_of_items = seen.rows
+    whole_text, own_clauses = classifier.views
     item = 0  # number of the item among those of all examples
     for number, (example, case) in enumerate(zip(examples, seen.cases, strict=True)):
         lengths = map(len, split_sentences(example.text, None, example.names))
@@ -328,61 +313,63 @@ def _grams_of_items(
         starts = [start for start, _ in bounds]
         # The sentence of each character of `case.text`.
         sentences = np.searchsorted(starts, _places_in_text(case), side="right") - 1
-        row = _row(seen.rows[0], number)
-        whole = Text(case.text, case.names)
-        of_case = _grams(classifier.views[0], row, hashes_of_cases[number], whole, sentences)
+        text = Text(case.text, case.names)
+        hashes = hashes_of_cases[number]
+        of_case = _grams(whole_text, rows_of_cases, number, hashes, text, sentences)
         for person, own in enumerate(case.own):
-            row = _row(seen.rows[1], item)
             position = position_read(person, len(case.own))
             if not classifier.label_fields.items:
                 position = (EVERY_CASE,) * len(position)
             text = Text(own, case.names, case.persons[person], position)
             of_clauses = [sentences[start:end] for start, end in case.own_bounds[person]]
-            in_clauses = np.concatenate([sentences[:0], *of_clauses])
-            of_own = _grams(classifier.views[1], row, hashes_of_items[item], text, in_clauses)
+            in_clauses = np.concatenate([sentences[:0], *of_clauses])  # there may be no clause
+            hashes = hashes_of_items[item]
+            of_own = _grams(own_clauses, rows_of_items, item, hashes, text, in_clauses)
             yield _ItemGrams(of_case, of_own, bounds)
             item += 1
 
 
-def _row(rows: csr_array, number: int) -> tuple[Array, Array]:
-    """Return columns and values of a row. To slice the sparse array would be slow."""
-    part = slice(*rows.indptr[number : number + 2])
-    return rows.indices[part], rows.data[part].astype(float)
-
-
 def _grams(
-    view: View, row: tuple[Array, Array], hashes: Hashes, text: Text, sentences: Array
+    view: View, rows: csr_array, number: int, hashes: Hashes, text: Text, sentences: Array
 ) -> _Grams:
-    """Read a text by its vector and the hashes of its n-grams.
+    """Read a text from its vector, the row of this number, and the hashes of all its n-grams.
 
-    Its marks have readable form. `sentences` has the sentence of each of its characters.
+    The position in `text` has readable form. `sentences` has the sentence of each character.
     """
-    columns, values = row
+    part = slice(*rows.indptr[number : number + 2])  # slices of a sparse array itself are slow
+    columns = rows.indices[part]
     kept = view.kept[columns]
     occurrences = np.where(np.isin(hashes, kept), np.searchsorted(kept, hashes), -1)
     tokens = token_places(text.text)
     of_tokens = sentences[np.array([start for start, _ in tokens], int)]
-    of_grams = np.concatenate([of_tokens, of_tokens[:-1]])  # without the marks, which come last
-    is_counted = occurrences[: len(of_grams)] >= 0
-    counted = occurrences[: len(of_grams)][is_counted]
-    times = np.bincount(counted, minlength=len(kept))
+    of_grams = np.concatenate([of_tokens, of_tokens[:-1]])  # a pair is where its first token is
+    in_text = occurrences[: len(of_grams)]  # the position is in no sentence
+    has_weight = in_text >= 0
+    places = in_text[has_weight]
+    times = np.bincount(places, minlength=len(kept))
     return _Grams(
         hashes=kept,
         columns=columns,
-        values=values,
+        values=rows.data[part].astype(float),
         text=text,
         tokens=tokens,
         occurrences=occurrences,
-        in_sentences=(counted, of_grams[is_counted], 1 / times[counted]),
+        places=places,
+        sentences=of_grams[has_weight],
+        shares=1 / times[places],
     )
 
 
 def _places_in_text(case: MarkedCase) -> Array:
-    """Return for each character of a marked case the place in the text of its example."""
+    """Return for each character of a marked case the place in the text of its example.
+
+    `marked` made the case from the plain text, and `plain_text` made that from the example's text.
+    """
     edits = []
-    removed = 0  # a character replaces each name
+    removed = 0  # characters of names before, of which one each is left
     for start, end, _ in case.name_places:
-        edits.append(Edit(start - removed, start - removed + 1, start, end))
+        new_start = start - removed
+        edits.append(Edit(new_start, new_start + 1, old_start=start, old_end=end))
         removed += end - start - 1
     in_plain = _old_starts(Rewritten(case.text, tuple(edits)))
     in_text: Array = _old_starts(case.plain)[in_plain]
@@ -390,7 +377,7 @@ def _places_in_text(case: MarkedCase) -> Array:
 
 
 def _old_starts(rewritten: Rewritten) -> Array:
-    """Return `Rewritten.old_start` of each character."""
+    """Return the place before the edits of each character, as `Rewritten.old_start` does of one."""
     places = np.arange(len(rewritten.text))
     for edit in rewritten.edits:
         places[edit.start : edit.end] = edit.old_start
@@ -407,9 +394,12 @@ def position_read(number: int, items: int) -> tuple[str, ...]:
 
 
 def _weights(of_view: csc_array, column: int, wanted: Array) -> Array:
-    """Return the weights of a label for some columns of a view."""
+    """Return the weights of a label for some n-grams, given by their columns in the view.
+
+    `column` is that of the label in `of_view`, [n-grams of the view, labels].
+    """
     part = slice(*of_view.indptr[column : column + 2])
-    columns = of_view.indices[part]  # ascending; all others have none
+    columns = of_view.indices[part]  # of n-grams with a weight, ascending
     weights = of_view.data[part].astype(float)
     if not len(columns):
         return np.zeros(len(wanted))
@@ -425,7 +415,11 @@ def _trees_say(
     wanted: Sequence[tuple[int, int]],
     most: Most,
 ) -> dict[tuple[int, int], TreesSay]:
-    """Return what a field's trees add to pairs of an item and a label that they look at."""
+    """Return what a field's trees add to the scores of `wanted` pairs of an item and a label.
+
+    Labels of a set that the trees do not look at are absent. `before` has the probabilities of the
+    label sets, which the trees of a class see.
+    """
     of_field = classifier.second.get(name)
     if of_field is None or not wanted:
         return {}
@@ -443,7 +437,7 @@ def _trees_say(
         parts = by_class[number].predict(rows[of_class], pred_contrib=True, num_threads=1)
         for item, contributions in zip(of_class, parts, strict=True):
             given = float(contributions.sum())
-            average = float(contributions[-1])
+            average = float(contributions[-1])  # LightGBM's last one is of no feature
             strong = _strongest_features(contributions, features, rows[item], most.of_classes)
             result[item, number] = TreesSay(None, given, average, strong)
     return result
@@ -482,9 +476,10 @@ def _corrections(
     wanted: Sequence[tuple[int, int]],
     most: int,
 ) -> dict[tuple[int, int], TreesSay]:
-    """Return what the trees of a label set add to the wanted pairs; they look at candidates alone.
+    """Return what the trees of a label set add to the scores of `wanted` pairs.
 
-    `labels` are those of the field by number; a pair is an item and the number of a label.
+    A pair is an item and the number of a label in `labels`. The trees look only at candidates, the
+    likeliest labels of an item, so other pairs are absent.
     """
     found = candidates(items, name)
     pairs = zip(found.item.tolist(), found.label.tolist(), strict=True)
@@ -500,7 +495,7 @@ def _corrections(
     explained = rows if most else rows[:1]
     contributions = of_field.trees.predict(explained, pred_contrib=True, num_threads=1)
     average = float(contributions[0, -1])
-    _, *others = found.columns  # the first column is the number of the label
+    _, *others = found.columns  # the first column is the number of the label, shown by its name
     result = {}
     for place, (item, number) in enumerate(row_of):
         strong: Sequence[TreeFeature] = ()
@@ -523,13 +518,14 @@ def _strongest_features(
 
 
 def class_features(classifier: Classifier, name: str, count: int) -> list[tuple[str, str]]:
-    """Return the names of the columns of `class_rows`, and what each is about."""
+    """Return for each of the `count` columns of `class_rows` its name, and what it is about."""
     labels = classifier.fields[name].labels
     features = [("score", label) for label in labels]
     for other in classifier.second[name].classes:
         features += [(f"as usual for the {other}", label) for label in labels]
     features += [(place, "") for place in PLACES]
-    n_evidence = (count - len(features)) // 2
+    n_evidence = (count - len(features)) // 2  # the last columns, of both texts
+    # Only the numbers of this function have names; a task may bring its own.
     is_known = classifier.label_fields.evidence is evidence
     about = EVIDENCE if is_known else [f"evidence {number}" for number in range(n_evidence)]
     for where in ("whole text", "own clauses"):
