@@ -39,12 +39,8 @@ def platt(
 
     The targets are Platt's instead of 0 and 1. With 0 and 1, the scale of logits that separate
     right from wrong without an error would grow without end ("Probabilistic outputs for support
-    vector machines", 1999).
-
-    Args:
-        logits: Scores, of any shape.
-        is_right: Which logits belong to right answers; of the same shape.
-        weights: Weight of each logit, of the same shape; None if all count the same.
+    vector machines", 1999). Logits, `is_right` and weights have the same shape, whatever it is;
+    without weights, all logits count the same.
     """
     from scipy.optimize import minimize  # half a second; answering does not need it
 

@@ -98,7 +98,7 @@ class Classifier:
         cases = list(map(marked, examples, sizes))
         whole, own = views(cases)
         rows_of_cases, shares = self.views[0].rows_and_shares(whole)
-        rows_of_own = self.views[1].rows(own)
+        rows_of_own, _ = self.views[1].rows_and_shares(own)
         facts_of_items: list[list[float]] = []
         if self.second:  # the first stage reads no facts
             assert self.label_fields.evidence, "there was evidence in training"

@@ -142,14 +142,11 @@ class View:
     kept: Hashes  # their hashes, ascending, [columns]
     idf: NDArray[np.float32]  # inverse document frequencies, [columns]
 
-    def rows(self, texts: Sequence[Hashes]) -> csr_array:
-        """Return the vectors of texts, [texts, columns]: sublinear TF-IDF, each of length 1."""
-        return self.rows_and_shares(texts)[0]
-
     def rows_and_shares(self, texts: Sequence[Hashes]) -> tuple[csr_array, Array]:
-        """Return `rows`, and the share of each text's distinct n-grams that have a column, [texts].
+        """Return the vectors of texts, [texts, columns]: sublinear TF-IDF, each of length 1.
 
-        The share of an empty text is 0.
+        Also return the share of each text's distinct n-grams that have a column, [texts]. The share
+        of an empty text is 0.
         """
         text_of, distinct, counts = distinct_grams(texts)
         places, is_kept = self._columns(distinct)

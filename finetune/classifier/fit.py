@@ -23,8 +23,6 @@ from panjue.finetune.classifier.classifier import Classifier, read_classifier
 from panjue.finetune.classifier.features import Array, facts, how_known, marked
 from panjue.finetune.classifier.label_sets import LabelField, Probabilities, size_weights
 from panjue.finetune.classifier.linear import (
-    CLASS_STRENGTH,
-    SET_STRENGTH,
     UNUSUAL,
     FirstStage,
     TrainingItems,
@@ -94,36 +92,32 @@ def fit(
     """
     label_fields = task.answer
     items = training_items(task, train, mix, known)
-    fitted_views = fit_views(items)
-    rows = fitted_views.rows
+    views, rows, shares_known = fit_views(items)
     stages: dict[str, FirstStage] = {}
     labels = sum(len(label_fields.counts(name, known.counts)) for name in label_fields.fields)
     with meter(console, FOLDS * labels) as shown:
+        regress = partial(regressions, seed=seed, shown=shown)
         for name in label_fields.fields:
-            strength = SET_STRENGTH if name in label_fields.sets else CLASS_STRENGTH
-            regress = partial(regressions, strength=strength, seed=seed, shown=shown)
             stages[name] = fit_first_stage(name, task, items, rows, known, regress)
     second, crossed = fit_corrections(label_fields, items, stages, console)
-    usual_share = float(np.quantile(fitted_views.shares_known, UNUSUAL))
-    known_share = how_known(fitted_views.shares_known, usual_share)  # of each item's text, [items]
+    usual_share = float(np.quantile(shares_known, UNUSUAL))
+    text_known = how_known(shares_known, usual_share)  # [items]
     fields: dict[str, LabelField] = {}
     for name, stage in stages.items():
         if name not in crossed:  # without a second stage
             crossed[name] = cross_calibrated(stage, items.fold)
-        crossed[name] = cross_as_far_as_known(stage, crossed[name], known_share, items.fold)
+        crossed[name] = cross_as_far_as_known(stage, crossed[name], text_known, items.fold)
         fields[name] = stage.field
         if stage.field.is_set:
             values = [item[name] for item in items.answers]
             sizes = size_weights(stage.field.labels, values, crossed[name])
             fields[name] = replace(stage.field, sizes=sizes)
     weights = []
-    for view in range(len(fitted_views.views)):
+    for view in range(len(views)):
         of_fields = [stage.weights[view] for stage in stages.values()]
         weights.append(csr_array(hstack(of_fields, format="csr")))
     bias = np.concatenate([stage.bias for stage in stages.values()])
-    classifier = Classifier(
-        label_fields, fitted_views.views, weights, bias, fields, second, usual_share
-    )
+    classifier = Classifier(label_fields, views, weights, bias, fields, second, usual_share)
     return Fitted(classifier, items, crossed)
 
 

@@ -195,9 +195,8 @@ def _before_four_bytes(checksums: Hashes) -> Hashes:
     """Return what the checksums of texts contribute to those of the texts with four more bytes.
 
     CRC is linear: `crc32(text + four) == _before_four_bytes(crc32(text)) ^ crc32(four)`. So the
-    hash of two tokens follows from those of each, if a space and the second one have four bytes.
-    For example, 偷 has 0x27F5447C, which contributes 0x9ABB9AAB, and " 元" has 0x1C1ADCFD. Their
-    exclusive or is 0x86A14656, the hash of "偷 元".
+    hash of two tokens follows from the hashes of each, if the second one and the space before it
+    have four bytes.
     """
     table = _bytes_before_four()
     result: Hashes = table[0][checksums & 255]

@@ -11,7 +11,7 @@ to three, the four likeliest ones, the five likeliest ones, and all six.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
 from math import prod
 from operator import mul
 from typing import Any
@@ -65,13 +65,11 @@ class LabelField:
 
     def by_label(self, probabilities: NDArray[Any]) -> list[Probabilities]:
         """Convert [items, labels] to label -> probability for each item, without zeros."""
-        item_of, label_of = np.nonzero(probabilities)
-        values = probabilities[item_of, label_of].tolist()
-        labels = [self.labels[number] for number in label_of.tolist()]
-        ends = np.searchsorted(item_of, np.arange(1, len(probabilities) + 1)).tolist()
         result = []
-        for start, end in pairwise([0, *ends]):
-            result.append(dict(zip(labels[start:end], values[start:end], strict=True)))
+        for of_item in probabilities:
+            numbers = np.flatnonzero(of_item)
+            labels = [self.labels[number] for number in numbers.tolist()]
+            result.append(dict(zip(labels, of_item[numbers].tolist(), strict=True)))
         return result
 
 
@@ -209,10 +207,9 @@ def best_sets(
 
     The best set of a size has the labels with the largest terms. The term of a label is the sum of
     2 P(gold) / (size + |gold|) over the formed sets `gold` that have it (Dembczyński et al., "An
-    exact algorithm for F-measure maximization", NIPS 2011). For example, let {a}, {b} and {a, b} be
-    right with the probabilities 1/9, 4/9 and 4/9. In sets of size 1, a has the term 2/9 / (1 + 1) +
-    8/9 / (1 + 2) = 11/27 and b has 20/27. In sets of size 2, they have 8/27 and 14/27. So {b} has
-    an expected F1 of 20/27, {a, b} of 22/27, and b and a are chosen.
+    exact algorithm for F-measure maximization", NIPS 2011). The expected F1 is the sum of the terms
+    of the chosen labels. For example, let {a}, {b} and {a, b} be right with the probabilities 1/9,
+    4/9 and 4/9. Then {b} has an expected F1 of 20/27, {a, b} of 22/27, and b and a are chosen.
     """
     ranked = []  # the likeliest labels of each item with their probabilities, the likeliest first
     for item in items:
@@ -239,9 +236,8 @@ def _clipped(items: Sequence[Probabilities], columns: int) -> Array:
     """Return the clipped probabilities of each item in its order, then zeros, [items, columns]."""
     result = np.zeros((len(items), columns))
     for number, item in enumerate(items):
-        result[number, : len(item)] = list(item.values())
-    is_label = np.arange(columns) < np.array([len(item) for item in items], int)[:, None]
-    return np.where(is_label, np.clip(result, TINY, 1 - TINY), 0)
+        result[number, : len(item)] = np.clip(list(item.values()), TINY, 1 - TINY)
+    return result
 
 
 def _scales(weights: Sequence[float], items: Sequence[Probabilities]) -> Array:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,10 +60,8 @@ class FirstStage:
 
     field: LabelField
     gold: NDArray[np.bool_]  # [items, labels]
-    calibrates: NDArray[np.bool_]
-    """Which items the calibration is fitted on, [items]."""
-    scores: NDArray[np.float32]
-    """Cross-fitted scores, [views, items, labels]."""
+    calibrates: NDArray[np.bool_]  # which items the calibration is fitted on, [items]
+    scores: NDArray[np.float32]  # cross-fitted, [views, items, labels]
     weights: Sequence[csr_array]
     """Mean weights of the regressions of all folds for each view, [columns, labels]. One regression
     on all items would be surer than those on whose scores the second stage is fitted."""
@@ -81,20 +79,11 @@ class TrainingItems:
     is_own: NDArray[np.bool_]  # whether its case is of `train`, not mixed in, [items]
 
 
-Regress = Callable[[csr_array, NDArray[np.bool_]], tuple[NDArray[np.float32], NDArray[np.float32]]]
-"""A function from rows and gold labels to weights and biases; see `regressions`."""
+def fit_views(items: TrainingItems) -> tuple[list[View], list[csr_array], Array]:
+    """Return both views with their chosen n-grams, the vectors of all items, and known shares.
 
-
-class FittedViews(NamedTuple):
-    """The two views of the training's items, and the vectors of the items in them."""
-
-    views: list[View]
-    rows: list[csr_array]  # of each view, [items, columns]
-    shares_known: Array  # see `shares_known_elsewhere`, [items]
-
-
-def fit_views(items: TrainingItems) -> FittedViews:
-    """Choose the n-grams of both views, and compute the TF-IDF vectors of all items."""
+    There are vectors for each view, [items, columns]. For the shares see `shares_known_elsewhere`.
+    """
     of_cases: list[Hashes] = []
     own: list[Hashes] = []
     for start in range(0, len(items.cases), CASES_AT_ONCE):
@@ -107,14 +96,15 @@ def fit_views(items: TrainingItems) -> FittedViews:
     whole = [of_cases[case] for case in case_of_item]
     both = [fit_view(whole), fit_view(own)]
     rows = [csr_array(_rows(both[0], of_cases)[case_of_item]), _rows(both[1], own)]
-    return FittedViews(both, rows, shares_known_elsewhere(whole, rows[0], items))
+    return both, rows, shares_known_elsewhere(whole, rows[0], items)
 
 
 def _rows(view: View, texts: Sequence[Hashes]) -> csr_array:
     """Return the vectors of texts, made in parts to need little memory."""
     parts = []
     for start in range(0, len(texts), CASES_AT_ONCE):
-        parts.append(view.rows(texts[start : start + CASES_AT_ONCE]))
+        part, _ = view.rows_and_shares(texts[start : start + CASES_AT_ONCE])
+        parts.append(part)
     return csr_array(vstack(parts, format="csr"))
 
 
@@ -124,11 +114,7 @@ def shares_known_elsewhere(
     """Return how much of each item's text training would know without its case, [items].
 
     This is the share of n-grams that enough other texts have. A new case is not in training either.
-
-    Args:
-        texts: The n-grams of each item's whole case. Items of one case have the same.
-        rows: The vectors of these texts, [items, columns].
-        items: The items.
+    `texts` has the n-grams of each item's whole case, and `rows` the vectors, [items, columns].
     """
     texts_with = np.bincount(rows.indices, minlength=rows.shape[1])  # [columns]
     row_of = np.repeat(np.arange(len(texts)), np.diff(rows.indptr))  # [stored n-grams of all rows]
@@ -158,14 +144,16 @@ def fit_first_stage(
     items: TrainingItems,
     rows: Sequence[csr_array],
     known: Labels,
-    regress: Regress,
+    regress: Callable[[csr_array, Array, float], tuple[Array, Array]],
 ) -> FirstStage:
     """Fit the regressions of one field on the rows of both views, leaving out each fold in turn.
 
-    `known` has the labels that an answer may have.
+    `known` has the labels that an answer may have. `regress` is `regressions`, for rows, gold
+    labels and strength.
     """
     labels = sorted(task.answer.counts(name, known.counts))
     is_set = name in task.answer.sets
+    strength = SET_STRENGTH if is_set else CLASS_STRENGTH
     values = [set(item[name]) if is_set else {item[name]} for item in items.answers]
     gold = np.array([[label in value for label in labels] for value in values])  # [items, labels]
     teaches = gold.any(axis=1) | is_set  # an item of an unknown class teaches nothing
@@ -176,7 +164,7 @@ def fit_first_stage(
         aside = items.fold == number  # [items]
         used = teaches & ~aside
         rows_used = hstack([part[used] for part in rows], format="csr")
-        weights, bias = regress(csr_array(rows_used), gold[used])
+        weights, bias = regress(csr_array(rows_used), gold[used], strength)
         of_whole, of_own = by_view(weights, rows)
         # The score of an item is the sum of both views, so only one of them has the bias.
         scores[0, aside] = (rows[0][aside] @ of_whole).toarray() + bias

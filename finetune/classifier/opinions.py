@@ -77,7 +77,7 @@ class Advisor:
     @property
     def weighs_model(self) -> bool:
         """Say whether the model's own probability counts in a confidence in one of its answers."""
-        by_model = self.calibration.keys() - set(self.answers)
+        by_model = self.calibration.keys() - set(self.answers)  # fields that the model answers
         return weighs_model(self.calibration[name] for name in by_model)
 
     def opinions(self, example: Example, row: Mapping[str, Any] = EMPTY_REPLY) -> list[Opinion]:
@@ -91,7 +91,7 @@ class Advisor:
         return self.with_answers(self.classifier.probabilities(example))
 
     def opinions_on(self, examples: Sequence[Example]) -> list[list[Opinion]]:
-        """Return the opinions on every item of each example, far faster for some hundred."""
+        """Return `opinions` of each example; of some hundred at once, this is far faster."""
         predictions = self.classifier.predict(examples)
         opinions = iter(self.with_answers(list(chain.from_iterable(predictions))))
         return [list(islice(opinions, len(items))) for items in predictions]
@@ -99,7 +99,10 @@ class Advisor:
     def opinions_of(
         self, examples: Sequence[Example], rows: Sequence[Mapping[str, Any]]
     ) -> list[list[Opinion]]:
-        """Return `opinions` of each example and its row, computed for many at once."""
+        """Return `opinions` of each example and its row of completions, computed at once.
+
+        Rows of which the prompt showed opinions contain these; only others ask the classifier.
+        """
         unknown = [one for one, row in zip(examples, rows, strict=True) if "opinions" not in row]
         predicted = iter(self.opinions_on(unknown))
         found = []
@@ -122,12 +125,13 @@ class Advisor:
         return [Opinion(item, answer) for item, answer in zip(items, answers, strict=True)]
 
     def _values(self, name: str, items: Sequence[Probabilities]) -> Sequence[Any]:
-        """Return the classifier's answers to a field, one for each item."""
+        """Return the classifier's answers to a field: one class or label set for each item."""
         label_fields = self.task.answer
         if name in label_fields.classes:
             return [by_probability(item, item)[0] for item in items]
-        sizes = self.classifier.fields[name].sizes
-        return best_sets(sizes, items, self.labels.most[label_fields.kind(name)])
+        size_weights = self.classifier.fields[name].sizes
+        max_size = self.labels.most[label_fields.kind(name)]  # the largest set in training
+        return best_sets(size_weights, items, max_size)
 
     def show(self, example: Example, opinions: Sequence[Opinion] | None = None) -> Example:
         """Return the example with the opinions in its prompt, if prompts show them."""
@@ -222,6 +226,7 @@ def read_answer(
         return FinalAnswer(decoded, decoded.answer)
     if opinions is None:
         opinions = advisor.opinions(example, row)
+    # What the classifier answers in any case counts as missing in the reply.
     of_model = decoded.without(advisor.answers, len(opinions))
     answer = advisor.complete(of_model, opinions)
     logprobs = model_logprobs(row, decoded, task.answer)
@@ -234,8 +239,9 @@ def model_logprobs(
 ) -> ModelLogprobs:
     """Return the model's log-probabilities of the values in the reply of a row.
 
-    Values that the row has no number for, that repair has changed, or that belong to a person who
-    stands elsewhere in the list are absent.
+    `row["logprobs"]` has for each item as written: field -> a number for each of its labels. Values
+    are absent that have no number, that repair has changed, or whose person stands elsewhere in the
+    list.
     """
     if not (row.get("logprobs") and decoded.readable):
         return {}
@@ -247,13 +253,12 @@ def model_logprobs(
         return {}
     logprobs = {}
     answered = label_fields.items_of(decoded.answer)
-    for number, (of_item, item, answer) in enumerate(
-        zip(row["logprobs"], written, answered, strict=False)
-    ):
+    items = zip(row["logprobs"], written, answered, strict=False)  # a reply may lack items
+    for number, (of_item, item, answer) in enumerate(items):
         if not isinstance(item, dict) or item.get("name") != answer.get("name"):
-            continue
+            continue  # of another person
         for name, of_labels in of_item.items():
-            if are_labels(item[name]) and is_same(answer[name], item[name]):
+            if are_labels(item[name]) and is_same(answer[name], item[name]):  # not repaired
                 logprobs[number, name] = sum(of_labels)
     return logprobs
 
@@ -283,6 +288,11 @@ def opinion_text(example: Example, opinions: Sequence[Opinion], label_fields: La
 
 
 def _field_texts(opinion: Opinion) -> Iterator[str]:
+    """Yield the opinion on each field of an item, such as `盗窃罪 90% | 诈骗罪 30%`.
+
+    The classifier's answer comes before the bar. After it come other likely labels, if there is
+    room: a set shows at most `MAX_LABELS` labels, a class `MAX_CLASSES`.
+    """
     for name, probabilities in opinion.probabilities.items():
         answered = opinion.answer[name]
         most = MAX_LABELS
@@ -299,4 +309,5 @@ def _field_texts(opinion: Opinion) -> Iterator[str]:
 
 
 def _with_percent(labels: Sequence[str], probabilities: Probabilities) -> str:
+    """Return labels with their probabilities: `盗窃罪 90%, 诈骗罪 30%`."""
     return ", ".join(f"{label} {probabilities[label]:.0%}" for label in labels)

@@ -247,15 +247,9 @@ def fit_second_stage(
 ) -> tuple[dict[str, FieldTrees], dict[str, Array]]:
     """Return the second stage, and the cross-fitted probabilities of its fields, [items, labels].
 
-    A field with only one class has no second stage, as there is nothing to decide.
-
-    Args:
-        items: Items with scores by first stages that were fitted without them (cross-fitted).
-        gold: Field -> [items, labels], fields in `sets` first. In other fields an item has one
-            label.
-        sets: The fields that are label sets.
-        fold: The fold of each item, the same for all items of a case, [items].
-        console: Shows progress.
+    A field with only one class has no second stage, as there is nothing to decide. The scores of
+    `items` are cross-fitted. `gold` has [items, labels] for each field, those in `sets` first; in
+    other fields an item has one label. All items of a case are in one `fold`, [items].
     """
     fields: dict[str, FieldTrees] = {}
     crossed: dict[str, Array] = {}

@@ -145,7 +145,8 @@ def test_a_vector_worked_by_hand() -> None:
         ([4, 6, 9], [0, 0]),
         ([], [0, 0]),
     ]:
-        assert view.rows([np.array(text, np.uint32)]).toarray()[0] == pytest.approx(vector)
+        rows, _ = view.rows_and_shares([np.array(text, np.uint32)])
+        assert rows.toarray()[0] == pytest.approx(vector)
 
 
 def small(*, is_set: bool, scale: float = 1.0, shift: float = 0.0) -> Classifier:
