@@ -168,13 +168,12 @@ def fit_weights(answers: Sequence[tuple[FieldAnswer, bool]]) -> dict[str, Confid
     signs = np.array([1 if is_right else -1 for _, is_right in answers])
     means = np.zeros(features.shape[1])
     means[0] = UNFITTED.classifier
-    least = [LEAST_SCALE, 0.0, *[-np.inf] * len(groups)]
+    bounds = [(LEAST_SCALE, np.inf), (0.0, np.inf), *[(-np.inf, np.inf)] * len(groups)]
 
     def loss(weights: NDArray[Any]) -> float:
         from_prior = ((weights - means) ** 2).sum() / (2 * PRIOR_DEVIATION**2)
         return float(np.logaddexp(0, -signs * (features @ weights)).sum() + from_prior)
 
-    bounds = [(lowest, np.inf) for lowest in least]
     classifier, model, *shifts = minimize(loss, means, method="L-BFGS-B", bounds=bounds).x
     return {
         group: ConfidenceWeights(classifier=classifier, model=model, shift=shift)

@@ -93,7 +93,7 @@ class Classifier:
         return [list(islice(by_item, size)) for size in seen.items.sizes.tolist()]
 
     def look_at(self, examples: Sequence[Example]) -> Seen:
-        """Return the n-grams, first-stage scores and facts of examples, which are not empty."""
+        """Return the n-grams, first-stage scores and facts of one or more examples."""
         sizes = [len(example.names) if self.label_fields.items else 1 for example in examples]
         cases = list(map(marked, examples, sizes))
         whole, own = views(cases)

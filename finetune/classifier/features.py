@@ -149,7 +149,7 @@ class View:
         of an empty text is 0.
         """
         text_of, distinct, counts = distinct_grams(texts)
-        places, is_kept = self._columns(distinct)
+        places, is_kept = places_among(self.kept, distinct)
         columns = places[is_kept]
         row_of = text_of[is_kept]
         values = (1 + np.log(counts[is_kept])) * self.idf[columns]
@@ -162,12 +162,16 @@ class View:
         shares = np.diff(starts) / np.maximum(1, np.bincount(text_of, minlength=len(texts)))
         return rows, shares
 
-    def _columns(self, hashes: Hashes) -> tuple[Array, NDArray[np.bool_]]:
-        """Return the column of each hash, and whether it has one."""
-        if not len(self.kept):
-            return np.zeros(len(hashes), np.int64), np.zeros(len(hashes), bool)
-        places = np.minimum(np.searchsorted(self.kept, hashes), len(self.kept) - 1)
-        return places, self.kept[places] == hashes
+
+def places_among(ascending: Array, wanted: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Return the place of each wanted value among ascending ones, and whether it is there at all.
+
+    For example, among 3, 5 and 8, the wanted 8 and 4 have the places 2 and 1; only 8 is there.
+    """
+    if not len(ascending):
+        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
+    places = np.minimum(np.searchsorted(ascending, wanted), len(ascending) - 1)
+    return places, ascending[places] == wanted
 
 
 def distinct_grams(texts: Sequence[Hashes]) -> tuple[Array, Hashes, Array]:

@@ -84,8 +84,9 @@ def grams(texts: Sequence[Text]) -> list[Hashes]:
 
     text_of = np.searchsorted(ends, starts)  # number of each token's text, [tokens]
     is_pair = text_of[:-1] == text_of[1:]  # whether both tokens are of one text, [tokens - 1]
-    tokens_of_texts = _by_text(tokens, text_of, len(texts))
-    pairs_of_texts = _by_text(pairs[is_pair], text_of[:-1][is_pair], len(texts))
+    others = np.arange(1, len(texts))  # numbers of all texts but the first
+    tokens_of_texts = np.split(tokens, np.searchsorted(text_of, others))
+    pairs_of_texts = np.split(pairs[is_pair], np.searchsorted(text_of[:-1][is_pair], others))
     result = []
     for one, its_tokens, its_pairs in zip(texts, tokens_of_texts, pairs_of_texts, strict=True):
         position = np.array([crc32(token.encode()) for token in one.position], np.uint32)
@@ -111,18 +112,11 @@ def _hashes_of_tokens(first_codes: Hashes, words: dict[int, bytes]) -> tuple[Has
     return tokens, pairs
 
 
-def _by_text(hashes: Hashes, text_of: NDArray[Any], count: int) -> list[Hashes]:
-    """Split hashes by the number of their text, which ascends, [hashes]."""
-    return np.split(hashes, np.searchsorted(text_of, np.arange(1, count)))
-
-
 def token_places(text: str) -> list[tuple[int, int]]:
     """Return where each token of a text starts and ends, in the order of its hashes in `grams`."""
     spans = [found.span() for found in TOKEN.finditer(text.lower())]
     # In lower case, İ is two characters. For each of them, its place in the text:
     place_of = [place for place, one in enumerate(text) for _ in one.lower()]
-    if len(place_of) == len(text):
-        return spans
     return [(place_of[start], place_of[end - 1] + 1) for start, end in spans]
 
 

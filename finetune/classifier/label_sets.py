@@ -38,10 +38,8 @@ class LabelField:
     is_set: bool  # whether the field is a label set, or one class
     scale: float  # a score is multiplied by this to give a logit: calibration
     shift: float  # is added to each logit of a label set
-    sizes: Sequence[float] = (0.0, 1.0, 1.0, 1.0)
-    """Weights of sets with 0, 1, 2 and more labels; see `size_weights`."""
-    frequencies: Sequence[float] = ()
-    """Probability of each label if the text says nothing; empty in files of version 0.4."""
+    sizes: Sequence[float] = (0.0, 1.0, 1.0, 1.0)  # see `size_weights`
+    frequencies: Sequence[float] = ()  # see `label_frequencies`; empty in files of version 0.4
 
     def probabilities(self, scores: NDArray[Any]) -> NDArray[np.float64]:
         """Return the probabilities of scores, [rows, labels]; no probability is 0."""
@@ -131,7 +129,6 @@ LABELS_OF_SETS = 6  # number of likeliest labels of which sets are formed
 MAX_FORMED_SIZE = 3  # larger formed sets have only the likeliest of these labels
 
 ROUNDED_DIGITS = 12
-
 ROUNDING = 1e-12
 """Smaller differences of expected F1 are rounding: then the smaller set is taken, and of equally
 good labels the first by name."""
@@ -167,13 +164,9 @@ def set_chances(
 def _scale(weights: Sequence[float], probabilities: Iterable[Any], likely: Iterable[Any]) -> Any:
     """Return the scale of the probabilities of sets: a number, or an array with one for each item.
 
-    If labels are independent, P(set) is the product of 1 - p of all labels, times the odds of its
-    own. With weights, these sum up to the weight that is to be expected of a set, so
-
-        scale = product of 1 - p / sum over sizes of weight * P(size)
-
-    P(size) is computed from the `likely` labels. They may leave out probabilities of `TINY`, which
-    hardly change it, unless all are.
+    It is the product of 1 - p of all labels, divided by the mean weight of a set if labels were
+    independent. This mean is computed from the `likely` labels. They may leave out probabilities of
+    `TINY`, which hardly change it, unless all are.
     """
     none = prod(1 - p for p in probabilities)
     expected = sum(map(mul, size_chances(likely), weights))
@@ -195,7 +188,7 @@ MEMBERS = _members()
 SIZES = MEMBERS.sum(axis=1)  # of the sets, [sets]
 
 BY_SIZE = MEMBERS * (np.arange(1, LABELS_OF_SETS + 1)[:, None] == SIZES)[..., None]
-"""The same for each size from 1, with only the sets of this size, [sizes, sets, labels]."""
+"""`MEMBERS` of only the sets of each size from 1, [sizes, sets, labels]."""
 
 
 def best_sets(

@@ -35,12 +35,10 @@ MIN_ITEMS = 4
 """Least number of items with a label. A rarer label gets its frequency, whatever the text is."""
 
 SET_STRENGTH = 10.0
-
 CLASS_STRENGTH = 1.0
 """Inverse strength of the L2 penalty (scikit-learn's C), chosen on a fifth of the real cases."""
 
 MIN_UPDATES = 60_000
-
 MIN_PASSES = 6
 """Least number of rows that a regression sees, and of passes over the rows."""
 

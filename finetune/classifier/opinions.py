@@ -29,7 +29,6 @@ SHOWN_FROM = 0.08
 """Least probability of a label that a prompt shows, unless the classifier answers it."""
 
 MAX_LABELS = 4
-
 MAX_CLASSES = 3
 """Most labels of a set that a prompt shows, unless the classifier answers more; and classes."""
 

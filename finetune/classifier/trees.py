@@ -39,11 +39,6 @@ class Items:
     facts: Array  # what the text says of each item, [items, any]
 
     @property
-    def cases(self) -> Array:
-        """Return the number of each item's case, [items]."""
-        return np.repeat(np.arange(len(self.sizes)), self.sizes)
-
-    @property
     def counts(self) -> Array:
         """Return how many items the case of each item has, [items]."""
         return np.repeat(self.sizes, self.sizes)
@@ -100,8 +95,9 @@ def candidates(items: Items, name: str) -> Candidates:
 
     order = np.argsort(-score, axis=1, kind="stable")[:, :CANDIDATES]  # [items, candidates]
     best_three = np.take_along_axis(score, order, 1)[:, :3]  # [items, 3]
+    case_of_item = np.repeat(np.arange(len(items.sizes)), items.sizes)  # [items]
     item = np.repeat(np.arange(len(order)), order.shape[1])  # [rows], as all below
-    case = items.cases[item]
+    case = case_of_item[item]
     label = order.ravel()
     score_of_row = score[item, label]
     own_of_row = own[item, label]

@@ -13,7 +13,7 @@ position of an item in its list. A name is one character: `FIRST_NAME` plus its 
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain, islice, pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,7 +22,14 @@ import numpy as np
 from scipy.sparse import csc_array, csr_array
 
 from panjue.finetune.classifier.classifier import Classifier, Seen
-from panjue.finetune.classifier.features import MANY_PERSONS, PLACES, Array, MarkedCase, View
+from panjue.finetune.classifier.features import (
+    MANY_PERSONS,
+    PLACES,
+    Array,
+    MarkedCase,
+    View,
+    places_among,
+)
 from panjue.finetune.classifier.grams import FIRST_NAME, Hashes, Text, token_places
 from panjue.finetune.classifier.label_sets import LabelField
 from panjue.finetune.classifier.trees import FieldTrees, Items, candidates, class_rows
@@ -210,8 +217,6 @@ class _Grams:
     places: Array  # for each token and pair with a weight, the number in `hashes`, [places]
     sentences: Array  # the number of its sentence, [places]
     shares: Array  # one divided by how often the text has this n-gram, [places]
-    found: dict[int, tuple[Array, Array]] = field(default_factory=dict)
-    """Column of a label -> `contributions`. The items of a case share its whole text."""
 
     def contributions(
         self, of_view: csc_array, column: int, n_sentences: int
@@ -220,12 +225,9 @@ class _Grams:
 
         `column` is that of the label in the weights of this text's view, `of_view`.
         """
-        if column not in self.found:
-            of_grams = self.values * _weights(of_view, column, self.columns)
-            of_places = of_grams[self.places] * self.shares
-            by_sentence = np.bincount(self.sentences, of_places, minlength=n_sentences)
-            self.found[column] = (of_grams, by_sentence)
-        return self.found[column]
+        of_grams = self.values * _weights(of_view, column, self.columns)
+        of_places = of_grams[self.places] * self.shares
+        return of_grams, np.bincount(self.sentences, of_places, minlength=n_sentences)
 
     def text_of(self, hashed: int) -> str | None:
         """Return the readable form of an n-gram at its first place; None if the text lacks it."""
@@ -339,13 +341,13 @@ def _grams(
     part = slice(*rows.indptr[number : number + 2])  # slices of a sparse array itself are slow
     columns = rows.indices[part]
     kept = view.kept[columns]
-    occurrences = np.where(np.isin(hashes, kept), np.searchsorted(kept, hashes), -1)
+    numbers, have_weight = places_among(kept, hashes)
+    occurrences = np.where(have_weight, numbers, -1)
     tokens = token_places(text.text)
     of_tokens = sentences[np.array([start for start, _ in tokens], int)]
     of_grams = np.concatenate([of_tokens, of_tokens[:-1]])  # a pair is where its first token is
-    in_text = occurrences[: len(of_grams)]  # the position is in no sentence
-    has_weight = in_text >= 0
-    places = in_text[has_weight]
+    in_sentence = have_weight[: len(of_grams)]  # the position, which comes last, is in none
+    places = numbers[: len(of_grams)][in_sentence]
     times = np.bincount(places, minlength=len(kept))
     return _Grams(
         hashes=kept,
@@ -355,7 +357,7 @@ def _grams(
         tokens=tokens,
         occurrences=occurrences,
         places=places,
-        sentences=of_grams[has_weight],
+        sentences=of_grams[in_sentence],
         shares=1 / times[places],
     )
 
@@ -399,12 +401,10 @@ def _weights(of_view: csc_array, column: int, wanted: Array) -> Array:
     `column` is that of the label in `of_view`, [n-grams of the view, labels].
     """
     part = slice(*of_view.indptr[column : column + 2])
-    columns = of_view.indices[part]  # of n-grams with a weight, ascending
-    weights = of_view.data[part].astype(float)
-    if not len(columns):
-        return np.zeros(len(wanted))
-    places = np.minimum(np.searchsorted(columns, wanted), len(columns) - 1)
-    return np.where(columns[places] == wanted, weights[places], 0)
+    places, have_weight = places_among(of_view.indices[part], wanted)
+    result = np.zeros(len(wanted))
+    result[have_weight] = of_view.data[part][places[have_weight]]
+    return result
 
 
 def _trees_say(
@@ -437,7 +437,7 @@ def _trees_say(
         parts = by_class[number].predict(rows[of_class], pred_contrib=True, num_threads=1)
         for item, contributions in zip(of_class, parts, strict=True):
             given = float(contributions.sum())
-            average = float(contributions[-1])  # LightGBM's last one is of no feature
+            average = float(contributions[-1])
             strong = _strongest_features(contributions, features, rows[item], most.of_classes)
             result[item, number] = TreesSay(None, given, average, strong)
     return result
@@ -445,7 +445,10 @@ def _trees_say(
 
 @lru_cache(maxsize=4)
 def trees_of_classes(trees: "lightgbm.Booster") -> "list[lightgbm.Booster]":
-    """Return the trees of each class alone, which give the same contributions in less time."""
+    """Return the trees of each class alone, which give the same contributions in less time.
+
+    They are cut out of LightGBM's text format, where the trees of all classes take turns.
+    """
     import lightgbm
 
     classes = trees.num_model_per_iteration()
@@ -495,12 +498,12 @@ def _corrections(
     explained = rows if most else rows[:1]
     contributions = of_field.trees.predict(explained, pred_contrib=True, num_threads=1)
     average = float(contributions[0, -1])
-    _, *others = found.columns  # the first column is the number of the label, shown by its name
+    _, *others = [(column, "") for column in found.columns]  # the first one is the label
     result = {}
     for place, (item, number) in enumerate(row_of):
         strong: Sequence[TreeFeature] = ()
         if most:
-            features = [("label", labels[number]), *[(column, "") for column in others]]
+            features = [("label", labels[number]), *others]
             strong = _strongest_features(contributions[place], features, rows[place], most)
         result[item, number] = TreesSay(scaled[place], given[place], average, strong)
     return result
@@ -509,7 +512,7 @@ def _corrections(
 def _strongest_features(
     contributions: Array, features: Sequence[tuple[str, str]], values: Array, most: int
 ) -> list[TreeFeature]:
-    """Return the features that contribute most; the last contribution is no feature's."""
+    """Return the features that contribute most; the last contribution is the average."""
     strong = []
     for number in strongest(contributions[:-1], most):
         value = float(values[number])
