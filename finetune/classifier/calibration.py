@@ -86,8 +86,7 @@ def fit_calibration(
 ) -> tuple[float, float]:
     """Return the positive scale and the shift of the scores that give the lowest log loss.
 
-    Scores and gold are [items, labels]. The shift is only for label sets: one that all classes have
-    in common changes nothing.
+    Scores and gold are [items, labels]. Classes have no shift: it would change nothing.
     """
     if len(scores) < MIN_SCALED:
         return UNSCALED
@@ -104,8 +103,7 @@ def calibrated(logits: ArrayLike, scale: float, shift: float) -> NDArray[np.floa
 
 
 Calibration = Mapping[str, Mapping[str, ConfidenceWeights]]
-"""Field -> group of answers (`FieldAnswer.group`) -> the weights of their confidences. Groups are
-`agree` and `differ`, each also with the ending `WITH_LOGPROB`."""
+"""Field -> group of answers (`FieldAnswer.group`) -> the weights of their confidences."""
 
 UNFITTED = ConfidenceWeights(classifier=1.0, model=0.0, shift=0.0)
 """The weights that leave the classifier's probability as it is, and the mean of the prior."""
@@ -126,7 +124,7 @@ class FieldAnswer(NamedTuple):
 
     @property
     def group(self) -> str:
-        """Return the name of the answers that share a calibration, such as `agree`."""
+        """Return its group of answers with one calibration: `agree` or `agree, with logprob`."""
         return self.agreement if self.logprob is None else self.agreement + WITH_LOGPROB
 
 
@@ -184,8 +182,7 @@ def fit_weights(answers: Sequence[tuple[FieldAnswer, bool]]) -> dict[str, Confid
 def confidence_in(calibration: Calibration, field_answer: FieldAnswer) -> float:
     """Return the confidence in an answer to a field, calibrated if possible."""
     of_field = calibration.get(field_answer.field, {})
-    # If the group with log-probabilities was not fitted, the weights of the group without are used.
-    # Their `model` is 0, so that they ignore a log-probability.
+    # An unfitted group with log-probabilities uses the weights of that without: their `model` is 0.
     without_logprob = of_field.get(field_answer.agreement, UNFITTED)
     weights = of_field.get(field_answer.group, without_logprob)
     of_classifier = weights.classifier * log_odds(field_answer.chance)

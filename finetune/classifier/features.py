@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
 
-from panjue.finetune.classifier.grams import FIRST_NAME, Hashes, Text, grams
+from panjue.finetune.classifier.grams import FIRST_NAME, Hashes, Text, grams, places_among
 from panjue.prompts.example import Example
 from panjue.prompts.names import Place, name_key, places_in_plain
 from panjue.prompts.plain import Rewritten, plain_text
@@ -145,8 +145,7 @@ class View:
     def rows_and_shares(self, texts: Sequence[Hashes]) -> tuple[csr_array, Array]:
         """Return the vectors of texts, [texts, columns]: sublinear TF-IDF, each of length 1.
 
-        Also return the share of each text's distinct n-grams that have a column, [texts]. The share
-        of an empty text is 0.
+        Also return the share of each text's distinct n-grams that have a column, or 0, [texts].
         """
         text_of, distinct, counts = distinct_grams(texts)
         places, is_kept = places_among(self.kept, distinct)
@@ -161,17 +160,6 @@ class View:
         rows = csr_array(parts, shape=(len(texts), len(self.kept)))
         shares = np.diff(starts) / np.maximum(1, np.bincount(text_of, minlength=len(texts)))
         return rows, shares
-
-
-def places_among(ascending: Array, wanted: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the place of each wanted value among ascending ones, and whether it is there at all.
-
-    For example, among 3, 5 and 8, the wanted 8 and 4 have the places 2 and 1; only 8 is there.
-    """
-    if not len(ascending):
-        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
-    places = np.minimum(np.searchsorted(ascending, wanted), len(ascending) - 1)
-    return places, ascending[places] == wanted
 
 
 def distinct_grams(texts: Sequence[Hashes]) -> tuple[Array, Hashes, Array]:

@@ -181,15 +181,13 @@ def show_placeholders(task: Task, labels: Labels, example: Example) -> Example:
 
 
 def _usable(task: Task, examples: Iterable[Example], known: Labels) -> list[Example]:
-    """Return the examples without those that training refuses because a label list is empty.
-
-    Where a task allows an empty list, `decode` has nothing to repair.
-    """
+    """Return the examples without those that training refuses because a label list is empty."""
     usable = []
     for example in examples:
         assert example.answer is not None, "training examples have answers"
         items = task.answer.items_of(example.answer)
         lists = [item[name] for item in items for name in task.answer.sets]
+        # Where a task allows an empty list, there is nothing to repair.
         if all(lists) or not task.ask.decode(task.ask.target(example), example, known).repairs:
             usable.append(example)
     return usable
@@ -207,10 +205,7 @@ def fit_corrections(
     stages: Mapping[str, FirstStage],
     console: Console,
 ) -> tuple[dict[str, FieldTrees], dict[str, Array]]:
-    """Return field -> second stage, and field -> its cross-fitted probabilities, [items, labels].
-
-    Both are empty if cases are too few, or if the task reads no evidence from texts.
-    """
+    """Return field -> second stage, if any, and field -> its cross-fitted probabilities."""
     if not label_fields.evidence or len(items.cases) < MIN_CASES:
         return {}, {}
     facts_of_items = []

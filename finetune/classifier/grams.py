@@ -120,6 +120,16 @@ def token_places(text: str) -> list[tuple[int, int]]:
     return [(place_of[start], place_of[end - 1] + 1) for start, end in spans]
 
 
+def places_among(
+    ascending: NDArray[Any], wanted: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return the place of each wanted value among ascending ones, and whether it is there."""
+    if not len(ascending):
+        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
+    places = np.minimum(np.searchsorted(ascending, wanted), len(ascending) - 1)
+    return places, ascending[places] == wanted
+
+
 def _words(text: str, starts: NDArray[Any], is_letter: NDArray[np.bool_]) -> dict[int, bytes]:
     """Return the tokens that are words: index in `starts` -> bytes of the word."""
     ends_word = is_letter.copy()
@@ -133,8 +143,7 @@ def _words(text: str, starts: NDArray[Any], is_letter: NDArray[np.bool_]) -> dic
 def _mask_names(codes: Hashes, ends: NDArray[Any], texts: Sequence[Text]) -> None:
     """Replace each name in the code points of all texts by `PERSON` or `OTHER`, in place.
 
-    A name is `FIRST_NAME` plus its number. Code points from there on that exceed the number of
-    names are characters of the text itself. `ends` has the places between the texts.
+    Characters above the last name of a text are its own. `ends` has the places between the texts.
     """
     places = np.flatnonzero((codes >= FIRST_NAME) & (codes < FIRST_NUMBER))  # [candidates]
     numbers = codes[places].astype(np.int64) - FIRST_NAME

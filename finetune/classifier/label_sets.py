@@ -266,10 +266,7 @@ def _terms(formed: Array, sizes: Array) -> Array:
 
 
 def _best_sizes(values: Array) -> Array:
-    """Return the size with the highest value, [items], of equal ones the smallest.
-
-    `values` has one value for each size from 0, [items, sizes].
-    """
+    """Return the size with the highest of values, [items, sizes]; of equal ones the smallest."""
     best_value = np.full(len(values), -np.inf)
     best_size = np.zeros(len(values), int)
     for size, value in enumerate(values.T):

@@ -144,10 +144,10 @@ def fit_first_stage(
     known: Labels,
     regress: Callable[[csr_array, Array, float], tuple[Array, Array]],
 ) -> FirstStage:
-    """Fit the regressions of one field on the rows of both views, leaving out each fold in turn.
+    """Fit the regressions of one field without each fold in turn, and score this fold by them.
 
-    `known` has the labels that an answer may have. `regress` is `regressions`, for rows, gold
-    labels and strength.
+    `rows` are the vectors of both views, and `known` has the labels that an answer may have.
+    `regress` is `regressions` of rows, gold labels and strength.
     """
     labels = sorted(task.answer.counts(name, known.counts))
     is_set = name in task.answer.sets

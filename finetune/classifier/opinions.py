@@ -98,10 +98,7 @@ class Advisor:
     def opinions_of(
         self, examples: Sequence[Example], rows: Sequence[Mapping[str, Any]]
     ) -> list[list[Opinion]]:
-        """Return `opinions` of each example and its row of completions, computed at once.
-
-        Rows of which the prompt showed opinions contain these; only others ask the classifier.
-        """
+        """Return `opinions` of each example and its row; the classifier is asked once."""
         unknown = [one for one, row in zip(examples, rows, strict=True) if "opinions" not in row]
         predicted = iter(self.opinions_on(unknown))
         found = []
@@ -289,8 +286,8 @@ def opinion_text(example: Example, opinions: Sequence[Opinion], label_fields: La
 def _field_texts(opinion: Opinion) -> Iterator[str]:
     """Yield the opinion on each field of an item, such as `盗窃罪 90% | 诈骗罪 30%`.
 
-    The classifier's answer comes before the bar. After it come other likely labels, if there is
-    room: a set shows at most `MAX_LABELS` labels, a class `MAX_CLASSES`.
+    The classifier's answer comes before the bar, and other likely labels after it, up to
+    `MAX_LABELS` in all for a set and `MAX_CLASSES` for a class.
     """
     for name, probabilities in opinion.probabilities.items():
         answered = opinion.answer[name]

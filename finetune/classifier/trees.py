@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -39,18 +39,10 @@ class Items:
     facts: Array  # what the text says of each item, [items, any]
 
     @property
-    def counts(self) -> Array:
-        """Return how many items the case of each item has, [items]."""
-        return np.repeat(self.sizes, self.sizes)
-
-    @property
     def weights(self) -> Array:
-        """Return the weight of each item; in the metric of judgments, a case has log2 of its items.
-
-        A single item has weight log2(1) = 0 in the metric, but training can learn from it.
-        """
-        n = self.counts
-        return np.where(n > 1, np.log2(n) / n, SINGLE_WEIGHT)
+        """Return the weight of each item, [items]; the metric of judgments gives a case log2(n)."""
+        n = np.repeat(self.sizes, self.sizes)  # how many items the case of each item has
+        return np.where(n > 1, np.log2(n) / n, SINGLE_WEIGHT)  # log2(1) would be 0
 
     def of_cases(self, how: np.ufunc, values: Array) -> Array:
         """Return the sum or maximum of values over the items of each case, [cases, any]."""
@@ -202,8 +194,6 @@ def class_rows(
     return np.hstack([*parts, items.facts])
 
 
-T = TypeVar("T")
-
 SINGLE_WEIGHT = 0.4
 """Weight of an item that is alone in its case. The metric ignores it, but training can use it."""
 
@@ -291,7 +281,7 @@ def _fit_set(
         added = part.trees.predict(rows[aside], raw_score=True, num_threads=1)
         logits[aside] = found.logits(part.scaling)[aside] + added
     # Unlike the trees, the last calibration ignores single items, as the metric does.
-    is_counted = items.counts[found.item] > 1
+    is_counted = np.repeat(items.sizes > 1, items.sizes)[found.item]
     counted = weight * is_counted if is_counted.any() else weight
     crossed = np.zeros(truth.shape)
     crossed[found.item, found.label] = _cross_calibrated(logits, gold, counted, fold_of_row)
@@ -341,21 +331,22 @@ def _fit_class(
     rows = np.stack(rows_by_fold)[fold, np.arange(len(fold))]  # [items, features]
     labels = gold[name].argmax(1)  # [items]
 
-    def train(without: int) -> "lightgbm.Booster":
+    def train(without: int) -> FieldTrees:
         used = fold != without
         data = lightgbm.Dataset(rows[used], labels[used], weight=weight[used])
         settings = {**CLASS_TREES, "num_class": classes.shape[1]}
-        return lightgbm.train(settings, data, 2 * ROUNDS)  # at half the learning rate of sets
+        # The learning rate is half of that for sets.
+        return FieldTrees(lightgbm.train(settings, data, 2 * ROUNDS))
 
-    *parts, trees = _without_each_fold(train, shown)
-    chances = np.zeros(classes.shape)
+    *parts, whole = _without_each_fold(train, shown)
+    crossed = np.zeros(classes.shape)
     for number, part in enumerate(parts):
         aside = fold == number
-        chances[aside] = np.maximum(part.predict(rows[aside], num_threads=1), TINY)
-    return FieldTrees(trees, classes=tables(fold >= 0)), chances  # tables of all folds
+        crossed[aside] = np.maximum(part.trees.predict(rows[aside], num_threads=1), TINY)
+    return replace(whole, classes=tables(fold >= 0)), crossed  # tables of the items of all folds
 
 
-def _without_each_fold(train: Callable[[int], T], shown: Meter) -> list[T]:
+def _without_each_fold(train: Callable[[int], FieldTrees], shown: Meter) -> list[FieldTrees]:
     """Return the results of `train` without fold 0, without fold 1 and so on, then with all."""
     trained = []
     folds = range(FOLDS + 1)  # no item is in the last one, so nothing is left out

@@ -22,15 +22,8 @@ import numpy as np
 from scipy.sparse import csc_array, csr_array
 
 from panjue.finetune.classifier.classifier import Classifier, Seen
-from panjue.finetune.classifier.features import (
-    MANY_PERSONS,
-    PLACES,
-    Array,
-    MarkedCase,
-    View,
-    places_among,
-)
-from panjue.finetune.classifier.grams import FIRST_NAME, Hashes, Text, token_places
+from panjue.finetune.classifier.features import MANY_PERSONS, PLACES, Array, MarkedCase, View
+from panjue.finetune.classifier.grams import FIRST_NAME, Hashes, Text, places_among, token_places
 from panjue.finetune.classifier.label_sets import LabelField
 from panjue.finetune.classifier.trees import FieldTrees, Items, candidates, class_rows
 from panjue.prompts.example import Example
@@ -131,20 +124,16 @@ class Most(NamedTuple):
     of_sets: int  # features of trees that correct the labels of a set
 
 
-AnsweredLabels = Sequence[Mapping[str, Iterable[str]]]
-"""For each item of an example: field -> the labels that were answered."""
-
-
 def reasons(
     classifier: Classifier,
     examples: Sequence[Example],
-    answered: Sequence[AnsweredLabels],
+    answered: Sequence[Sequence[Mapping[str, Iterable[str]]]],
     most: Most,
 ) -> list[list[dict[str, FieldReasons]]]:
     """Return for each item of each example: field -> likeliest labels, reasons of those answered.
 
-    The classifier was fitted on other examples. There are at most some hundred examples, each with
-    its answered labels. `most` limits the reasons; `of_sets=0` saves the time for these features.
+    The classifier was fitted on other examples. At most some hundred are `answered`, with field ->
+    labels for each of their items. `most` limits the reasons; `of_sets=0` saves much time.
     """
     if not examples:
         return []
