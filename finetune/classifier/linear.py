@@ -219,7 +219,7 @@ def cross_as_far_as_known(
     return result
 
 
-def by_view(weights: NDArray[np.float32], rows: Sequence[csr_array]) -> list[csr_array]:
+def by_view(weights: Array, rows: Sequence[csr_array]) -> list[csr_array]:
     """Split weights for rows of both views into the weights of each view."""
     columns_of_first = rows[0].shape[1]
     return [csr_array(part) for part in np.split(weights, [columns_of_first])]
