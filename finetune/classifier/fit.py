@@ -187,7 +187,7 @@ def _usable(task: Task, examples: Iterable[Example], known: Labels) -> list[Exam
         assert example.answer is not None, "training examples have answers"
         items = task.answer.items_of(example.answer)
         lists = [item[name] for item in items for name in task.answer.sets]
-        # Where a task allows an empty list, there is nothing to repair.
+        # If the task allows an empty list, `decode` has nothing to repair.
         if all(lists) or not task.ask.decode(task.ask.target(example), example, known).repairs:
             usable.append(example)
     return usable

@@ -35,10 +35,8 @@ if TYPE_CHECKING:
     import lightgbm
 
 OWN_NAME = "[this person]"
-"""Replaces the name of the item's own person in the text of a word; no n-gram has brackets."""
-
 ANY_NAME = "[name]"
-"""Replaces any other name; in an n-gram of the whole text, any name."""
+"""Replace the name of the item's own person in a word of its own clauses, and any other name."""
 
 OF_MONEY = ("largest amount of money", "sum of money", "amounts of money")
 OF_WEIGHT = ("largest weight", "sum of weights", "weights")
@@ -110,8 +108,7 @@ class Why:
 class FieldReasons:
     """The classifier's likeliest labels for a field of an item, and its reasons."""
 
-    likeliest: Sequence[tuple[str, float]]
-    """The labels with the highest probabilities, at most `LIKELIEST`."""
+    likeliest: Sequence[tuple[str, float]]  # at most `LIKELIEST` labels with their probabilities
     answered: Sequence[Why]  # for the answered labels that it knows
 
 
@@ -184,9 +181,12 @@ def _likeliest(of_field: LabelField, probabilities: Array) -> Iterator[list[tupl
 
 
 def strongest(contributions: Array, most: int) -> list[int]:
-    """Return the positions of the largest contributions above 0, then of the smallest below 0."""
-    counting = np.flatnonzero(contributions)
-    order = counting[np.argsort(-contributions[counting], kind="stable")]
+    """Return the places of the `most` largest numbers above 0, then of the `most` smallest below.
+
+    For example, with `most` 1, of the numbers 2, 0, 3, -1 these are the places 2 and 3.
+    """
+    nonzero = np.flatnonzero(contributions)
+    order = nonzero[np.argsort(-contributions[nonzero], kind="stable")]
     n_for = int((contributions > 0).sum())
     largest = order[: min(most, n_for)].tolist()
     smallest = order[max(n_for, len(order) - most) :].tolist()
