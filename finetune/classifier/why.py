@@ -296,7 +296,7 @@ def _grams_of_items(
     """Yield the n-grams of each item of all examples, with their sentences."""
     hashes_of_cases, hashes_of_items = seen.hashes
     rows_of_cases, rows_of_items = seen.rows
-    whole_text, own_clauses = classifier.views
+    text_view, own_view = classifier.views
     item = 0  # number of the item among those of all examples
     for number, (example, case) in enumerate(zip(examples, seen.cases, strict=True)):
         lengths = map(len, split_sentences(example.text, None, example.names))
@@ -305,8 +305,7 @@ def _grams_of_items(
         # The sentence of each character of `case.text`.
         sentences = np.searchsorted(starts, _places_in_text(case), side="right") - 1
         text = Text(case.text, case.names)
-        hashes = hashes_of_cases[number]
-        of_case = _grams(whole_text, rows_of_cases, number, hashes, text, sentences)
+        of_case = _grams(text_view, rows_of_cases, number, hashes_of_cases[number], text, sentences)
         for person, own in enumerate(case.own):
             position = position_read(person, len(case.own))
             if not classifier.label_fields.items:
@@ -314,8 +313,7 @@ def _grams_of_items(
             text = Text(own, case.names, case.persons[person], position)
             of_clauses = [sentences[start:end] for start, end in case.own_bounds[person]]
             in_clauses = np.concatenate([sentences[:0], *of_clauses])  # there may be no clause
-            hashes = hashes_of_items[item]
-            of_own = _grams(own_clauses, rows_of_items, item, hashes, text, in_clauses)
+            of_own = _grams(own_view, rows_of_items, item, hashes_of_items[item], text, in_clauses)
             yield _ItemGrams(of_case, of_own, bounds)
             item += 1
 
