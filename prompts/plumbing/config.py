@@ -65,7 +65,10 @@ def load_section(
 def section_values(
     cls: type[Config], path: Path, name: str, overrides: Sequence[str]
 ) -> dict[str, Any]:
-    """Return what a section of a config file and the words say, before pydantic checks it."""
+    """Return the values of a section of a config file, changed by words like `run=mine`.
+
+    pydantic checks them later. A path that begins with `~` is refused here.
+    """
     sections = load_values(path) if path.exists() else {}
     for section in sections:
         if section not in SECTIONS:
@@ -76,7 +79,7 @@ def section_values(
         raise UserError(f"{path}: section {name!r} must be lines of `key: value`")
     values = _overridden(values, [_as_text(cls, word) for word in overrides])
     for key, info in settings_of(cls).items():
-        if info.annotation in TEXT_TYPES:
+        if info.annotation in TEXT_TYPES:  # it may be a path
             refuse_home(key, str(values.get(key) or ""))
     return values
 
@@ -84,7 +87,10 @@ def section_values(
 def built_section(
     cls: type[SomeConfig], values: Mapping[str, Any], path: Path, overrides: Sequence[str]
 ) -> SomeConfig:
-    """Build `cls` from values that `path` and the words give; a wrong one names its place."""
+    """Build `cls` from values that `path` and the words give.
+
+    The error for a wrong value begins with the word that gave it, or else with `path`.
+    """
     try:
         config = cls.model_validate(dict(values))
     except ValidationError as error:
@@ -109,7 +115,10 @@ def refuse_home(key: str, value: str) -> None:
 
 
 def refuse_options(words: Sequence[str], known: Container[str]) -> None:
-    """Refuse settings in the form of other programs (`--lora_rank 16`); say panjue's form."""
+    """Refuse settings in the form of other programs (`--lora_rank 16`); say panjue's: `lora.r=16`.
+
+    `known` are the settings of this command.
+    """
     for word, following in pairwise([*words, ""]):
         if not re.match("--?[a-zA-Z]", word):
             continue
@@ -117,20 +126,21 @@ def refuse_options(words: Sequence[str], known: Container[str]) -> None:
         if not equals and not following.startswith("-") and "=" not in following:
             value = following
         key = option.lstrip("-").replace("-", "_")
-        name, _, command = OURS.get(key, key).partition(" ")
-        if not command and re.split("[.=]", name)[0] not in known:
+        # Some of our names say which commands have the setting: `engine.… (generate, serve)`.
+        name, _, commands = OURS.get(key, key).partition(" ")
+        if not commands and re.split("[.=]", name)[0] not in known:
             hint = did_you_mean(option, {"--settings", "--help"} - {option})
             raise UserError(f"no option {option}{hint or '; settings are written key=value'}")
         name = name.replace("…", key)
-        written = name if "=" in name else f"{name}={value or 'VALUE'}"
-        raise UserError(f"{option}: is written {written} here {command}".rstrip())
+        written = name if "=" in name else f"{name}={value or 'VALUE'}"  # endpoint=URL#MODEL
+        raise UserError(f"{option}: is written {written} here {commands}".rstrip())
 
 
 def refuse_unknown(word: str, known: Collection[str]) -> None:
     """Refuse a word `key=value` with a key that is none of the known settings."""
     key = re.split(r"[.=\[]", word)[0]
     if key not in known:
-        raise UserError(f"{word}: no setting {key!r}{our_name(key, known)}")
+        raise UserError(f"{word}: no setting {key!r}{_hint(key, known)}")
 
 
 YAML_ERRORS = (OmegaConfBaseException, yaml.YAMLError, UnicodeError)
@@ -145,7 +155,7 @@ def load_values(path: Path) -> dict[str, Any]:
             raise UserError(f"{path}: expected lines of `key: value`, found a list")
         with located(str(path)):
             return _plain(loaded)
-    except (*YAML_ERRORS, OSError) as error:  # OmegaConf raises it for a single number
+    except (*YAML_ERRORS, OSError) as error:  # OSError: the file has a single number
         raise UserError(f"{path}: {_one_line(error)}") from None
 
 
@@ -154,7 +164,10 @@ OF_ENVIRONMENT = re.compile(r"\$\{(?:oc\.)?env[.:][^}]*\}")
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    """Return the values of an OmegaConf object as in JSON, where all keys are texts."""
+    """Return the values of an OmegaConf object as in JSON, where all keys are texts.
+
+    A value of the environment, `${oc.env:HOME}`, is refused.
+    """
     if found := OF_ENVIRONMENT.search(OmegaConf.to_yaml(config)):
         reason = "settings are saved and packed, and may not have values of the environment"
         raise UserError(f"{found[0]}: {reason}; write the value")
@@ -213,11 +226,14 @@ def check_known(section: str, keys: Iterable[str], known: Iterable[str]) -> None
     names = list(known)
     for key in keys:
         if key not in names:
-            raise UserError(f"{section}: no setting {key!r}{our_name(key, names)}")
+            raise UserError(f"{section}: no setting {key!r}{_hint(key, names)}")
 
 
-def our_name(key: str, known: Iterable[str]) -> str:
-    """Return panjue's name of a setting of other programs, for a message; or an empty text."""
+def _hint(key: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown setting: `lora_rank` -> `; it is lora.r here`.
+
+    For a name of no other program, it is the most similar of `known`, or an empty text.
+    """
     return f"; it is {OURS[key]} here" if key in OURS else did_you_mean(key, known)
 
 
@@ -232,7 +248,7 @@ def setting_lines(cls: type[Config], values: Mapping[str, Any]) -> Iterator[str]
 
 
 def first_complaint(error: ValidationError, known: Mapping[str, FieldInfo] = {}) -> str:
-    """Return the place and the problem of pydantic's first error.
+    """Return the setting and the problem of pydantic's first error: `seed: Field required`.
 
     If the error is about settings, `known` has them by name, and an unknown or missing setting gets
     a better message. An unknown one comes first: it may be the missing one, misspelled.
@@ -240,7 +256,7 @@ def first_complaint(error: ValidationError, known: Mapping[str, FieldInfo] = {})
     first = first_error(error)
     key = ".".join(map(str, first["loc"]))
     if known and first["type"] == "extra_forbidden":
-        return f"no setting {key!r}{our_name(key, known)}"
+        return f"no setting {key!r}{_hint(key, known)}"
     if key in known and first["type"] == "missing":
         return f"set {key!r}: {known[key].description}"
     problem = first["msg"].removeprefix("Value error, ")
@@ -256,21 +272,24 @@ def first_error(error: ValidationError) -> ErrorDetails:
     return next(unknown, errors[0])
 
 
-ABSOLUTE_PATH = re.compile(r"(?:file:/{2,3}|~\w*/|/(?!/)|[A-Za-z]:[\\/]|\\\\)")
+BEGINNING_OF_PATH = re.compile(r"(?:file:/{2,3}|~\w*/|/(?!/)|[A-Za-z]:[\\/]|\\\\)")
 EMBEDDED_PATH = re.compile(
     r"""(?<=[="':])(?:file://)?(?:~\w*)?/(?!/)(?:[^\s"'/,]+/)*([^\s"'/,]+)""", re.ASCII
 )
-"""Pattern of an absolute path after `=`, a colon or a quote."""
 
 
 def scrubbed(value: Any) -> Any:
-    """Return settings in which only the last part of each absolute path is left."""
+    """Return settings with only the last part of each absolute path: `/home/me/base` -> `base`.
+
+    A card or bundle is published, and should not show the user's folders. Paths within a text count
+    after `=`, a colon or a quote: `--cache=/home/me/hub` -> `--cache=hub`.
+    """
     if isinstance(value, Mapping):
         return {scrubbed(key): scrubbed(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [scrubbed(inner) for inner in value]
     if not isinstance(value, str):
         return value
-    if ABSOLUTE_PATH.match(value):
+    if BEGINNING_OF_PATH.match(value):
         return re.split(r"[/\\]", value.rstrip("/\\"))[-1] or value
     return EMBEDDED_PATH.sub(r"\1", value)
