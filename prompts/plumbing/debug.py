@@ -40,7 +40,10 @@ class DebugLog(logging.FileHandler):
         """Ignore an error in writing."""
 
     def close(self) -> None:
-        """Close the file; this writes text that a full disk has refused before."""
+        """Close the file, without an error if the disk is still full.
+
+        Closing writes the text in the buffer, which a full disk may have refused in `emit`.
+        """
         with suppress(OSError):
             super().close()
 

@@ -46,16 +46,17 @@ channel. The channel `final` is the answer, written `assistantfinal` without spe
 
 
 def after_thinking(reply: str) -> str:
-    """Drop all think blocks. A block without an end extends to the end of the reply.
+    """Drop all think blocks: `<think>…</think>{"a": 1}` -> `{"a": 1}`.
 
-    An end without a start closes a block that the prompt has begun. Within a block, only the end of
-    the same kind counts.
+    A block without an end extends to the end of the reply. An end without a start closes a block
+    that the prompt has begun. Within a block, only the end with the same brackets and name counts.
     """
     kept: list[str] = []
     place = 0  # start of the text that is neither kept nor dropped yet
     block = None  # brackets and name of the block that has begun
     for tag in BLOCK.finditer(reply):
         kind = (tag["open"], (tag["name"] or "").lower())
+        # `</think>`, `<|channel|>final<|message|>` or `assistantfinal`
         is_end = bool(tag["end"] or tag["final"] or tag["plain"])
         if block and not (is_end and kind == block):
             continue
@@ -64,7 +65,7 @@ def after_thinking(reply: str) -> str:
             block = kind
         elif block:
             block = None
-        else:
+        else:  # the prompt has begun this block
             kept.clear()
         place = tag.end()
     if not block:
@@ -96,7 +97,8 @@ def json_objects(reply: str) -> list[Found]:
 
     The text around them does not matter. Numbers become texts. If the reply ends within an object,
     the object has only what is certain, without a string or number at the very end, which may be
-    cut.
+    cut. More than MAX_PARTS objects, not counting inner ones, give an empty list: the last one,
+    which counts as the answer, would not be in it.
     """
     found: list[Found] = []
     start = reply.find("{")
@@ -108,18 +110,21 @@ def json_objects(reply: str) -> list[Found]:
         cut = [] if parsed.is_valid or following >= 0 else _parse_cut(reply[start:])
         found += cut or [Found(value, True) for value in parsed.values]
         start = following
-    return []  # the last answer would count, but was not reached
+    return []
 
 
 def _parse(text: str, start: int = 0) -> _Parsed:
-    """Parse the object at `start`, as far as it is JSON."""
+    """Parse the object at `start`, as far as it is JSON.
+
+    Numbers become texts as they are written, since labels are texts: `[264]` -> `["264"]`.
+    """
     values: list[dict[str, Any]] = []
 
     def keep(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         """Add an object to `values`; the decoder calls this at the end of an object."""
         value: dict[str, Any] = {}
         for key, item in pairs:
-            if value.setdefault(key, item) != item:
+            if value.setdefault(key, item) != item:  # two answers: none counts
                 value = {}
                 break
         values.append(value)
@@ -137,21 +142,22 @@ def _parse(text: str, start: int = 0) -> _Parsed:
     return _Parsed(values, end, is_valid=True)
 
 
-JSON_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+(?P<end>")?|[\[\]{},]', re.DOTALL)
+JSON_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+(?P<closing_quote>")?|[\[\]{},]', re.DOTALL)
 BRACKETS = {"{": "}", "[": "]"}
 
 
 def _parse_cut(text: str) -> list[Found]:
-    """Return the objects of a text that ends within an object.
+    """Return the objects of a text that ends within an object: `{"a":[1,2` -> `{"a":["1"]}`.
 
-    The text is cut back to what is certain, and its open brackets are closed. A complete string at
-    the very end is also certain, unless it is a key: then closing the brackets gives no JSON.
+    The text is cut back to what is certain, here `{"a":[1`, and its open brackets are closed. A
+    complete string at the very end is also certain, unless it is a key: then closing the brackets
+    gives no JSON.
     """
     open_brackets: list[str] = []  # in the order in which they are closed
     after_string = certain = 0
     for token in JSON_TOKEN.finditer(text):
         sign = token[0]
-        if token["end"]:
+        if token["closing_quote"]:
             after_string = token.end()
         elif sign in BRACKETS:
             open_brackets.append(BRACKETS[sign])
@@ -166,6 +172,7 @@ def _parse_cut(text: str) -> list[Found]:
     for end in (after_string, certain) if ends_in_string else (certain,):
         parsed = _parse(text[:end] + closing)
         if parsed.is_valid:
+            # Inner objects come first, so the ones that were open are the last.
             n_whole = len(parsed.values) - closing.count("}")
             return [Found(value, i < n_whole) for i, value in enumerate(parsed.values)]
     return []

@@ -55,7 +55,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def no_such(value: object, known: Iterable[str]) -> str:
-    """Return that there is no such value, with the nearest of `known` and all of them."""
+    """Return a message with the nearest of `known`, and all of them.
+
+    `there is no 'judgement'; did you mean 'judgment'? (there are judgment, reading)`
+    """
     names = list(known)
     hint = did_you_mean(value, names) if isinstance(value, str) else ""
     return f"there is no {value!r}{hint} (there are {', '.join(names)})"
@@ -76,9 +79,9 @@ UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def printable(text: object) -> str:
-    """Return a line for the terminal with Python's escapes in place of such characters.
+    r"""Return a text for the terminal with Python's escapes of characters that it does not show.
 
-    Ids and names come from files. They could clear the screen or color the following text.
+    Ids and names come from files. ESC, here written as `\x1b`, could clear the screen.
     """
     shown = []
     for character in str(text):
@@ -101,11 +104,13 @@ LIBRARY_ERRORS = (
 
 @contextmanager
 def of_library(section: str, way_out: str = "") -> Iterator[None]:
-    """Raise UserError(`section: message`) for a library's error about settings or files."""
+    """Raise UserError(`section: message`) for a library's error about settings or files.
+
+    A missing logger, such as wandb, is a RuntimeError. Others, as of CUDA, are not the user's.
+    """
     try:
         yield
     except (*LIBRARY_ERRORS, RuntimeError) as error:
-        # A missing logger, such as wandb, raises a RuntimeError, and so does CUDA.
         if isinstance(error, RuntimeError) and "to be installed" not in str(error):
             raise
         raise UserError(f"{section}: {first_line(error).rstrip('.')}{way_out}") from None

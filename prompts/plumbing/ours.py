@@ -24,6 +24,7 @@ RECORD_KEYS = {
 
 
 def has_record(folder: Path) -> bool:
+    """Say whether panjue made a folder: it has a record with the keys of every version."""
     return any(keys <= record_keys(folder / name) for name, keys in RECORD_KEYS.items())
 
 
@@ -33,6 +34,7 @@ def is_base(folder: Path) -> bool:
 
 
 def are_scores(path: Path) -> bool:
+    """Say whether a file is a `scores.json`, which `panjue score` wrote."""
     return {"examples", "missing"} <= record_keys(path)
 
 
@@ -67,7 +69,11 @@ def refuse_foreign(path: Path, is_ours: IsOurs = lies_in_ours, other: str = "pla
 
 
 def refuse_claim(folder: Path, names: Iterable[str], other: str) -> None:
-    """Refuse to put our record into a folder in which another file has one of our `names`."""
+    """Refuse a folder that panjue did not make if a file there has one of our `names`.
+
+    Our record in the folder would make this file ours, and panjue could replace it. `other` is the
+    setting that chooses another folder, such as `run=FOLDER`, for the error.
+    """
     if not has_record(folder):
         for name in names:
             refuse_foreign(folder / name, has_record, other)
@@ -101,12 +107,12 @@ TICK_NS = 50_000_000
 def record_bytes(path: Path) -> bytes:
     """Return the content of a record; read it only once as long as the file does not change."""
     found = path.stat()
-    if time.time_ns() - found.st_ctime_ns < TICK_NS:
+    if time.time_ns() - found.st_ctime_ns < TICK_NS:  # it may change again at the same date
         return path.read_bytes()
     return _bytes_of(os.path.abspath(path), found.st_ino, found.st_size, found.st_ctime_ns)
 
 
 @lru_cache(maxsize=256)
-def _bytes_of(path: str, *_file: int) -> bytes:
-    """Return the content of the file with these numbers; they are the key of the cache."""
+def _bytes_of(path: str, *_inode_size_date: int) -> bytes:
+    """Return the content of a file. With other numbers, it has changed and is read again."""
     return Path(path).read_bytes()

@@ -10,7 +10,11 @@ PARENT_POLL_S = 0.2
 
 
 def kill_without_parent(parent: int, starter: int) -> None:
-    """Kill this process as soon as its parent or its starter has ended."""
+    """Kill this process as soon as its parent, or the command that the user started, has ended.
+
+    The command's process, `starter`, may be the parent. If others lie between the two, they do not
+    end with it.
+    """
 
     def wait_for_end() -> None:
         while os.getppid() == parent and Path(f"/proc/{starter}").exists():
