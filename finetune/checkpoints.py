@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from panjue.prompts.plumbing.files import delete, sync, sync_names
+from panjue.prompts.plumbing.files import delete, sync, sync_one
 from panjue.prompts.plumbing.run import checkpoints_in
 
 COMPLETE_MARK = "complete"
@@ -64,8 +64,8 @@ def mark_complete(checkpoint: Path) -> None:
     """Flush a checkpoint to disk, then mark it as complete."""
     sync(checkpoint)
     (checkpoint / COMPLETE_MARK).touch()
-    sync_names(checkpoint)
-    sync_names(checkpoint.parent)
+    sync_one(checkpoint)
+    sync_one(checkpoint.parent)
 
 
 def drop(checkpoint: Path) -> None:

@@ -82,7 +82,7 @@ def parse_row(raw: bytes) -> dict[str, Json]:
     except UserError as error:
         torn = "" if raw.endswith(b"\n") else "; the last line is not ended: is the file cut off?"
         raise UserError(f"{error}{torn}") from None
-    if rb"\u" in raw:  # any other text is UTF-8
+    if rb"\u" in raw:  # only an escape can give half of a character
         check_text(value)
     return as_object(value)
 
@@ -122,7 +122,7 @@ def as_object(value: Json) -> dict[str, Json]:
 
 
 def check_text(value: Json) -> None:
-    """Refuse strings that cannot be written as UTF-8, since a JSON escape can be half a pair."""
+    r"""Refuse strings that cannot be written as UTF-8: the JSON escape `\ud83d` alone is none."""
     try:
         dump(value).encode("utf-8")
     except UnicodeEncodeError:
@@ -143,7 +143,10 @@ def quoted(value: Json) -> str:
 
 @contextmanager
 def atomic_write(path: Path, is_ours: IsOurs = lies_in_ours) -> Iterator[IO[str]]:
-    """Open a text file that gets its name only if the block ends without an error."""
+    """Open a text file that gets its name only if the block ends without an error.
+
+    A file of this name is replaced. It is refused if panjue did not make it, as `is_ours` says.
+    """
     if path.is_dir():
         raise UserError(f"{path}: is a folder; name a file")
     refuse_foreign(path, is_ours)
@@ -204,12 +207,12 @@ def replace(temporary: Path, path: Path, is_ours: IsOurs = lies_in_ours) -> None
     sync(temporary)
     if not (place.is_dir() or (temporary.is_dir() and place.exists())):
         temporary.replace(place)
-        sync_names(place.parent)
+        sync_one(place.parent)
         return
     old = _temporary(path, "old")
     place.rename(old)
     temporary.rename(place)
-    sync_names(place.parent)  # first, so that one of the two is left after a power failure
+    sync_one(place.parent)  # first, so that one of the two is left after a power failure
     _remove(old)
 
 
@@ -248,11 +251,11 @@ def sync(path: Path) -> None:
     if path.is_dir():
         for inner in path.iterdir():
             sync(inner)
-    sync_names(path)
+    sync_one(path)
 
 
-def sync_names(path: Path) -> None:
-    """Wait until a file, or the list of names of a folder, is on the disk."""
+def sync_one(path: Path) -> None:
+    """Wait until a file is on the disk; of a folder, only the list of its names."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with _naming(path):
@@ -336,8 +339,9 @@ def sha256(path: Path) -> str:
 def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
     """Return the entries that differ between two manifests, with both values, in one line.
 
-    Nested entries are listed one by one: `trainer.max_steps: 10 -> 20`. A path is ignored if the
-    next entry has the hash of its file, because files may be moved.
+    Nested entries are listed one by one: `trainer.max_steps: 10 -> 20`. The path of a file, in
+    `train`, may differ if the hash in `train_sha256` is equal, because files may be moved. Another
+    hash is listed under the path: `train: a.jsonl -> b.jsonl`, or `train: a.jsonl was changed`.
     """
     before = dict(flat(old))
     after = dict(flat(new))
@@ -346,20 +350,21 @@ def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
     for key in keys:
         was = before.get(key)
         now = after.get(key)
-        file = key.removesuffix("_sha256")
+        key_of_path = key.removesuffix("_sha256")
         if was == now or f"{key}_sha256" in keys:
             continue
-        if file != key and file in keys:  # the names of files say more than their hashes
-            was = before.get(file)
-            now = after.get(file)
-            changes.append(f"{file}: {was} " + ("was changed" if was == now else f"-> {now}"))
+        if key_of_path != key and key_of_path in keys:
+            was = before.get(key_of_path)
+            now = after.get(key_of_path)
+            changed = "was changed" if was == now else f"-> {now}"
+            changes.append(f"{key_of_path}: {was} {changed}")
         else:
             changes.append(f"{key}: {_short(was)} -> {_short(now)}")
     return "; ".join(changes)
 
 
 def flat(mapping: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:
-    """Yield the entries of a mapping; entries of inner mappings have names with dots."""
+    """Yield the entries of a mapping, and of inner ones: `{"a": {"b": 1}}` -> `("a.b", 1)`."""
     for key, value in mapping.items():
         if isinstance(value, dict):
             yield from flat(value, f"{prefix}{key}.")
@@ -426,9 +431,10 @@ def exclusive_lock(
             raise UserError(f"{folder}: {problem}; {way_out}") from None
         say_waiting(folder)
         lock.acquire()
-    except OSError as error:  # a network file system without locks: then there is none
-        if error.filename:
+    except OSError as error:
+        if error.filename:  # of opening the file; an error of locking has no name
             raise
+        # A network file system without locks: then there is none.
     try:
         yield
     finally:

@@ -73,17 +73,18 @@ class Record(BaseModel):
         """Write the record into a folder, without entries that are not set."""
         write_json(folder / MANIFEST, self.model_dump(mode="json", exclude_unset=True))
 
-    def part(self, *shaped: str) -> dict[str, Any]:
-        """Return the entries that affect one of these things."""
-        names = set()
-        for name, info in type(self).model_fields.items():
-            if not set(shaped).isdisjoint(info.metadata):
-                names.add(name)
+    def part(self, *affected: str) -> dict[str, Any]:
+        """Return the entries that affect these: `part(DATA, ROWS)` affects what is trained on.
+
+        What an entry affects is in its annotation: `train_sha256: Annotated[str, DATA]`.
+        """
+        fields = type(self).model_fields.items()
+        names = {name for name, info in fields if not set(affected).isdisjoint(info.metadata)}
         return self.model_dump(include=names, mode="json")
 
-    def difference(self, new: Self, *shaped: str) -> str:
-        """Return, in one line, how the entries that affect these things differ in `new`."""
-        return difference(self.part(*shaped), new.part(*shaped))
+    def difference(self, new: Self, *affected: str) -> str:
+        """Return, in one line, how the entries of `part(*affected)` differ in `new`."""
+        return difference(self.part(*affected), new.part(*affected))
 
 
 class RunRecord(Record):
@@ -203,7 +204,8 @@ class AnswersRecord(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_entries_of_0_4(cls, found: dict[str, Any]) -> dict[str, Any]:
+    def _of_0_4(cls, found: dict[str, Any]) -> dict[str, Any]:
+        """Read what versions before 0.5 wrote: `answered_by` in place of `asked`, and more."""
         if "answered_by" in found:
             found = {"asked": found["answered_by"] == "model", **found}
         gone = ("answered_by", "because", "scaling", "for_choice")
@@ -319,8 +321,11 @@ class Best(BaseModel):
 
 
 def model_less_classifier(best: Best) -> MeanInterval:
-    """Return the model's score at a field minus the text classifier's."""
-    mean, low, high = best.less_first["classifier"]  # minus the first candidate, the model
+    """Return the difference `model less classifier` of their scores at a field, with its interval.
+
+    A choice has the opposite one: `less_first` is minus the first candidate, here the model.
+    """
+    mean, low, high = best.less_first["classifier"]
     # `0 - x`, because `-x` of 0.0 is -0.0, which is shown with its sign.
     if low is None or high is None:
         return 0 - mean, None, None
@@ -404,7 +409,10 @@ class Choice(BaseModel):
 
     @property
     def adapter(self) -> str:
-        """Return the path of the best adapter in its run folder, for a choice among adapters."""
+        """Return the path of the best adapter in its run folder: `kept/step-50`.
+
+        Only for a choice among adapters, which has the single entry `WHOLE` for whole cases.
+        """
         return self.best[WHOLE].candidate
 
     @property
@@ -439,35 +447,45 @@ class Choices(BaseModel):
 
 
 def choice_among_adapters(found: dict[str, Any]) -> dict[str, Any]:
-    """Convert a `chosen.json` of a version before 0.5 to the form of today."""
+    """Convert a `chosen.json` of a version before 0.5 to the entries of a Choice.
+
+    Its `gain` is the metric of the best adapter minus that of the first, so it is `less_first`.
+    """
     adapter = found["adapter"]
     candidates = {name: dict(one) for name, one in found["candidates"].items()}
     candidates[adapter]["sha256"] = found["adapter_sha256"]
     first = next(iter(candidates))
     less_first = {} if adapter == first else {adapter: found["gain"]}
     best = {"candidate": adapter, "metric": found["metric"], "less_first": less_first}
-    sizes = {"cases": found["cases"], "counted": found["counted"], "half": "choosing"}
-    sizes["panjue"] = found.get("panjue", "")
-    return {"candidates": candidates, "best": {WHOLE: best}, **sizes}
+    return {
+        "candidates": candidates,
+        "best": {WHOLE: best},
+        "cases": found["cases"],
+        "counted": found["counted"],
+        "half": "choosing",  # these versions always chose by this half of the held-out cases
+        "panjue": found.get("panjue", ""),
+    }
 
 
 def choice_by_field(found: dict[str, Any]) -> dict[str, Any]:
-    """Convert a `choice.json` of a version before 0.5 to the form of today."""
-    candidates: dict[str, dict[str, dict[str, float]]] = {
-        "model": {"metrics": {}},
-        "classifier": {"metrics": {}},
-    }
+    """Convert a `choice.json` of a version before 0.5 to the entries of a Choice.
+
+    Its interval is of the model's score minus the classifier's. Today's `less_first` is of the
+    classifier's score minus that of the first candidate, the model.
+    """
+    scores: dict[str, dict[str, float]] = {"model": {}, "classifier": {}}
     best = {}
     for name, field in found["fields"].items():
         metric = field["metric"]
-        for who, of_candidate in candidates.items():
-            of_candidate["metrics"][metric] = field[who]
+        for who, metrics in scores.items():
+            metrics[metric] = field[who]
         difference = (field["classifier"] - field["model"], -field["high"], -field["low"])
         best[name] = {
             "candidate": field["answered_by"],
             "metric": metric,
             "less_first": {"classifier": difference},
         }
+    candidates = {who: {"metrics": metrics} for who, metrics in scores.items()}
     others = {name: value for name, value in found.items() if name != "fields"}
     return {"candidates": candidates, "best": best, **others}
 

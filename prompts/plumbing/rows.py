@@ -92,6 +92,11 @@ def list_items(path: Path, key: str | None = None) -> list[Any]:
 
 
 def object_or_faulty(pairs: list[tuple[str, Json]]) -> dict[str, Json] | Faulty:
+    """Return an object of a file, from its keys and values; `Faulty` if a key is given twice.
+
+    `json` calls it for each object (`object_pairs_hook`). An error would end the reading of the
+    whole list; this way, only the row with the object is refused.
+    """
     try:
         return each_key_once(pairs)
     except ValueError as error:
@@ -138,7 +143,7 @@ class Rows:
         """
         self.path = name or path
         self._key = key
-        self._same = same
+        self._normal_id = same
         self._last_counts = last_counts
         self.duplicates: list[tuple[int, str]] = []
         self._offsets: dict[str, int] = {}
@@ -151,11 +156,12 @@ class Rows:
             offset += len(line)
 
     def _add(self, number: int, line: bytes, offset: int) -> None:
+        """Index the row in a line, which begins at `offset` of the file."""
         with located(f"{self.path}:{number}"):
             row = parse_row(line)
             if "id" not in row:
                 raise UserError("the row has no 'id'")
-            key = self._same(self._key(row))
+            key = self._normal_id(self._key(row))
         is_known = key in self._offsets
         if is_known:
             self.duplicates.append((number, key))
@@ -169,7 +175,7 @@ class Rows:
         return set(self._offsets)
 
     def get(self, key: object) -> dict[str, Json] | None:
-        offset = self._offsets.get(self._same(key))
+        offset = self._offsets.get(self._normal_id(key))
         if offset is None:
             return None
         self._file.seek(offset)

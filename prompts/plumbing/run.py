@@ -190,15 +190,17 @@ def find_answers(path: Path, gold: Path | None = None, gold_sha256: str = "") ->
 
     If a run has several, the answers to the file `gold` are meant. If there are none, `gold` may be
     the test file with gold answers, so answers with its name are meant. Answers to only the first
-    cases are meant if there are no others. Answers to held-out cases must be named.
+    cases are meant if there are no others. Answers to held-out cases are meant only if `path` is
+    their folder.
     """
-    if path.name == ANSWERS and not (path / MANIFEST).is_file():  # that of a run folder
+    if path.name == ANSWERS and not (path / MANIFEST).is_file():  # RUN/answers in place of RUN
         path = path.parent
     start = path if path.is_dir() else path.parent
     for place in (start, start.parent):  # a submission may itself be a folder
         if _is_of_answers(place):
             return place
     folders = answer_folders(path)
+    # What none of the folders fulfills rules none out.
     if gold and len(folders) > 1:
         same_file = [one for one in folders if _recorded(one, "test_sha256") == gold_sha256]
         same_name = [one for one in folders if one.name == gold.stem]
@@ -220,10 +222,12 @@ def refuse_unanswered(path: Path) -> NoReturn:
         raise UserError(f"{path}: there is no such folder")
     if not path.is_dir():
         raise UserError(f"{path}: is a file alone; give the folder of answers, or its run folder")
+    weights = weights_folder(path)
     run = run_around(path)
-    if weights_folder(path) == path and any(run.glob(f"{ANSWERS}/*/{MANIFEST}")):
+    is_adapter = weights == path
+    if is_adapter and any(run.glob(f"{ANSWERS}/*/{MANIFEST}")):
         raise UserError(f"{path}: has no answers; give its run folder, {run}")
-    other = "" if weights_folder(path) else " in a run folder, and nothing trained is in this one"
+    other = "" if weights else " in a run folder, and nothing trained is in this one"
     raise UserError(f"{path}: has no answers; `panjue generate` makes them{other}")
 
 
@@ -256,6 +260,6 @@ def _is_of_answers(folder: Path) -> bool:
     path = folder / MANIFEST
     if not path.is_file():
         return False
-    if folder.parent.name == ANSWERS and not (folder / CONFIG).is_file():  # the record of a run
-        return True
-    return "test_sha256" in record_keys(path)  # else the file is of something else
+    if folder.parent.name == ANSWERS and not (folder / CONFIG).is_file():
+        return True  # RUN/answers/NAME, even with a broken manifest.json
+    return "test_sha256" in record_keys(path)  # the manifest.json of a training has no such entry

@@ -70,7 +70,7 @@ class SubmissionFormat:
                         raise UserError("the row has no 'id'")
                 lines.write(dump(row) + "\n")
             lines.flush()
-            made = Path(lines.name)
+            made = Path(lines.name)  # deleted on return, but `Rows` keeps it open and reads it
             return Rows(made, name=path, same=self.same, last_counts=self.last_counts)
 
 
@@ -89,6 +89,7 @@ def refuse_other_form(path: Path) -> None:
 
 
 def _read_lines(path: Path) -> Iterator[FileRow]:
+    """Yield (line number, function that parses the line), so that one bad line ends no reading."""
     with open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             yield number, partial(_row_of_line, line)

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 from panjue.finetune.checkpoints import disk_errors_named
 from panjue.prompts.plumbing.errors import in_one_line
-from panjue.prompts.plumbing.files import read_json, stream, sync_names
+from panjue.prompts.plumbing.files import read_json, stream, sync_one
 
 folder = Path(sys.argv[1])
 codes = sys.argv[2:]
@@ -41,7 +41,7 @@ ways = {
     "tokenizers": lambda: Tokenizer(models.BPE()).save(str(folder / "tokenizer")),
     "numpy": lambda: numpy.savez_compressed(folder / "arrays.npz", **weights),
     "row": append,
-    "sync": lambda: sync_names(folder / "old.json"),
+    "sync": lambda: sync_one(folder / "old.json"),
     "read": lambda: read_json(folder / "old.json"),
 }
 for code in codes:
