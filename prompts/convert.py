@@ -265,7 +265,7 @@ def _cases(form: Form, rows: list[Row] | NotSaid) -> Iterator[Case | NotSaid]:
             yield NotSaid("a row of another form", f"it has {', '.join(map(str, row))}")
             return
     try:
-        yield from form.cases(rows)
+        yield from form.cases(*rows)
     except NotSaid as reason:
         yield reason
 

@@ -1,14 +1,14 @@
 """Questions with replies in the forms of other trainers: Alpaca, ShareGPT, OpenAI's messages."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from panjue.prompts.forms.form import ARTICLES, CHARGES, NAMES_OF_PERSON, TERM, Case, Form, Row
 from panjue.prompts.forms.record import outcome_of
 from panjue.prompts.plumbing.decode import after_thinking, flatten_forms, load_json
 from panjue.prompts.plumbing.errors import NotSaid
-from panjue.prompts.tasks.judgment.verdict import Outcome, verdict_of
+from panjue.prompts.tasks.judgment.verdict import Verdict, verdict_of
 
 QUESTION_ROLES = ("user", "human", "prompter")
 REPLY_ROLES = ("assistant", "gpt", "chatgpt", "bot", "model")
@@ -20,10 +20,10 @@ def case_of(fact: str, reply: str) -> Case:
     """Return the case of facts and a reply that judges them, in JSON, in lines or in words."""
     if not fact.strip():
         raise NotSaid("no facts")
-    outcomes, of_nobody = _outcomes(reply)
+    outcomes, of_nobody = _read_reply(reply)
     case: Case = {"fact": fact, "defendants": [one["name"] for one in outcomes]}
     case["outcomes"] = outcomes
-    if of_nobody:
+    if of_nobody:  # a note for the user says how many
         case[OF_NOBODY] = len(of_nobody)
     return case
 
@@ -33,18 +33,19 @@ OF_NOBODY = "articles of nobody"
 is counted and not written."""
 
 
-def _outcomes(reply: str) -> tuple[list[Outcome], tuple[str, ...]]:
+def _read_reply(reply: str) -> Verdict:
+    """Return what a reply says about each person; only in words may it cite articles of nobody."""
     text = after_thinking(reply).strip()
     if not text:
         raise NotSaid("an empty reply")
     fenced = re.search(r"```(?:json)?\s*(.*?)```", text, re.DOTALL)
     value = load_json(fenced[1] if fenced else text)
     if value is not None:
-        return [outcome_of(person) for person in _persons(value)], ()
+        return Verdict([outcome_of(person) for person in _persons(value)], of_nobody=())
     if text[0] in "[{" or fenced:
         raise NotSaid("a reply that is no JSON", text)
-    if persons := list(_in_lines(text)):
-        return [outcome_of(person) for person in persons], ()
+    if persons := _in_lines(text):
+        return Verdict([outcome_of(person) for person in persons], of_nobody=())
     return verdict_of(text)
 
 
@@ -63,32 +64,35 @@ def _is_list_of_objects(value: Any) -> bool:
 
 
 KEYS = {key: names[-1] for names in (NAMES_OF_PERSON, CHARGES, ARTICLES, TERM) for key in names}
+"""Any name of a field of a person -> the same name for all that mean this field."""
+
 LINE = re.compile(r"^[\s\-*#>·]*(?:\*\*)?([^\s:*]{2,8}?)(?:\*\*)?:(?:\*\*)?\s*(.+?)[。;.\s]*$")
 
 
-def _in_lines(text: str) -> Iterator[dict[str, str]]:
-    """Yield the fields of each person of a reply in lines: `被告人：张某`, `罪名：盗窃罪`.
+def _in_lines(text: str) -> list[dict[str, str]]:
+    """Return the fields of each person of a reply in lines: `被告人：张某`, `罪名：盗窃罪`.
 
-    If the text has any other line, yield nothing.
+    If the text has any other line, return an empty list. A name begins a new person, and so does a
+    field that the person already has.
     """
-    person: dict[str, str] = {}
-    pieces = [piece for piece in re.split("[\n;；]", text) if piece.strip()]
-    found = [LINE.match(flatten_forms(piece)) for piece in pieces]
-    if not all(match and match[1] in KEYS for match in found):
-        return
-    for piece, match in zip(pieces, found, strict=True):
-        assert match is not None
+    persons: list[dict[str, str]] = [{}]
+    for piece in re.split("[\n;；]", text):
+        if not piece.strip():
+            continue
+        match = LINE.match(flatten_forms(piece))
+        if match is None or match[1] not in KEYS:
+            return []
         key = KEYS[match[1]]
-        if key in person or (key == KEYS["被告人"] and person):
-            yield person
-            person = {}
+        is_name = key == KEYS["被告人"]
+        if key in persons[-1] or (is_name and persons[-1]):
+            persons.append({})
         value = re.split("[:：]", piece, maxsplit=1)[1]
-        person[key] = value.strip().strip("*").strip().rstrip("。;；.")
-    yield person
+        persons[-1][key] = value.strip().strip("*").strip().rstrip("。;；.")
+    return persons
 
 
-def _alpaca(rows: Sequence[Row]) -> Iterator[Case]:
-    [row] = rows
+def _alpaca(row: Row) -> Iterator[Case]:
+    """Yield the case of a row. The facts are the `input`, or without one in the `instruction`."""
     if row.get("history"):
         raise NotSaid("a dialogue of several turns")
     given = row.get("input") or row["instruction"]
@@ -96,8 +100,9 @@ def _alpaca(rows: Sequence[Row]) -> Iterator[Case]:
 
 
 def _pair(question: str, reply: str) -> Form:
-    def cases(rows: Sequence[Row]) -> Iterator[Case]:
-        [row] = rows
+    """Return the form of rows with a question and its reply in columns of these names."""
+
+    def cases(row: Row) -> Iterator[Case]:
         if row.get("history"):
             raise NotSaid("a dialogue of several turns")
         asked, replied = row[question], row[reply]
@@ -112,16 +117,20 @@ def _pair(question: str, reply: str) -> Form:
     return Form(f"{question} and {reply}", fits, cases)
 
 
-def _turns(key: str) -> Any:
-    def cases(rows: Sequence[Row]) -> Iterator[Case]:
-        [row] = rows
+def _turns(key: str) -> Callable[[Row], Iterator[Case]]:
+    """Return a function that yields the case of a row with a dialogue under `key`."""
+
+    def cases(row: Row) -> Iterator[Case]:
         yield {**_id(row), **_conversation(row[key])}
 
     return cases
 
 
 def _conversation(turns: Any) -> Case:
-    """Return the case of one question and its reply; ignore a system turn before them."""
+    """Return the case of one question and its reply, without system turns.
+
+    A turn is `{"from": "human", "value": "…"}` or `{"role": "user", "content": "…"}`.
+    """
     said: list[tuple[str, str]] = []
     for turn in turns if isinstance(turns, list) else []:
         if not isinstance(turn, dict):

@@ -11,11 +11,12 @@ from panjue.prompts.forms.record import (
     items_of_field,
     literal,
     name_of_person,
+    without_fraction,
 )
 from panjue.prompts.plumbing.errors import NotSaid
 from panjue.prompts.tasks.judgment.charges import inserted_article
 from panjue.prompts.tasks.judgment.citations import FIRST_OF_CRIMES, cited_articles
-from panjue.prompts.tasks.judgment.penalties import sentence
+from panjue.prompts.tasks.judgment.penalties import TERMS, sentence
 from panjue.prompts.tasks.judgment.verdict import principal_of, verdict_of
 
 NO_PARAGRAPHS = "articles have no paragraphs here (303, not 303-2): do not mix with such as have"
@@ -40,8 +41,7 @@ def whole_articles(value: Any, charges: Sequence[str]) -> list[str]:
 
 def months_alone(months: Any, fine: Any) -> dict[str, Any]:
     """Return the penalty for a source that has months without the kind of penalty."""
-    if isinstance(months, float) and months.is_integer():
-        months = int(months)
+    months = without_fraction(months)
     if type(months) is not int or months < 0:
         raise NotSaid("a penalty that cannot be read", str(months))
     amount = fine if isinstance(fine, int | float) and fine > 0 else 0
@@ -54,8 +54,7 @@ def months_alone(months: Any, fine: Any) -> dict[str, Any]:
     return sentence(imprisonment=months, fine=amount)
 
 
-def _cail2018(rows: Sequence[Row]) -> Iterator[Case]:
-    [row] = rows
+def _cail2018(row: Row) -> Iterator[Case]:
     meta = row.get("meta", row)  # the copy on Hugging Face has the fields beside the facts
     term = meta.get("term_of_imprisonment", meta)
     if not isinstance(term, Mapping):
@@ -73,11 +72,10 @@ def _cail2018(rows: Sequence[Row]) -> Iterator[Case]:
     else:
         penalty = months_alone(term.get("imprisonment"), fine)
     articles = whole_articles(meta.get("relevant_articles"), charges)
-    yield _case(row, "fact", [(name, charges, articles, penalty)])
+    yield _case(row, [(name, charges, articles, penalty)])
 
 
-def _multiljp(rows: Sequence[Row]) -> Iterator[Case]:
-    [row] = rows
+def _multiljp(row: Row) -> Iterator[Case]:
     persons = []
     criminals = row["criminals_info"]
     if not isinstance(criminals, Mapping) or not criminals:
@@ -88,18 +86,23 @@ def _multiljp(rows: Sequence[Row]) -> Iterator[Case]:
         charges = charge_list(info.get("accusations"))
         articles = whole_articles(info.get("laws"), charges)
         persons.append((name_of_person(name), charges, articles, principal_of(info["term"])))
-    yield _case(row, "fact", persons)
+    yield _case(row, persons)
 
 
-def _multijustice(rows: Sequence[Row]) -> Iterator[Case]:
+def _multijustice(*rows: Row) -> Iterator[Case]:
     facts = {str(row.get("fact")) for row in rows}
     if len(facts) > 1:
         raise NotSaid("rows of one index with different facts")
     persons = [_multijustice_person(row) for row in rows]
-    yield _case({**rows[0], "id": rows[0].get("index")}, "fact", persons)
+    yield _case({**rows[0], "id": rows[0].get("index")}, persons)
 
 
 def _multijustice_person(row: Row) -> "Person":
+    """Return the judgment of the person of a row.
+
+    The penalty is read from its words in `defendant_judgement`, or without them from the months in
+    `imprisonment`. If both are there, they must agree.
+    """
     name = name_of_person(
         _only(items_of_field(row.get("defendant")), "several persons in one field")
     )
@@ -112,16 +115,19 @@ def _multijustice_person(row: Row) -> "Person":
     if isinstance(months, str) and re.fullmatch(r"\d+(?:\.\d+)?", months.strip()):
         months = float(months)
     if not isinstance(judged, str) or not judged.strip():
-        return name, charges, articles, months_alone(months, 0)
+        return name, charges, articles, months_alone(months, fine=0)
     penalty = principal_of(judged, name)
-    said = max(penalty["imprisonment"], penalty["detention"], penalty["surveillance"])
+    said = max(penalty[term] for term in TERMS)  # only one of them is above 0
     if isinstance(months, float | int) and said and months != said:
         raise NotSaid("two penalties that differ", f"{months:g} months, {judged}")
     return name, charges, articles, penalty
 
 
 def _of_person(row: Row, column: str, name: str) -> Any:
-    """Return the value of a column, which may be that of each person, by name."""
+    """Return the value of a column for a person: 盗窃罪, of the cell `{"张某": "盗窃罪"}`.
+
+    A cell without names is the value itself.
+    """
     value = row.get(column)
     if isinstance(value, str) and value.strip()[:1] in ("[", "{"):
         value = literal(value)
@@ -129,13 +135,17 @@ def _of_person(row: Row, column: str, name: str) -> Any:
 
 
 def _only(values: Sequence[Any], reason: str) -> Any:
+    """Return the only one of some values; NotSaid with the reason if there are none or several."""
     if len(values) != 1:
         raise NotSaid(reason, str(values))
     return values[0]
 
 
-def _lecard(rows: Sequence[Row]) -> Iterator[Case]:
-    [row] = rows
+def _lecard(row: Row) -> Iterator[Case]:
+    """Yield the case of a row: `ajjbqk` has the facts, `pjjg` the verdict, `qw` the whole judgment.
+
+    The verdict cites no articles. The sentence before it does: 依照刑法第264条，判决如下.
+    """
     verdict, whole = row["pjjg"], row.get("qw")
     if not isinstance(verdict, str) or not isinstance(whole, str):
         raise NotSaid("no verdict, or no text of the judgment")
@@ -153,7 +163,7 @@ def _lecard(rows: Sequence[Row]) -> Iterator[Case]:
 
 
 def _cited(article: str) -> str:
-    """Return the citation of an article."""
+    """Return the citation of an article: `133.1-2` -> 第133条之1第2款."""
     number, _, paragraph = article.partition("-")
     number, _, inserted = number.partition(".")
     name = f"第{number}条" + (f"之{inserted}" if inserted else "")
@@ -164,13 +174,14 @@ Person = tuple[str, list[str], list[str], dict[str, Any]]
 """Name, charges, articles, penalty."""
 
 
-def _case(row: Row, fact: str, persons: Sequence[Person]) -> Case:
+def _case(row: Row, persons: Sequence[Person]) -> Case:
+    """Return the case of a row with `id` and `fact`, which may be missing."""
     outcomes = [
         {"name": name, "penalty": penalty, "charges": charges, "articles": articles}
         for name, charges, articles, penalty in persons
     ]
     names = [name for name, *_ in persons]
-    case = {"id": row.get("id"), "fact": row.get(fact), "defendants": names, "outcomes": outcomes}
+    case = {"id": row.get("id"), "fact": row.get("fact"), "defendants": names, "outcomes": outcomes}
     return {key: value for key, value in case.items() if value is not None}
 
 

@@ -1,6 +1,6 @@
 """The definition of a form of files, and how to find a column in its rows."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,8 @@ class Form:
     title: str
     fits: Callable[[Row], bool]
     """Whether a row has columns that only this form has."""
-    cases: Callable[[Sequence[Row]], Iterator[Case | NotSaid]]
-    """The cases of one row, or of several rows that are one case; `id` may be missing."""
+    cases: Callable[..., Iterator[Case | NotSaid]]
+    """The cases of a row, or with a `key` of all rows of a case: `cases(*rows)`. `id` may miss."""
     key: Callable[[Row], object] | None = None
     """What the rows of one case have in common."""
     notes: tuple[str, ...] = ()
@@ -66,8 +66,10 @@ def column(row: Row, names: Iterable[str]) -> Any:
 
 
 def has(row: Row, names: Iterable[str]) -> bool:
+    """Say whether a row has a column with one of these names, in any case of letters."""
     return not set(names).isdisjoint(map(_plain, row))
 
 
 def _plain(key: object) -> str:
+    """Return the name of a column as it is in the lists above: `刑期（月）` -> `刑期(月)`."""
     return flatten_forms(str(key)).strip().lower().replace(" ", "_")

@@ -1,6 +1,6 @@
 """Exports of Label Studio, JSON and JSON-MIN."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from panjue.prompts.forms import table
@@ -12,7 +12,10 @@ VALUES = ("choices", "text", "taxonomy", "labels", "number")
 
 
 def flat_task(row: Row) -> dict[str, Any]:
-    """Return a task as a row: its data, and the annotation of each control (`from_name`)."""
+    """Return a task as a row of a table: its data, and the value of each control.
+
+    `{"data": {"fact": "…"}, "annotations": […]}` -> `{"id": 7, "fact": "…", "罪名": "盗窃罪"}`
+    """
     data = row.get("data")
     if not isinstance(data, Mapping):
         raise NotSaid("a task without data")
@@ -25,12 +28,13 @@ def flat_task(row: Row) -> dict[str, Any]:
     if any(one != read[0] for one in read):
         raise NotSaid("annotations that differ")
     twice = data.keys() & read[0].keys()
-    if twice:
+    if twice:  # even if the values are equal: a control does not copy a column
         raise NotSaid("two columns of one meaning differ", ", ".join(map(str, twice)))
     return {"id": row.get("id"), **data, **read[0]}
 
 
 def _annotated(annotation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the name of each control of an annotation (`from_name`) -> its value."""
     fields: dict[str, Any] = {}
     results = annotation.get("result")
     for result in results if isinstance(results, list) else []:
@@ -49,12 +53,12 @@ def _annotated(annotation: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def task_cases(rows: Sequence[Row]) -> Iterator[Case]:
-    [row] = rows
+def _task_cases(row: Row) -> Iterator[Case]:
+    """Yield the case of a task, read like a row of a table."""
     fields = flat_task(row)
     if not table.is_table_row(fields):
         raise NotSaid("no facts, or no person and no judgment in words", ", ".join(fields))
-    yield from table.table_cases([fields])
+    yield from table.table_cases(fields)
 
 
 LABEL_STUDIO = Form(
@@ -63,5 +67,5 @@ LABEL_STUDIO = Form(
         isinstance(row.get("data"), Mapping)
         and {"annotations", "completions"} & row.keys() != set()
     ),
-    task_cases,
+    _task_cases,
 )

@@ -1,6 +1,6 @@
 """Rows that are already in panjue's own form, in any layout of the file."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from panjue.prompts.forms.form import Case, Form, Row
@@ -28,8 +28,7 @@ def own_form(name: str, task: Task, *, in_years: bool, in_table: bool) -> Form:
             return False
         return True
 
-    def cases(rows: Sequence[Row]) -> Iterator[Case | NotSaid]:
-        [row] = rows
+    def cases(row: Row) -> Iterator[Case | NotSaid]:
         if name == "reading":
             yield from _questions(row)
             return
@@ -49,7 +48,7 @@ OF_LISTS = ("id", "defendants", "outcomes", "groups")
 
 
 def _value(value: Any) -> Any:
-    """Return a value; a cell of a table may have a list or a number as text."""
+    """Return the list or number in a cell of a table: `"[1, 2]"` -> `[1, 2]`; else the cell."""
     if isinstance(value, str) and value[:1] in ("[", "{") and not isinstance(literal(value), str):
         return literal(value)
     if isinstance(value, str) and value.isdecimal() and str(int(value)) == value:
@@ -72,10 +71,16 @@ def _to_months(case: Case) -> None:
 
 
 def _questions(document: Row) -> Iterator[Case | NotSaid]:
-    """Yield the questions of a document, each with the fields of its paragraph."""
-    shared = {key: value for key, value in document.items() if key == "domain"}
+    """Yield the questions of a document, each with the fields of its paragraph.
+
+    `{"domain": "…", "paragraphs": [{"context": "…", "qas": [{"question": "…"}]}]}` -> `{"domain":
+    "…", "context": "…", "question": "…"}`
+    """
+    domain = {"domain": document["domain"]} if "domain" in document else {}
     paragraphs = document["paragraphs"]
-    for paragraph in paragraphs if isinstance(paragraphs, list) else [None]:
+    if not isinstance(paragraphs, list):
+        paragraphs = [None]  # one that cannot be read, so that the document is listed
+    for paragraph in paragraphs:
         of_text = paragraph if isinstance(paragraph, dict) else {}
         questions = of_text.get("qas")
         if not isinstance(questions, list) or not questions:
@@ -89,4 +94,4 @@ def _questions(document: Row) -> Iterator[Case | NotSaid]:
             elif isinstance(answers, list) and any(isinstance(one, list) for one in answers):
                 yield NotSaid("an answer of several spans")
             else:
-                yield {**shared, **of_text, **question}
+                yield {**domain, **of_text, **question}

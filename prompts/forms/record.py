@@ -67,10 +67,9 @@ def literal(text: str) -> Any:
 
 
 def charge_list(value: Any) -> list[str]:
+    """Return the charges in a field: a list of names, or a text such as 盗窃、诈骗罪."""
     charges: dict[str, None] = {}
-    # In `[走私、贩卖]毒品`, as CAIL2018 writes it, the brackets are part of the name.
-    items = value if isinstance(value, list) else items_of_field(value)
-    for item in items:
+    for item in items_of_field(value):
         known = charges_in(item) if isinstance(item, str) else None
         if known is None:
             raise NotSaid("an unknown charge", str(item))
@@ -84,6 +83,7 @@ BETWEEN_ARTICLES = re.compile(r"[、,;/|\s]+")
 
 
 def article_list(value: Any) -> list[str]:
+    """Return the articles in a field: 264, `[264, "133.1"]`, or a text such as 刑法第264条."""
     articles: dict[str, None] = {}
     for item in items_of_field(value):
         articles.update(dict.fromkeys(_articles(item)))
@@ -93,8 +93,8 @@ def article_list(value: Any) -> list[str]:
 
 
 def _articles(item: Any) -> Iterable[str]:
-    if isinstance(item, float) and item.is_integer():  # of pandas, in a column with empty cells
-        item = int(item)
+    """Return the articles of an item: 264 or `"264、133.1"` in numbers, or citations in words."""
+    item = without_fraction(item)
     if type(item) is int:
         item = str(item)
     if not isinstance(item, str):
@@ -103,9 +103,11 @@ def _articles(item: Any) -> Iterable[str]:
     pieces = [piece.removesuffix(".0") for piece in pieces]
     if pieces and all(map(is_article, pieces)):
         return pieces
-    text = f"第{item.strip()}" if re.match(r"\s*[0-9一二三四五六七八九]", item) else item  # 264条
+    begins_with_number = re.match(r"\s*[0-9一二三四五六七八九]", item)
+    text = f"第{item.strip()}" if begins_with_number else item  # 264条 -> 第264条
     rest, cited = without_citations(Plain.of(text).without(SPACES))
-    if not cited or re.search(r"[^、,;。.:和与及以并\s]", rest.text):
+    has_other_words = re.search(r"[^、,;。.:和与及以并\s]", rest.text)
+    if not cited or has_other_words:
         raise NotSaid("an article that cannot be read, or of another law", item)
     return [article for _, article in cited]
 
@@ -114,7 +116,10 @@ NO_UNIT = "a term without a unit; call it months, or 刑期（月）"
 
 
 def penalty_in(record: Row) -> dict[str, Any]:
-    """Return the official penalty of an object with a term in words, in months or in fields."""
+    """Return the official penalty of an object: in words, in months, or in its own fields.
+
+    Words must give the term: 有期徒刑三年, not the class 有期徒刑三年以上五年以下.
+    """
     months = column(record, MONTHS)
     term = column(record, TERM)
     if isinstance(term, str) and term.strip().startswith("{"):
@@ -126,9 +131,9 @@ def penalty_in(record: Row) -> dict[str, Any]:
     if len(given) > 1:
         raise NotSaid("two columns of one meaning differ", "the penalty is there twice")
     if months is not None:
-        return sentence(imprisonment=_whole(months, "months"))
+        return sentence(imprisonment=_whole_months(months))
     if own:
-        fine = {key: record[key] for key in OFFICIAL[-2:] if key in record}
+        fine = {key: record[key] for key in FINES if key in record}
         return _of_fields({**own, **fine})
     if isinstance(term, Mapping):
         return _of_fields(term)
@@ -142,26 +147,29 @@ def penalty_in(record: Row) -> dict[str, Any]:
 
 
 def _of_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the official penalty from its own fields; missing ones are 0 if any is there."""
+    """Return the official penalty from some of its fields, such as `{"imprisonment": 36}`.
+
+    The others are 0 or false. A fine alone is not enough: there may be a term that is not given.
+    """
     odd = [str(key) for key in fields if key not in (*OFFICIAL, *CHANGES_NOTHING)]
-    if odd:  # a unit may follow
+    if odd:  # `imprisonment_years` would be in another unit
         raise NotSaid("a penalty with unknown fields", ", ".join(odd))
     known = {key: _number(value) for key, value in fields.items() if key in OFFICIAL}
     known = {key: value for key, value in known.items() if value is not None}
     penalty = sentence(**known)
     try:
-        number = penalty_class(penalty)
+        penalty_class(penalty)
     except UserError as error:
         raise NotSaid("a penalty that cannot be read", str(error)) from None
     if not known.keys() & {*TERMS, *FLAGS}:
         raise NotSaid("a person without a penalty")
-    assert number >= 0
     for flag in FLAGS:
         penalty[flag] = bool(penalty[flag])
     return penalty
 
 
-OFFICIAL = (*TERMS, *FLAGS, "fine", "fine_without_amount")
+FINES = ("fine", "fine_without_amount")
+OFFICIAL = (*TERMS, *FLAGS, *FINES)
 CHANGES_NOTHING = ("probation", "probation_months", "suspended", "缓刑")
 """Fields of a penalty that do not change its class."""
 
@@ -180,13 +188,16 @@ def _number(value: Any) -> Any:
     return None if not text else value
 
 
-def _whole(value: Any, what: str) -> int:
+def without_fraction(value: Any) -> Any:
+    """Return 7.0 as 7, and any other value as it is: pandas makes floats where cells are empty."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _whole_months(value: Any) -> int:
     """Return a number of months above 0."""
-    number = _number(value)
-    if isinstance(number, float) and number.is_integer():
-        number = int(number)
+    number = without_fraction(_number(value))
     if type(number) is not int or number < 0:
         raise NotSaid("a term that is no whole number of months", str(value))
     if number == 0:
-        raise NotSaid(f"0 {what}: a fine, an exemption or nothing", str(value))
+        raise NotSaid("0 months: a fine, an exemption or nothing", str(value))
     return number

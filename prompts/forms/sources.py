@@ -18,6 +18,7 @@ from panjue.prompts.forms.values import JSONP, json_values
 from panjue.prompts.other_formats import BEGINNINGS
 from panjue.prompts.plumbing.errors import NotSaid, Unreadable, UserError
 from panjue.prompts.plumbing.files import BOM, open_bytes, refuse_pipe
+from panjue.prompts.plumbing.rows import Faulty
 
 RowPlace = int | str
 """The line of a row, or its number in a file without lines."""
@@ -26,7 +27,9 @@ SourceRow = tuple[RowPlace, dict[str, Any] | NotSaid]
 
 GZIP = b"\x1f\x8b"
 PARQUET = b"PAR1"
-BEGINNING_BYTES = 2**16
+BEGINNING = 2**16
+"""Number of the first bytes or characters of a file that show its form."""
+
 DECODED_AT_ONCE = 2**20
 
 
@@ -41,7 +44,7 @@ class SourceFile:
 
     @property
     def is_table(self) -> bool:
-        """Say whether the cells are texts, even if they mean numbers or lists."""
+        """Say whether it is a table, so that a cell may have a list or number as a text."""
         return bool(self.delimiter) or self.description == "Parquet"
 
     def rows(self) -> Iterator[SourceRow]:
@@ -68,13 +71,13 @@ def source_of(path: Path) -> SourceFile:
         return SourceFile(path, "a folder of JSON files")
     refuse_pipe(path)
     with open_bytes(path) as file:
-        head = file.read(BEGINNING_BYTES)
+        head = file.read(BEGINNING)
     if not head.strip():
         raise Unreadable(f"{path}: is empty")
     compression = ", gzip" if head.startswith(GZIP) else ""
     if compression:
         with _bytes(path) as unpacked:
-            head = unpacked.read(BEGINNING_BYTES)
+            head = unpacked.read(BEGINNING)
     if head.startswith(PARQUET):
         if compression:
             raise Unreadable(f"{path}: is Parquet in gzip; gunzip it first")
@@ -84,7 +87,7 @@ def source_of(path: Path) -> SourceFile:
             raise Unreadable(f"{path}: is {name}; give JSON, CSV, Parquet or gzip of them")
     encoding, name = _encoding(path, head)
     with _text(path, encoding) as text:
-        delimiter = _delimiter(text.read(BEGINNING_BYTES))
+        delimiter = _delimiter(text.read(BEGINNING))
     layout = "a table" if delimiter else "JSON"
     return SourceFile(path, f"{layout}, {name}{compression}", encoding, delimiter)
 
@@ -107,7 +110,10 @@ def _bytes(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _text(path: Path, encoding: str) -> Iterator[IO[str]]:
-    """Open a file as text; a byte that is no UTF-8 becomes a character that UTF-8 cannot have."""
+    """Open a file as text; a byte that is no UTF-8 becomes a character that UTF-8 cannot have.
+
+    In UTF-16, it may be no character at all: then the file is unreadable.
+    """
     with (
         _bytes(path) as file,
         io.TextIOWrapper(file, encoding, "surrogateescape", newline="") as text,
@@ -138,39 +144,41 @@ def _encoding(path: Path, head: bytes) -> tuple[str, str]:
         if head.startswith(mark):
             return names
     for encoding, zero in WITHOUT_MARK:
-        if head[zero:200:2].count(0) > 20 and not head[1 - zero : 200 : 2].count(0):
+        zeros = head[zero:200:2].count(0)
+        other_zeros = head[1 - zero : 200 : 2].count(0)
+        if zeros > 20 and not other_zeros:  # over 20 of the first 100 characters are ASCII
             return encoding, "UTF-16"
-    if _decodes(path, "utf-8"):
+    if _beginning(path, "utf-8") is not None:
         return "utf-8", "UTF-8"
-    sample = _decodes(path, "gb18030")
-    if sample and _is_usual(sample):
+    text = _beginning(path, "gb18030")
+    if text and _has_common_characters(text):
         return "gb18030", "GB18030"
-    wrong = head.decode("utf-8", "ignore")
-    if 20 * len(wrong.encode()) < 19 * len(head):
+    valid = head.decode("utf-8", "ignore").encode()
+    if 20 * len(valid) < 19 * len(head):  # over 5% is no UTF-8
         raise Unreadable(f"{path}: is neither UTF-8, UTF-16 nor GB18030; save it as UTF-8")
     return "utf-8", "UTF-8"  # with a few wrong bytes; rows with them are left out
 
 
-def _decodes(path: Path, encoding: str) -> str:
-    """Return the first text of a file if the whole file is in this encoding; else an empty text."""
+def _beginning(path: Path, encoding: str) -> str | None:
+    """Return the first text of a file; None if not the whole file is in this encoding."""
     decoder = codecs.getincrementaldecoder(encoding)()
-    sample = ""
-    with _bytes(path) as file:
-        while block := file.read(DECODED_AT_ONCE):
-            try:
+    beginning = ""
+    try:
+        with _bytes(path) as file:
+            while block := file.read(DECODED_AT_ONCE):
                 text = decoder.decode(block)
-            except UnicodeDecodeError:
-                return ""
-            sample = sample or text[:BEGINNING_BYTES]
-        try:
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError:
-            return ""
-    return sample or " "
+                beginning = beginning or text[:BEGINNING]
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return None
+    return beginning
 
 
-def _is_usual(text: str) -> bool:
-    """Say whether most Chinese characters of a text are common ones."""
+def _has_common_characters(text: str) -> bool:
+    """Say whether over 80% of the Chinese characters are common: see LEVEL_1.
+
+    Bytes of another encoding, read as GB18030, give mostly rare characters.
+    """
     characters = HAN.findall(text)
     common = 0
     for character in characters:
@@ -199,6 +207,7 @@ def _delimiter(text: str) -> str:
 
 
 def _json_rows(file: IO[str]) -> Iterator[SourceRow]:
+    """Yield (place, row) of a JSON text; of a single object, the rows that it wraps, if it does."""
     values = json_values(file.read)
     first_two = list(islice(values, 2))
     if len(first_two) == 1:
@@ -214,12 +223,17 @@ ROWS_OF = ("data", "rows", "items", "records", "cases", "examples", "train", "li
 
 
 def _rows_within(value: dict[str, Any]) -> list[Any]:
-    """Return the rows in an object that has a list of them: `{"data": [...]}`."""
-    lists = [key for key, item in value.items() if isinstance(item, list) and item]
-    names = [key for key in lists if key in ROWS_OF and isinstance(value[key][0], dict)]
-    others = [key for key, item in value.items() if isinstance(item, dict | list) and item]
-    if len(names) == 1 and set(others) <= {*names, "meta", "metadata", "info"}:
-        return cast(list[Any], value[names[0]])
+    """Return the rows that an object wraps: `{"data": [{…}, {…}], "meta": {…}}`.
+
+    Empty if it wraps none: it may be a row itself, with a list of objects among its fields.
+    """
+    inner = {key: item for key, item in value.items() if isinstance(item, dict | list) and item}
+    wrapped = []
+    for key, item in inner.items():
+        if key in ROWS_OF and isinstance(item, list) and isinstance(item[0], dict):
+            wrapped.append(key)
+    if len(wrapped) == 1 and inner.keys() <= {*wrapped, "meta", "metadata", "info"}:
+        return inner[wrapped[0]]
     return []
 
 
@@ -227,30 +241,33 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _as_row(value: Any) -> dict[str, Any] | NotSaid:
+    """Return a row if it is one that can be written as JSON in UTF-8, else the reason."""
     if isinstance(value, NotSaid):
         return value
     if not isinstance(value, dict):
         return NotSaid("not a JSON object", str(value))
     try:
-        return value if is_writable(value) else NotSaid("not UTF-8")
+        _check_within(value)
     except RecursionError:
         return NotSaid("not JSON", "it is nested too deeply")
-    except UserError as error:  # a key is given twice, deeper in the row
-        return NotSaid("not JSON", str(error))
+    except NotSaid as reason:
+        return reason
+    return value
 
 
-def is_writable(value: Any) -> bool:
-    """Say whether all texts of a value can be written as UTF-8; UserError: a key is given twice."""
+def _check_within(value: Any) -> None:
+    """Raise NotSaid for a text that is no UTF-8, and for an object with a key twice (`Faulty`)."""
     if isinstance(value, str):
-        return not SURROGATE.search(value)
-    if isinstance(value, dict):
-        return all(map(is_writable, (*value, *value.values())))
-    if isinstance(value, list):
-        return all(map(is_writable, value))
-    reason = getattr(value, "reason", None)  # a `Faulty`
-    if reason:
-        raise UserError(reason)
-    return True
+        if SURROGATE.search(value):
+            raise NotSaid("not UTF-8")
+    elif isinstance(value, Faulty):
+        raise NotSaid("not JSON", value.reason)
+    elif isinstance(value, dict):
+        for item in (*value, *value.values()):
+            _check_within(item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_within(item)
 
 
 def _table_rows(file: IO[str], delimiter: str) -> Iterator[SourceRow]:

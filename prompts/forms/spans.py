@@ -1,14 +1,13 @@
 """Questions about a text, for the task `reading`: CMRC2018, and flat rows of SQuAD."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from panjue.prompts.forms.form import Case, Form, Row
 from panjue.prompts.plumbing.errors import NotSaid
 
 
-def _cmrc2018(rows: Sequence[Row]) -> Iterator[Case | NotSaid]:
-    [row] = rows
+def _cmrc2018(row: Row) -> Iterator[Case | NotSaid]:
     context = row["context_text"]
     questions = row["qas"]
     for question in questions if isinstance(questions, list) and questions else [None]:
@@ -24,8 +23,7 @@ def _cmrc2018(rows: Sequence[Row]) -> Iterator[Case | NotSaid]:
         yield _with_answers(case, question)
 
 
-def _squad(rows: Sequence[Row]) -> Iterator[Case | NotSaid]:
-    [row] = rows
+def _squad(row: Row) -> Iterator[Case | NotSaid]:
     case = {key: row.get(key) for key in ("id", "context", "question")}
     case["casename"] = row.get("title") or ""
     yield _with_answers(case, row)

@@ -1,6 +1,6 @@
 """Tables with one row for each person, or with a judgment in words in a column."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from panjue.prompts.forms.chat import case_of
 from panjue.prompts.forms.form import (
@@ -18,7 +18,7 @@ from panjue.prompts.forms.form import (
     column,
     has,
 )
-from panjue.prompts.forms.record import name_of_person, outcome_of
+from panjue.prompts.forms.record import name_of_person, outcome_of, without_fraction
 from panjue.prompts.plumbing.errors import NotSaid
 from panjue.prompts.tasks.judgment.penalties import TERMS
 
@@ -42,7 +42,8 @@ def key_of_case(row: Row) -> object:
     return str(found)
 
 
-def table_cases(rows: Sequence[Row]) -> Iterator[Case]:
+def table_cases(*rows: Row) -> Iterator[Case]:
+    """Yield the case of all rows with one id: of each person, or of one judgment in words."""
     facts = {str(column(row, FACT) or "") for row in rows}
     if len(facts) > 1:
         raise NotSaid("rows of one id with different facts")
@@ -67,12 +68,10 @@ def table_cases(rows: Sequence[Row]) -> Iterator[Case]:
 
 
 def _id(value: object) -> object:
-    """Return the id in a row of a table, where all cells are texts."""
+    """Return an id as a number if it is one: the text `"7"` of a CSV, or 7.0 of Parquet."""
     if isinstance(value, str) and value.isdecimal() and str(int(value)) == value:
         return int(value)
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
+    return without_fraction(value)
 
 
 TABLE = Form("rows of persons", is_table_row, table_cases, key=key_of_case)

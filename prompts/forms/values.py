@@ -26,8 +26,8 @@ JSONP = re.compile(
 
 DECODER = json.JSONDecoder(object_pairs_hook=object_or_faulty)
 NEAR_END = 16
-"""If a value continues in the next chunk, its error is in these last characters: `tru`,
-`"\\u4e`."""
+"""If a value continues in the next chunk, its error is in this number of last characters of the
+buffer: `tru`, `"\\u4e`."""
 
 
 def json_values(read: Callable[[int], str]) -> Iterator[tuple[int | str, Any]]:
@@ -87,7 +87,7 @@ class _Text:
         self.place = place
 
     def column(self) -> int:
-        """Return the number of characters before the next one in its line; 0 if unknown."""
+        """Return the number of characters before the next one in its line, as far as in memory."""
         return len(self.buffer[: self.place].rpartition("\n")[2])
 
     def skip(self, pattern: re.Pattern[str]) -> bool:
@@ -95,6 +95,7 @@ class _Text:
         while True:
             found = pattern.match(self.buffer, self.place)
             end = found.end() if found else self.place
+            # At the end of the buffer, a match may continue. A single `/` may begin a remark.
             if end < len(self.buffer) - 1 or self.is_whole:
                 self.skip_to(end)
                 return end < len(self.buffer)
@@ -122,10 +123,10 @@ def _value(text: _Text, *, in_list: bool) -> Any:
         except RecursionError:
             problem = "it is nested too deeply"
         except json.JSONDecodeError as error:
-            is_cut = error.msg.startswith("Unterminated string")
-            may_go_on = is_cut or error.pos > len(text.buffer) - NEAR_END
+            is_open = error.msg.startswith("Unterminated string")
+            may_be_cut = is_open or error.pos > len(text.buffer) - NEAR_END
             is_short = len(text.buffer) - text.place < LONGEST_ROW
-            if may_go_on and is_short and not text.is_whole:
+            if may_be_cut and is_short and not text.is_whole:
                 text.more(size)
                 size *= 2  # so that a long row is parsed a few times, not once for each chunk
                 continue
@@ -136,13 +137,13 @@ def _value(text: _Text, *, in_list: bool) -> Any:
                 continue
             text.skip_to(end)
             return NotSaid("not JSON", value.reason) if isinstance(value, Faulty) else value
-        return _passed(text, problem, in_list=in_list)
+        return _skip_invalid(text, problem, in_list=in_list)
 
 
-def _passed(text: _Text, problem: str, *, in_list: bool) -> Any:
+def _skip_invalid(text: _Text, problem: str, *, in_list: bool) -> Any:
     """Skip a row that is no JSON: its line, and the following lines with more indentation.
 
-    If the row is Python's repr, return its value.
+    Return the reason. If the row is a dictionary of Python, `{'fact': '…'}`, return its value.
     """
     indent = text.column()
     line = text.skip_line()
@@ -153,10 +154,8 @@ def _passed(text: _Text, problem: str, *, in_list: bool) -> Any:
             value = None
         if isinstance(value, dict):
             return value
-    while True:
+    while text.place < len(text.buffer) or not text.is_whole:
         if text.place == len(text.buffer):
-            if text.is_whole:
-                break
             text.more(CHUNK)
             continue
         start = LINE_START.match(text.buffer, text.place)
@@ -166,7 +165,7 @@ def _passed(text: _Text, problem: str, *, in_list: bool) -> Any:
         if is_end_of_list or not is_inside:
             break
         text.skip_line()
-    rest = ", with the rest of its line" if in_list else ""
+    rest = ", with the rest of its line" if in_list else ""  # further rows may be on this line
     return NotSaid(f"not JSON{rest}", f"{problem}: {line.strip()}")
 
 
