@@ -521,6 +521,14 @@ def test_flat_rows_of_squad(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("number", [3, 3.0, 1234567, 1234567.5])
+def test_an_answer_of_squad_may_be_a_number(tmp_path: Path, number: float) -> None:
+    text = f"{number}".removesuffix(".0")
+    row = {"id": "1", "context": f"盗窃{text}元", "question": "多少？", "answers": [number]}
+    done = converted(tmp_path, lines([row]), task="reading")
+    assert readable(done, "reading") == [{"type": "span", "answer": text}]
+
+
 def test_documents_of_reading_come_back_as_they_were(tmp_path: Path) -> None:
     sample = Path(load_task.__code__.co_filename).parent / "tasks/reading/sample.json"
     before = list(Reader(load_task("reading")).read(sample))
