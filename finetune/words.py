@@ -3,6 +3,7 @@
 The Makefile's targets use the same functions.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ from typing import Any
 from panjue.finetune.settings import SftConfig
 from panjue.prompts.gpu import check_gpu
 from panjue.prompts.plumbing.config import (
+    check_known,
     load_values,
     refuse_home,
     refuse_options,
-    refuse_unknown,
     settings_of,
 )
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
@@ -50,7 +51,7 @@ def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
     for word in settings:
         if "=" not in word:
             raise UserError(f"{word!r}: settings are written key=value; a config comes before them")
-        refuse_unknown(word, settings_of(SftConfig))
+        check_known(word, re.split(r"[.=\[]", word)[:1], settings_of(SftConfig))
     given = dict(word.split("=", 1) for word in settings)
     of_run = Path(given.get("run", ""), CONFIG)
     if config is None and "run" in given and of_run.is_file():

@@ -107,14 +107,12 @@ def _pair(question: str, reply: str) -> Form:
             raise NotSaid("a dialogue of several turns")
         asked, replied = row[question], row[reply]
         if isinstance(asked, list) and isinstance(replied, list):  # trl's conversational form
-            yield {**_id(row), **_conversation([*asked, *replied])}
-            return
-        yield {**_id(row), **case_of(_string(asked), _string(replied))}
+            case = _conversation([*asked, *replied])
+        else:
+            case = case_of(_string(asked), _string(replied))
+        yield {**_id(row), **case}
 
-    def fits(row: Row) -> bool:
-        return {question, reply} <= row.keys()
-
-    return Form(f"{question} and {reply}", fits, cases)
+    return Form(f"{question} and {reply}", lambda row: {question, reply} <= row.keys(), cases)
 
 
 def _turns(key: str) -> Callable[[Row], Iterator[Case]]:

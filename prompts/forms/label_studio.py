@@ -28,7 +28,7 @@ def flat_task(row: Row) -> dict[str, Any]:
     if any(one != read[0] for one in read):
         raise NotSaid("annotations that differ")
     twice = data.keys() & read[0].keys()
-    if twice:  # even if the values are equal: a control does not copy a column
+    if twice:  # their values are not compared: a control with the name of a column is a mistake
         raise NotSaid("two columns of one meaning differ", ", ".join(map(str, twice)))
     return {"id": row.get("id"), **data, **read[0]}
 

@@ -78,9 +78,8 @@ def _questions(document: Row) -> Iterator[Case | NotSaid]:
     """
     domain = {"domain": document["domain"]} if "domain" in document else {}
     paragraphs = document["paragraphs"]
-    if not isinstance(paragraphs, list):
-        paragraphs = [None]  # one that cannot be read, so that the document is listed
-    for paragraph in paragraphs:
+    # In place of no list, a paragraph that cannot be read: so the document is listed as left out.
+    for paragraph in paragraphs if isinstance(paragraphs, list) else [None]:
         of_text = paragraph if isinstance(paragraph, dict) else {}
         questions = of_text.get("qas")
         if not isinstance(questions, list) or not questions:

@@ -132,15 +132,13 @@ def penalty_in(record: Row) -> dict[str, Any]:
         raise NotSaid("two columns of one meaning differ", "the penalty is there twice")
     if months is not None:
         return sentence(imprisonment=_whole_months(months))
-    if own:
+    if own:  # a fine counts only beside them: alone, it does not say the sentence
         fine = {key: record[key] for key in FINES if key in record}
         return _of_fields({**own, **fine})
     if isinstance(term, Mapping):
         return _of_fields(term)
-    if not isinstance(term, str):
+    if not isinstance(term, str) or re.fullmatch(r"[\d.]+", term.strip()):
         raise NotSaid(NO_UNIT, str(term))
-    if re.fullmatch(r"[\d.]+", term.strip()):
-        raise NotSaid(NO_UNIT, term)
     if term.strip() in PENALTY_WORDS and not penalty_of(term):
         raise NotSaid("a class of penalties in place of a term", term)
     return principal_of(term)

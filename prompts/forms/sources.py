@@ -175,10 +175,7 @@ def _beginning(path: Path, encoding: str) -> str | None:
 
 
 def _has_common_characters(text: str) -> bool:
-    """Say whether over 80% of the Chinese characters are common: see LEVEL_1.
-
-    Bytes of another encoding, read as GB18030, give mostly rare characters.
-    """
+    """Say whether over 80% of the Chinese characters are common; a wrong decoding has rare ones."""
     characters = HAN.findall(text)
     common = 0
     for character in characters:
@@ -197,10 +194,9 @@ def _delimiter(text: str) -> str:
     start = text.lstrip("\ufeff \t\r\n")
     if start[:1] in tuple("{[") or start.startswith("//") or JSONP.match(text):
         return ""
-    lines = [line for line in start.splitlines() if line.strip()]
-    if named := re.fullmatch("sep=(.)", lines[0] if lines else "", re.IGNORECASE):
+    header = next((line for line in start.splitlines() if line.strip()), "")
+    if named := re.fullmatch("sep=(.)", header, re.IGNORECASE):
         return named[1]
-    header = lines[0] if lines else ""
     columns = {sign: len(next(csv.reader([header], delimiter=sign))) for sign in DELIMITERS}
     best = max(columns, key=lambda sign: columns[sign])
     return best if columns[best] > 1 else ""
@@ -228,12 +224,13 @@ def _rows_within(value: dict[str, Any]) -> list[Any]:
     Empty if it wraps none: it may be a row itself, with a list of objects among its fields.
     """
     inner = {key: item for key, item in value.items() if isinstance(item, dict | list) and item}
-    wrapped = []
+    wrapped: dict[str, list[Any]] = {}
     for key, item in inner.items():
         if key in ROWS_OF and isinstance(item, list) and isinstance(item[0], dict):
-            wrapped.append(key)
+            wrapped[key] = item
     if len(wrapped) == 1 and inner.keys() <= {*wrapped, "meta", "metadata", "info"}:
-        return inner[wrapped[0]]
+        [rows] = wrapped.values()
+        return rows
     return []
 
 
@@ -302,12 +299,11 @@ def _parquet_rows(path: Path) -> Iterator[SourceRow]:
         from pyarrow import ArrowException, parquet
     except ModuleNotFoundError:
         raise UserError(f"{path}: to read Parquet, pip install pyarrow") from None
-    number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=256):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"row {number}", _as_row(row)
+            batches = file.iter_batches(batch_size=256)
+            rows = (row for batch in batches for row in batch.to_pylist())
+            for number, row in enumerate(rows, start=1):
+                yield f"row {number}", _as_row(row)
     except (ArrowException, OSError) as error:
         raise Unreadable(f"{path}: is no Parquet that can be read: {error}") from None

@@ -86,10 +86,6 @@ class _Text:
         self.line += self.buffer.count("\n", self.place, place)
         self.place = place
 
-    def column(self) -> int:
-        """Return the number of characters before the next one in its line, as far as in memory."""
-        return len(self.buffer[: self.place].rpartition("\n")[2])
-
     def skip(self, pattern: re.Pattern[str]) -> bool:
         """Skip a match of the pattern here; say whether more text follows."""
         while True:
@@ -145,7 +141,7 @@ def _skip_invalid(text: _Text, problem: str, *, in_list: bool) -> Any:
 
     Return the reason. If the row is a dictionary of Python, `{'fact': '…'}`, return its value.
     """
-    indent = text.column()
+    indent = len(text.buffer[: text.place].rpartition("\n")[2])
     line = text.skip_line()
     if line.startswith(("{'", '{"')):
         try:

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,10 +65,7 @@ def load_section(
 def section_values(
     cls: type[Config], path: Path, name: str, overrides: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the values of a section of a config file, changed by words like `run=mine`.
-
-    pydantic checks them later. A path that begins with `~` is refused here.
-    """
+    """Return a section of a config file, changed by words like `run=mine`, not checked yet."""
     sections = load_values(path) if path.exists() else {}
     for section in sections:
         if section not in SECTIONS:
@@ -79,7 +76,7 @@ def section_values(
         raise UserError(f"{path}: section {name!r} must be lines of `key: value`")
     values = _overridden(values, [_as_text(cls, word) for word in overrides])
     for key, info in settings_of(cls).items():
-        if info.annotation in TEXT_TYPES:  # it may be a path
+        if info.annotation in TEXT_TYPES:  # it may be a path with ~
             refuse_home(key, str(values.get(key) or ""))
     return values
 
@@ -87,10 +84,7 @@ def section_values(
 def built_section(
     cls: type[SomeConfig], values: Mapping[str, Any], path: Path, overrides: Sequence[str]
 ) -> SomeConfig:
-    """Build `cls` from values that `path` and the words give.
-
-    The error for a wrong value begins with the word that gave it, or else with `path`.
-    """
+    """Build `cls` from values; the error for a wrong one names its word, or else the file."""
     try:
         config = cls.model_validate(dict(values))
     except ValidationError as error:
@@ -136,13 +130,6 @@ def refuse_options(words: Sequence[str], known: Container[str]) -> None:
         raise UserError(f"{option}: is written {written} here {commands}".rstrip())
 
 
-def refuse_unknown(word: str, known: Collection[str]) -> None:
-    """Refuse a word `key=value` with a key that is none of the known settings."""
-    key = re.split(r"[.=\[]", word)[0]
-    if key not in known:
-        raise UserError(f"{word}: no setting {key!r}{_hint(key, known)}")
-
-
 YAML_ERRORS = (OmegaConfBaseException, yaml.YAMLError, UnicodeError)
 
 
@@ -164,10 +151,7 @@ OF_ENVIRONMENT = re.compile(r"\$\{(?:oc\.)?env[.:][^}]*\}")
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    """Return the values of an OmegaConf object as in JSON, where all keys are texts.
-
-    A value of the environment, `${oc.env:HOME}`, is refused.
-    """
+    """Return the values of an OmegaConf object as in JSON, where all keys are texts."""
     if found := OF_ENVIRONMENT.search(OmegaConf.to_yaml(config)):
         reason = "settings are saved and packed, and may not have values of the environment"
         raise UserError(f"{found[0]}: {reason}; write the value")
@@ -230,10 +214,7 @@ def check_known(section: str, keys: Iterable[str], known: Iterable[str]) -> None
 
 
 def _hint(key: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown setting: `lora_rank` -> `; it is lora.r here`.
-
-    For a name of no other program, it is the most similar of `known`, or an empty text.
-    """
+    """Return `; it is lora.r here` for `lora_rank`, or else the most similar of `known`, if any."""
     return f"; it is {OURS[key]} here" if key in OURS else did_you_mean(key, known)
 
 

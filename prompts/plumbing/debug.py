@@ -40,10 +40,7 @@ class DebugLog(logging.FileHandler):
         """Ignore an error in writing."""
 
     def close(self) -> None:
-        """Close the file, without an error if the disk is still full.
-
-        Closing writes the text in the buffer, which a full disk may have refused in `emit`.
-        """
+        """Close the file; this writes its buffer, which a full disk may refuse as in `emit`."""
         with suppress(OSError):
             super().close()
 

@@ -55,10 +55,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def no_such(value: object, known: Iterable[str]) -> str:
-    """Return a message with the nearest of `known`, and all of them.
-
-    `there is no 'judgement'; did you mean 'judgment'? (there are judgment, reading)`
-    """
+    """Return `there is no 'x'; did you mean 'y'? (there are y, z)` for a message."""
     names = list(known)
     hint = did_you_mean(value, names) if isinstance(value, str) else ""
     return f"there is no {value!r}{hint} (there are {', '.join(names)})"
@@ -104,13 +101,11 @@ LIBRARY_ERRORS = (
 
 @contextmanager
 def of_library(section: str, way_out: str = "") -> Iterator[None]:
-    """Raise UserError(`section: message`) for a library's error about settings or files.
-
-    A missing logger, such as wandb, is a RuntimeError. Others, as of CUDA, are not the user's.
-    """
+    """Raise UserError(`section: message`) for a library's error about settings or files."""
     try:
         yield
     except (*LIBRARY_ERRORS, RuntimeError) as error:
+        # A missing logger, such as wandb, raises a RuntimeError, and so does CUDA.
         if isinstance(error, RuntimeError) and "to be installed" not in str(error):
             raise
         raise UserError(f"{section}: {first_line(error).rstrip('.')}{way_out}") from None

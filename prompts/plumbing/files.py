@@ -122,7 +122,7 @@ def as_object(value: Json) -> dict[str, Json]:
 
 
 def check_text(value: Json) -> None:
-    r"""Refuse strings that cannot be written as UTF-8: the JSON escape `\ud83d` alone is none."""
+    r"""Refuse strings that UTF-8 cannot write: the JSON escape `\ud83d` is half of a character."""
     try:
         dump(value).encode("utf-8")
     except UnicodeEncodeError:
@@ -413,11 +413,8 @@ def exclusive_lock(
     The kernel releases the lock when the process ends in any way. A thread may nest such blocks. If
     the lock has made the folder and the block leaves it empty, the folder is deleted.
 
-    Args:
-        folder: The folder, which is made if it does not exist.
-        name: Name of the lock's file. A lock for a part of the folder has its own name.
-        wait: Whether to wait for another process, and say so; otherwise raise UserError.
-        other: Setting that chooses another folder, such as `run=FOLDER`, for the error.
+    A lock for a part of the folder has another `name` of its file. Another process is waited for
+    with `wait`, and otherwise refused; the error names the setting `other`, such as `run=FOLDER`.
     """
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)

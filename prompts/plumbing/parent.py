@@ -10,11 +10,7 @@ PARENT_POLL_S = 0.2
 
 
 def kill_without_parent(parent: int, starter: int) -> None:
-    """Kill this process as soon as its parent, or the command that the user started, has ended.
-
-    The command's process, `starter`, may be the parent. If others lie between the two, they do not
-    end with it.
-    """
+    """Kill this process when its parent ends, or `starter`: the command, which may lie above it."""
 
     def wait_for_end() -> None:
         while os.getppid() == parent and Path(f"/proc/{starter}").exists():

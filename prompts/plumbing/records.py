@@ -205,7 +205,7 @@ class AnswersRecord(Record):
     @model_validator(mode="before")
     @classmethod
     def _of_0_4(cls, found: dict[str, Any]) -> dict[str, Any]:
-        """Read what versions before 0.5 wrote: `answered_by` in place of `asked`, and more."""
+        """Read what versions before 0.5 wrote: `answered_by` in place of `asked`, and others."""
         if "answered_by" in found:
             found = {"asked": found["answered_by"] == "model", **found}
         gone = ("answered_by", "because", "scaling", "for_choice")
@@ -321,9 +321,9 @@ class Best(BaseModel):
 
 
 def model_less_classifier(best: Best) -> MeanInterval:
-    """Return the difference `model less classifier` of their scores at a field, with its interval.
+    """Return the model's score at a field minus the text classifier's, with its 95% interval.
 
-    A choice has the opposite one: `less_first` is minus the first candidate, here the model.
+    `less_first` has the opposite: a score minus that of the first candidate, which is the model.
     """
     mean, low, high = best.less_first["classifier"]
     # `0 - x`, because `-x` of 0.0 is -0.0, which is shown with its sign.
@@ -358,8 +358,7 @@ class ConfidenceWeights(BaseModel):
 
 def weighs_model(calibration: Iterable[Mapping[str, ConfidenceWeights]]) -> bool:
     """Say whether the model's own probability counts in a confidence in any of these fields."""
-    groups = [group for of_field in calibration for group in of_field]
-    return any(group.endswith(WITH_LOGPROB) for group in groups)
+    return any(group.endswith(WITH_LOGPROB) for groups in calibration for group in groups)
 
 
 class Choice(BaseModel):
@@ -457,14 +456,10 @@ def choice_among_adapters(found: dict[str, Any]) -> dict[str, Any]:
     first = next(iter(candidates))
     less_first = {} if adapter == first else {adapter: found["gain"]}
     best = {"candidate": adapter, "metric": found["metric"], "less_first": less_first}
-    return {
-        "candidates": candidates,
-        "best": {WHOLE: best},
-        "cases": found["cases"],
-        "counted": found["counted"],
-        "half": "choosing",  # these versions always chose by this half of the held-out cases
-        "panjue": found.get("panjue", ""),
-    }
+    # These versions always chose by this half of the held-out cases.
+    sizes = {"cases": found["cases"], "counted": found["counted"], "half": "choosing"}
+    sizes["panjue"] = found.get("panjue", "")
+    return {"candidates": candidates, "best": {WHOLE: best}, **sizes}
 
 
 def choice_by_field(found: dict[str, Any]) -> dict[str, Any]:

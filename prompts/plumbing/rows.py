@@ -92,11 +92,7 @@ def list_items(path: Path, key: str | None = None) -> list[Any]:
 
 
 def object_or_faulty(pairs: list[tuple[str, Json]]) -> dict[str, Json] | Faulty:
-    """Return an object of a file, from its keys and values; `Faulty` if a key is given twice.
-
-    `json` calls it for each object (`object_pairs_hook`). An error would end the reading of the
-    whole list; this way, only the row with the object is refused.
-    """
+    """Return an object of JSON; if it has a key twice, `Faulty`, for which its row is refused."""
     try:
         return each_key_once(pairs)
     except ValueError as error:
