@@ -146,7 +146,8 @@ def _encoding(path: Path, head: bytes) -> tuple[str, str]:
     for encoding, zero in WITHOUT_MARK:
         zeros = head[zero:200:2].count(0)
         other_zeros = head[1 - zero : 200 : 2].count(0)
-        if zeros > 20 and not other_zeros:  # over 20 of the first 100 characters are ASCII
+        # Of the two bytes of an ASCII character, one is 0; over 20 of the first 100 are ASCII.
+        if zeros > 20 and not other_zeros:
             return encoding, "UTF-16"
     if _beginning(path, "utf-8") is not None:
         return "utf-8", "UTF-8"

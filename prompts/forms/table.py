@@ -68,7 +68,7 @@ def table_cases(*rows: Row) -> Iterator[Case]:
 
 
 def _id(value: object) -> object:
-    """Return an id as a number if it is one: the text `"7"` of a CSV, or 7.0 of Parquet."""
+    """Return an id as a number, as in JSON: the text `"7"` of a CSV, or 7.0 of Parquet, as 7."""
     if isinstance(value, str) and value.isdecimal() and str(int(value)) == value:
         return int(value)
     return without_fraction(value)

@@ -161,7 +161,7 @@ class Rows:
         is_known = key in self._offsets
         if is_known:
             self.duplicates.append((number, key))
-        if self._last_counts or not is_known:
+        if self._last_counts or not is_known:  # else the first row with this id counts
             self._offsets[key] = offset
 
     def __len__(self) -> int:
