@@ -31,13 +31,7 @@ from transformers.training_args import OptimizerNames
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 from trl import SFTConfig as TrainerConfig
 
-from panjue.finetune.model import (
-    CHECKPOINTING,
-    CHECKPOINTING_NAMES,
-    MAY_CHANGE,
-    has_bf16,
-    lora_of,
-)
+from panjue.finetune.model import CHECKPOINTING, CHECKPOINTING_NAMES, has_bf16, lora_of
 from panjue.finetune.settings import PATTERNS, SftConfig
 from panjue.finetune.start import refuse_unequal
 from panjue.finetune.trained import Trained
@@ -52,7 +46,8 @@ T = TypeVar("T")
 def check_library_settings(config: SftConfig) -> None:
     """Refuse settings that panjue sets itself, or that would give a wrong result silently."""
     check_known("trainer", config.trainer, {*signature(TrainerConfig).parameters, *RENAMED})
-    if not (config.run / MANIFEST).exists():  # else an earlier version may have taken them
+    # A run that an earlier version began may resume with settings that were allowed then.
+    if not (config.run / MANIFEST).exists():
         check_read(config.trainer)
     check_trainer(config.trainer)
     check_managed("lora", config.lora, ("layer_replication", "inference_mode"))  # neither works
@@ -93,6 +88,9 @@ RENAMED = {
 """Old and new names of settings of trl -> their names in the installed release. Both are taken with
 every release."""
 
+OF_TRACKIO = ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")
+"""Settings of trl that have an effect only if `report_to` names Trackio."""
+
 READ_OF_TRL = {
     "num_train_epochs": "the steps of a training",
     "max_steps": "the steps of a training; with num_train_epochs at most so many",
@@ -108,10 +106,7 @@ READ_OF_TRL = {
     "optim": "its algorithm",
     "optim_args": "arguments of some algorithms",
     "optim_target_modules": "the layers that GaLore and APOLLO treat in their own way",
-    "weight_decay": "AdamW's",
-    "adam_beta1": "AdamW's",
-    "adam_beta2": "AdamW's",
-    "adam_epsilon": "AdamW's",
+    **dict.fromkeys(("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"), "AdamW's"),
     "max_grad_norm": "where gradients are clipped",
     "neftune_noise_alpha": "noise that is added to the embeddings",
     "average_tokens_across_devices": "whether a reply token counts the same in all processes",
@@ -120,14 +115,10 @@ READ_OF_TRL = {
     "bf16": "the type of products",
     "fp16": "the type of products",
     "tf32": "the precision of float32 products on a GPU",
-    "gradient_checkpointing": "memory for time",
-    "gradient_checkpointing_kwargs": "how",
-    "activation_checkpointing": "memory for time, see `RENAMED`",
-    "activation_checkpointing_kwargs": "how",
+    **dict.fromkeys(RENAMED, "memory for time"),
     "activation_offloading": "memory of a GPU for time",
-    "torch_compile": "compiles the model",
-    "torch_compile_backend": "with what",
-    "torch_compile_mode": "how",
+    "torch_compile": "whether the model is compiled",
+    **dict.fromkeys(("torch_compile_backend", "torch_compile_mode"), "how it is compiled"),
     "use_liger_kernel": "kernels for norms, rotations and activations",
     "liger_kernel_config": "which of them",
     "torch_empty_cache_steps": "after how many steps unused memory is given back",
@@ -136,29 +127,19 @@ READ_OF_TRL = {
     "dataloader_persistent_workers": "whether these processes outlive an epoch",
     "dataloader_prefetch_factor": "batches that these processes make in advance",
     "dataloader_multiprocessing_context": "how these processes start",
-    "ddp_find_unused_parameters": "of DistributedDataParallel",
-    "ddp_bucket_cap_mb": "of DistributedDataParallel",
-    "ddp_broadcast_buffers": "of DistributedDataParallel",
-    "ddp_static_graph": "of DistributedDataParallel",
+    **dict.fromkeys(("ddp_find_unused_parameters", "ddp_bucket_cap_mb"), "torch's DDP"),
+    **dict.fromkeys(("ddp_broadcast_buffers", "ddp_static_graph"), "torch's DDP"),
     "ddp_timeout": "how long processes wait for each other, see `join_processes`",
     # When to log, evaluate and save.
-    "logging_strategy": "when losses are logged",
-    "logging_steps": "when losses are logged",
-    "logging_first_step": "when losses are logged",
-    "eval_strategy": "when the held-out loss is computed",
-    "eval_steps": "when the held-out loss is computed",
-    "eval_delay": "when the held-out loss is computed first",
-    "save_strategy": "when a checkpoint is saved",
-    "save_steps": "when a checkpoint is saved",
+    **dict.fromkeys(("logging_strategy", "logging_steps", "logging_first_step"), "when to log"),
+    **dict.fromkeys(("eval_strategy", "eval_steps", "eval_delay"), "when to compute held-out loss"),
+    **dict.fromkeys(("save_strategy", "save_steps"), "when to save a checkpoint"),
     "save_total_limit": "how many checkpoints are kept",
     "load_best_model_at_end": "whether the weights of the lowest held-out loss are kept",
     # What the training is reported to.
     "report_to": "to what",
     "run_name": "the name that it has there",
-    "project": "of Trackio",
-    "trackio_space_id": "of Trackio",
-    "trackio_bucket_id": "of Trackio",
-    "trackio_static_space_id": "of Trackio",
+    **dict.fromkeys(OF_TRACKIO, "where Trackio keeps it"),
     "skip_memory_metrics": "false reports how much memory the training took",
     "debug": "underflow_overflow ends where an activation has no finite value, and shows which",
 }
@@ -173,8 +154,6 @@ NEEDED_BY = {
 }
 """Setting of trl -> another one that it needs. Without it, it does nothing, or fails after the
 classifier is fitted."""
-
-OF_TRACKIO = ("project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")
 
 
 def check_read(given: Mapping[str, Any]) -> None:
@@ -195,15 +174,9 @@ def check_read(given: Mapping[str, Any]) -> None:
 
 POSITIVE = {
     "learning_rate": int | float,
-    "max_steps": int,
-    "per_device_train_batch_size": int,
-    "per_device_eval_batch_size": int,
-    "save_total_limit": int,
-    "ddp_timeout": int,
-    "num_train_epochs": int | float,
-    "logging_steps": int | float,
-    "eval_steps": int | float,
-    "save_steps": int | float,
+    **dict.fromkeys(("max_steps", "per_device_train_batch_size"), int),
+    **dict.fromkeys(("per_device_eval_batch_size", "save_total_limit", "ddp_timeout"), int),
+    **dict.fromkeys(("num_train_epochs", "logging_steps", "eval_steps", "save_steps"), int | float),
 }
 """Settings that must be above 0; transformers takes 0 or less for `not set` in some of them."""
 
@@ -345,10 +318,15 @@ def check_keep(config: SftConfig) -> None:
         return
     if config.method == "full":
         raise UserError("keep: method=full trains no adapter; set keep=1")
-    evaluates = config.trainer.get("eval_strategy", "no")
-    if evaluates == "no" or evaluates != config.trainer.get("save_strategy", "steps"):
+    if not saves_evaluated(config.trainer):
         way_out = "set both to epoch, or both to steps"
         raise UserError(f"keep: needs equal trainer.eval_strategy and save_strategy; {way_out}")
+
+
+def saves_evaluated(trainer: Mapping[str, Any]) -> bool:
+    """Say whether each evaluated step is saved, so that the one of the lowest loss can be kept."""
+    evaluates = trainer.get("eval_strategy", "no")
+    return evaluates != "no" and evaluates == trainer.get("save_strategy", "steps")
 
 
 def validated(section: str, kind: type[T], settings: Mapping[str, Any]) -> T:
@@ -362,14 +340,16 @@ def validated(section: str, kind: type[T], settings: Mapping[str, Any]) -> T:
 
 
 def check_lora_of_start(config: SftConfig, start: Trained) -> None:
-    """Refuse settings of peft with which the weights of `start` would not be its adapter."""
+    """Refuse settings of peft, apart from dropout, that would change the adapter of `start`."""
     with of_library(str(start.folder)):
         lora = lora_of(start, {})
     for name, value in config.lora.items():
-        of_start = start.record.lora.get(name)
-        is_kept = value == of_start or unordered(value) == unordered(getattr(lora, name))
-        if name != MAY_CHANGE and not is_kept:
-            before = getattr(lora, name) if of_start is None else of_start
+        given = start.record.lora.get(name)
+        saved = getattr(lora, name)
+        # peft saves `all-linear`, which was given, as the names of these modules.
+        is_same = value == given or unordered(value) == unordered(saved)
+        if not is_same and name != "lora_dropout":
+            before = saved if given is None else given
             before = sorted(before) if isinstance(before, set) else before
             refuse_unequal(f"lora.{name}", value, before, config.from_run)
 
@@ -410,7 +390,7 @@ FIXED = {
 
 
 def trainer_settings(config: SftConfig) -> dict[str, Any]:
-    """Return the config's settings of trl, defaults for this machine, and those panjue sets."""
+    """Return trl's settings: defaults for this machine, then the config's, then panjue's own."""
     has_accelerator = torch.accelerator.is_available()
     at_once, times = shares(config, PartialState().num_processes)
     settings = {
@@ -434,7 +414,7 @@ def trainer_settings(config: SftConfig) -> dict[str, Any]:
         "use_cpu": not has_accelerator,
     }
     settings.pop("packing", None)  # `data.pack` packs
-    if settings.get("eval_strategy", "no") == settings.get("save_strategy", "steps") != "no":
+    if saves_evaluated(config.trainer):
         settings.setdefault("load_best_model_at_end", True)
         settings.setdefault("metric_for_best_model", "eval_loss")
     # A setting of the user may have another name than its default above: the last one counts.

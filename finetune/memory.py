@@ -47,9 +47,7 @@ PROBES = (128, 256)
 MAX_AT_ONCE = 16
 """Most rows or packs in one call. More of them do not make a GPU faster."""
 
-AGAIN = "all layers compute them again"
-
-GIVEN = (*RENAMED, "activation_offloading")
+OF_ACTIVATIONS = (*RENAMED, "activation_offloading")
 """Settings of trl with which a user decides what layers keep."""
 
 
@@ -67,19 +65,23 @@ def use_memory(config: SftConfig, model: Model, args: Any, rows: Dataset, consol
     found = [of_row, room]
     broadcast_object_list(found)  # those of the first process, so that all decide the same
     [of_row, room] = found
-    if not any(name in config.trainer for name in GIVEN):
+    if not any(name in config.trainer for name in OF_ACTIVATIONS):
         computes_again = of_row > room
         every = 1
-        if computes_again and can_choose_layers(model):
+        enable = signature(getattr(model, f"{CHECKPOINTING}_enable"))
+        if computes_again and "every_n_layers" in enable.parameters:  # not in old transformers
+            # If every n-th layer computes again, (n - 1) / n of them keep theirs.
             every = next((n for n in (4, 2) if of_row * (n - 1) / n <= room), 1)
         set_checkpointing(args, computes_again, {"every_n_layers": every} if every > 1 else None)
     if getattr(args, CHECKPOINTING):
         every = (getattr(args, f"{CHECKPOINTING}_kwargs") or {}).get("every_n_layers", 1)
-        what = AGAIN if every == 1 else f"one layer in {every} computes them again"
-        console.print(f"{'activations':12s} {in_gib(of_row)} for one row or pack; {what}")
+        who = "all layers compute" if every == 1 else f"one layer in {every} computes"
+        size = in_gib(of_row)
+        console.print(f"{'activations':12s} {size} for one row or pack; {who} them again")
         return
-    takes_one = config.attn_implementation in FLASH_ATTENTION and "seq_lengths" in rows.features
-    if "per_device_train_batch_size" not in config.trainer and not takes_one:
+    # FlashAttention would mix the examples of several packs, see `check_attention`.
+    one_pack = config.attn_implementation in FLASH_ATTENTION and "seq_lengths" in rows.features
+    if "per_device_train_batch_size" not in config.trainer and not one_pack:
         of_process = args.per_device_train_batch_size * args.gradient_accumulation_steps
         most = min(MAX_AT_ONCE, max(1, room // of_row))
         at_once = largest_share(of_process, most)
@@ -90,22 +92,16 @@ def use_memory(config: SftConfig, model: Model, args: Any, rows: Dataset, consol
     console.print(f"{'activations':12s} {size} for {at_once} at once; all layers keep them")
 
 
-def can_choose_layers(model: Model) -> bool:
-    """Say whether this transformers can compute the activations of some layers again."""
-    enable = getattr(model, f"{CHECKPOINTING}_enable")
-    return "every_n_layers" in signature(enable).parameters
-
-
 def row_bytes(model: Model, args: Any, rows: Dataset) -> int:
     """Return the bytes that the longest row keeps for the backward pass, with its logits."""
     dtype = computing_dtype(model, args)
     if args.bf16 or args.fp16:
-        leave_casts_to_autocast(model)  # as in a step
+        leave_casts_to_autocast(model)  # as in training, where casts keep other tensors
     short, long = (kept_bytes(model, tokens, dtype) for tokens in PROBES)
-    of_token = (long - short) / (PROBES[1] - PROBES[0])
+    of_token = (long - short) / (PROBES[1] - PROBES[0])  # each further token keeps as many
     length = max(rows["length"])
     vocabulary = model.config.get_text_config().vocab_size
-    logits = reply_share(rows) * vocabulary * LOGIT_BYTES
+    logits = reply_share(rows) * vocabulary * LOGIT_BYTES  # no prompt token has any
     return int(length * (of_token + logits))
 
 
@@ -140,7 +136,7 @@ def kept_bytes(model: Model, tokens: int, dtype: torch.dtype) -> int:
 
 
 def stored_bytes(model: Model, args: Any) -> int:
-    """Return the bytes of weights, gradients and AdamW's moments; without unknown moments."""
+    """Return the bytes of weights, gradients and AdamW's moments; 0 for other optimizers' state."""
     weights = list(model.parameters())
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     stored: int = sum(weight.numel() * weight.element_size() for weight in weights)

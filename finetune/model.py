@@ -27,21 +27,16 @@ from transformers.utils import import_utils
 from panjue.finetune.distributed import is_sharded
 from panjue.finetune.packed_attention import (
     SHORT_TOKENS,
-    ends,
     logits_only_of,
-    span_of,
-    training_without_chance,
+    places_at_ends,
+    probe_tokens,
+    repeatable_training,
     use_packed_attention,
 )
 from panjue.finetune.settings import BaseConfig, SftConfig
 from panjue.finetune.trained import Trained
 from panjue.finetune.vllm_probe import UNKNOWN_TO_VLLM, is_listed, vllm_problem
-from panjue.prompts.architecture import (
-    is_part,
-    load_language_model,
-    quantization_of,
-    text_config,
-)
+from panjue.prompts.architecture import is_part, load_language_model, quantization_of, text_config
 from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.model import config_folder
 from panjue.prompts.plumbing.errors import LIBRARY_ERRORS, UserError, first_line, of_library
@@ -60,10 +55,12 @@ def check_trainable(config: SftConfig, console: Console) -> None:
     if 0 < context < config.max_tokens:
         reason = f"{config.model} reads at most {context} tokens"
         raise UserError(f"max_tokens: {reason}; set max_tokens={context}")
-    if isinstance(config, BaseConfig) or console.quiet:  # quiet: another process asks
+    # The class of the demo's base is known. Of several processes, the one that prints asks vLLM.
+    if isinstance(config, BaseConfig) or console.quiet:
         return
     [architecture] = text.architectures
-    if is_listed(architecture) and not is_part(folder):  # else vLLM may import the vision part
+    # Listed classes can be loaded, except that vLLM may import the vision part with a text model.
+    if is_listed(architecture) and not is_part(folder):
         return
     problem = vllm_problem(architecture)
     if problem == UNKNOWN_TO_VLLM:
@@ -74,9 +71,9 @@ def check_trainable(config: SftConfig, console: Console) -> None:
 
 
 def check_lora_layers(config: SftConfig) -> None:
-    """Add the adapter to a model without weights; refuse one that cannot be trained or merged.
+    """Refuse an adapter that cannot be trained or merged, by adding it to a model without weights.
 
-    It checks nothing if the training starts from an adapter, since that one exists already.
+    If the training starts from an adapter, that one was checked before.
     """
     if config.method == "full" or config.start:
         return
@@ -195,17 +192,13 @@ def with_lora(
     return adapted
 
 
-MAY_CHANGE = "lora_dropout"
-"""The setting of peft that has no part in what an adapter computes."""
-
-
 def lora_of(start: Trained, settings: Mapping[str, Any]) -> LoraConfig:
-    """Return peft's settings of a trained adapter, to train it on with these settings."""
+    """Return peft's settings of a trained adapter, to train it further with another dropout."""
     lora: LoraConfig = LoraConfig.from_pretrained(str(start.folder))
     lora.inference_mode = False
     lora.init_lora_weights = True  # they are replaced; some values would change the base
     lora.base_model_name_or_path = None  # where it was then, of which peft would warn
-    lora.lora_dropout = settings.get(MAY_CHANGE, lora.lora_dropout)
+    lora.lora_dropout = settings.get("lora_dropout", lora.lora_dropout)
     return lora
 
 
@@ -273,9 +266,10 @@ MAX_DIFFERENCE_IN_PACK = 0.1
 
 
 def choose_packing(config: SftConfig, model: Model, args: Any, console: Console) -> bool:
-    """Say whether examples are packed. `auto` asks the loaded model; `true` may be refused.
+    """Say whether examples are packed, and prepare `model` or `args` for that.
 
-    If they are not packed, set `args` to group them by length.
+    `auto` asks the loaded model whether it keeps them apart; `true` may be refused. For packs, the
+    model gets `packed_attention` if it can; otherwise `args` group the examples by length.
     """
     packing = config.trainer.get("packing", False)
     if not packing:
@@ -285,6 +279,7 @@ def choose_packing(config: SftConfig, model: Model, args: Any, console: Console)
     broadcast_object_list(found)
     [problem] = found
     if not problem:
+        # Not if the user chose an attention, or if processes have only parts of the weights.
         if config.attn_implementation == "sdpa" and not is_sharded():
             use_packed_attention(model, config.max_tokens, computing_dtype(model, args))
         return True
@@ -304,16 +299,13 @@ def computing_dtype(model: Model, args: Any) -> torch.dtype:
 
 
 def problem_in_packs(model: torch.nn.Module, max_tokens: int) -> str:
-    """Return why packs would train a model differently than examples alone; empty if not.
-
-    If rows of `max_tokens` exceed windows or chunks of attention, the probes exceed them, too.
-    """
-    tokens = SHORT_TOKENS + span_of(model, max_tokens)
+    """Return why packs would train a model differently than examples alone; empty if not."""
+    tokens = probe_tokens(model, max_tokens)
     leak = contamination(model, tokens)
     if leak > MAX_CONTAMINATION:
         return f"in this model an example in a pack sees the one before it (by {leak:.1e})"
     difference = difference_in_pack(model, tokens)
-    if not difference <= MAX_DIFFERENCE_IN_PACK:
+    if not difference <= MAX_DIFFERENCE_IN_PACK:  # or if it is no number
         return f"in this model an example in a pack differs from itself alone (by {difference:.0%})"
     return ""
 
@@ -326,9 +318,9 @@ def contamination(model: torch.nn.Module, tokens: int = SHORT_TOKENS) -> float:
     or ignore `position_ids`.
     """
     before, other, example = probe_examples(model, SHORT_TOKENS, SHORT_TOKENS, tokens)
-    with training_without_chance(model):
+    with repeatable_training(model):
         one = logits_of_last(model, before, example)
-    with training_without_chance(model):
+    with repeatable_training(model):
         two = logits_of_last(model, other, example)
     return float((one - two).abs().max() / one.std())
 
@@ -358,10 +350,12 @@ def probe_examples(model: torch.nn.Module, *sizes: int) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def logits_of_last(model: torch.nn.Module, *examples: torch.Tensor) -> torch.Tensor:
-    """Return the logits at both ends of the last example in a pack of these, [1, places, ids]."""
+    """Return the logits, [1, places, ids], of the last example in a pack; see `places_at_ends`."""
     pack = torch.cat(examples, 1)
-    positions = torch.cat([torch.arange(part.shape[1]) for part in examples])[None].to(pack.device)
-    places = ends(examples[-1].shape[1]) + pack.shape[1] - examples[-1].shape[1]
+    sizes = [part.shape[1] for part in examples]
+    positions = torch.cat([torch.arange(size) for size in sizes])[None].to(pack.device)
+    start = pack.shape[1] - sizes[-1]
+    places = start + places_at_ends(sizes[-1])
     with logits_only_of(model, places.to(pack.device)):
         logits: torch.Tensor = model(pack, position_ids=positions, use_cache=False).logits
     return logits.float()

@@ -117,6 +117,7 @@ MAX_CHANGE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
 """Type -> largest `change` that may come from another order of sums."""
 
 SHORT_TOKENS = 12
+"""Tokens of an example that is shorter than any window of attention, to try a model with."""
 
 SPANS = (
     "sliding_window",
@@ -134,11 +135,12 @@ AMPERE = (8, 0)
 MAX_WIDTH = 256
 
 
-def span_of(model: Any, max_tokens: int) -> int:
-    """Return the longest window or chunk of attention that rows exceed; 0 without one."""
+def probe_tokens(model: Any, max_tokens: int) -> int:
+    """Return the length of an example that exceeds each window of attention that a row exceeds."""
     config = model.config.get_text_config()
     spans = [getattr(config, name, None) for name in SPANS]
-    return max((one for one in spans if isinstance(one, int) and one < max_tokens), default=0)
+    exceeded = [span for span in spans if isinstance(span, int) and span < max_tokens]
+    return max(exceeded, default=0) + SHORT_TOKENS
 
 
 def use_packed_attention(model: Any, max_tokens: int, dtype: torch.dtype) -> bool:
@@ -154,12 +156,13 @@ def use_packed_attention(model: Any, max_tokens: int, dtype: torch.dtype) -> boo
         return False
     if device.type == "cuda" and (getattr(config, "head_dim", None) or 0) > MAX_WIDTH:
         return False
-    longest = SHORT_TOKENS + span_of(model, max_tokens)
+    longest = probe_tokens(model, max_tokens)
     before = base.config._attn_implementation
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         alone = probed(model, longest, packed=False)
         base.set_attn_implementation(PACKED)
         try:
+            # A model with attention code of its own keeps that.
             if config._attn_implementation == PACKED:
                 found = change(alone, probed(model, longest, packed=True))
                 if found <= MAX_CHANGE[dtype]:
@@ -181,11 +184,11 @@ def can_run(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 @contextmanager
-def training_without_chance(model: torch.nn.Module) -> Iterator[None]:
-    """Put a model in training mode, as in a step, with the same random numbers in each block.
+def repeatable_training(model: torch.nn.Module) -> Iterator[None]:
+    """Put a model in training mode within the block; equal inputs give equal results in each block.
 
-    Layers of dropout are off. The separate dropout of attention is on, so that `packed_attention`,
-    which supports none, notices it.
+    Layers of dropout are off, and random numbers are the same. The separate dropout of attention is
+    on, so that `packed_attention`, which supports none, notices it.
     """
     device = next(model.parameters()).device
     model.train()
@@ -212,8 +215,12 @@ def logits_only_of(model: Any, places: slice | Tensor) -> Iterator[None]:
         hook.remove()
 
 
-def ends(size: int) -> Tensor:
-    """Return the first places of an example of `size` tokens, and the last ones, [places]."""
+def places_at_ends(size: int) -> Tensor:
+    """Return the places of an example of `size` tokens whose logits are compared, [places].
+
+    The first ones would see an example before it in a pack. The last ones lie before and beyond the
+    end of the longest window, see `probe_tokens`. Logits of all would take too much memory.
+    """
     if size <= 3 * SHORT_TOKENS:
         return torch.arange(size)
     first = torch.arange(SHORT_TOKENS)
@@ -225,7 +232,7 @@ Probed = tuple[Tensor, Tensor]
 
 
 def probed(model: Any, longest: int, *, packed: bool) -> Probed:
-    """Return a model's results for three examples, in one pack or each alone.
+    """Return a model's results for three examples, in one pack or each alone, to compare both.
 
     Gradients of all weights would be twice as large as those of a step. The gradient of the tokens
     suffices, because it comes through the attention of all layers.
@@ -236,16 +243,15 @@ def probed(model: Any, longest: int, *, packed: bool) -> Probed:
     vocabulary = model.config.get_text_config().vocab_size
     ids = torch.randint(1, vocabulary, (1, sum(sizes)), generator=generator).to(device)
     positions = torch.cat([torch.arange(size) for size in sizes])[None].to(device)
-    calls: list[dict[str, Any]] = []
-    shown = [ends(size) for size in sizes]
+    shown = [places_at_ends(size) for size in sizes]
     if packed:
         starts, most = segments(sizes)
-        calls.append({"input_ids": ids, "position_ids": positions})
-        calls[0] |= {"cu_seq_lens_q": starts.to(device), "max_length_q": most}
+        of_segments = {"cu_seq_lens_q": starts.to(device), "max_length_q": most}
+        calls = [{"input_ids": ids, "position_ids": positions, **of_segments}]
         offsets = starts.tolist()
         shown = [torch.cat([part + start for part, start in zip(shown, offsets, strict=False)])]
     else:
-        calls += [{"input_ids": part} for part in torch.split(ids, sizes, 1)]
+        calls = [{"input_ids": part} for part in torch.split(ids, sizes, 1)]
     embedded: list[Tensor] = []
 
     def leaf(_: torch.nn.Module, __: object, out: Tensor) -> Tensor:
@@ -255,22 +261,24 @@ def probed(model: Any, longest: int, *, packed: bool) -> Probed:
     logits = []
     hook = model.get_input_embeddings().register_forward_hook(leaf)
     try:
-        with training_without_chance(model):
+        with repeatable_training(model):
             for call, places in zip(calls, shown, strict=True):
                 with logits_only_of(model, places.to(device)):
                     logits.append(model(**call, use_cache=False).logits[0].float())
     finally:
         hook.remove()
     together = torch.cat(logits)
-    of_one_token = together.log_softmax(-1)[:, 0]
+    of_one_token = together.log_softmax(-1)[:, 0]  # any token shows the gradient
     gradients = torch.autograd.grad(of_one_token.mean(), embedded)
     return together.detach(), torch.cat([part[0].float() for part in gradients])
 
 
 def change(one: Probed, other: Probed) -> float:
     """Return the largest relative L2 difference, of the logits of any token or of the gradients."""
-    of_logits = (one[0] - other[0]).norm(dim=-1) / one[0].norm(dim=-1)
-    of_gradients = (one[1] - other[1]).norm() / one[1].norm()
+    logits, gradients = one
+    other_logits, other_gradients = other
+    of_logits = (logits - other_logits).norm(dim=-1) / logits.norm(dim=-1)
+    of_gradients = (gradients - other_gradients).norm() / gradients.norm()
     return max(float(of_logits.max()), float(of_gradients))
 
 
