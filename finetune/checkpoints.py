@@ -46,10 +46,9 @@ def disk_errors_named(folder: Path) -> Iterator[None]:
 def error_in_writing(folder: Path) -> int:
     """Return the error code of a failed write to a folder, found out by writing one MiB.
 
-    If that succeeds, the code says that the disk is full. The folder may not have its final name
-    yet; see `files.atomic_folder`.
+    If even this write succeeds, the disk had room for one MiB but not for the weights: ENOSPC.
     """
-    place = folder if folder.is_dir() else folder.parent
+    place = folder if folder.is_dir() else folder.parent  # `atomic_folder` renames it at the end
     try:
         with TemporaryFile(dir=place) as trial:
             trial.write(bytes(2**20))
@@ -86,6 +85,7 @@ def drop_old(checkpoints: Path, keep: int, best: str | None) -> None:
 
 
 def newest_complete(checkpoints: Path) -> Path | None:
+    """Return the checkpoint from which a training resumes; None if there is none."""
     complete = complete_checkpoints(checkpoints)
     return complete[max(complete)] if complete else None
 

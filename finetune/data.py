@@ -32,11 +32,7 @@ IGNORED = -100
 """Label id of tokens without loss; all tokens of the prompt have it."""
 
 FEATURES = Features(
-    {
-        "input_ids": List(Value("int32")),
-        "labels": List(Value("int32")),
-        "length": Value("int32"),
-    }
+    {"input_ids": List(Value("int32")), "labels": List(Value("int32")), "length": Value("int32")}
 )
 
 TrainingRow = dict[str, Any]
@@ -105,7 +101,8 @@ class RowMaker:
         if repairs:
             own = merged_labels([labels, task.ask.labels([example])])
             problem = "invalid"
-            if not task.ask.decode(reply, example, own).repairs:  # `limit` and DEV can cause it
+            if not task.ask.decode(reply, example, own).repairs:
+                # Held out, or beyond `limit`, so that its labels did not count.
                 problem = "valid, but beyond the labels of the cases to train on"
             return f"its gold answer is {problem}: {repairs[0]}"
         short, _, prompt, room = shortened_prompt(
@@ -113,9 +110,9 @@ class RowMaker:
         )
         completion = reply_ids(self.tokenizer, reply)
         if not short.fits or len(prompt) + len(completion) > self.max_tokens:
-            if len(completion) <= room:
+            if len(completion) <= room:  # even the shortest prompt leaves too little room
                 report.too_long.append(len(prompt) + room)
-            else:  # a larger prompt would drop less, so that it may need the whole text
+            else:  # a higher max_tokens also lengthens the prompt, until it has the whole text
                 report.too_long.append(short.full_tokens + len(completion))
             reason = (
                 f"{len(prompt)} prompt tokens and {len(completion)} reply tokens "
@@ -144,7 +141,7 @@ def training_rows(
 ) -> TrainingRows:
     """Return the rows to train on and the held-out rows, from the cache in `folder` if possible.
 
-    `key` is what the rows depend on. `show` adds to an example the opinions for its prompt.
+    `key` is what the rows depend on. `show` adds to an example the text classifier's opinions.
     """
 
     def rows(part: str, of: Iterable[Example]) -> tuple[Dataset, RowReport]:
@@ -188,6 +185,7 @@ def is_whole(file: Path) -> bool:
 
 
 def _write_rows(entry: Path, make: Callable[[RowReport], Iterator[TrainingRow]]) -> None:
+    """Write the rows that `make` yields, and its report, to the new folder `entry`."""
     report = RowReport()
     with atomic_folder(entry) as folder:
         writer = ArrowWriter(path=str(folder / "rows.arrow"), features=FEATURES)
@@ -268,5 +266,5 @@ def collate_segments(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def positions(sizes: Sequence[int], width: int) -> Tensor:
-    """Return 0, 1, … for each of `sizes`, and again 0, 1, … for the padding up to `width`."""
+    """Return 0, 1, … for each of `sizes`, and again for the padding: 2, 1 up to 5 -> 0 1 0 0 1."""
     return torch.cat([torch.arange(size) for size in (*sizes, width - sum(sizes))])

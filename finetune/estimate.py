@@ -19,7 +19,6 @@ LONGEST_TRY_S = 5.0
 EVALUATING = 0.5
 """Time of losses without gradients relative to the time with them, if it is not measured."""
 
-
 BUSY = 0.6
 """A busy machine gives threads less than this share of the time that they could run."""
 
@@ -35,19 +34,13 @@ class Timed(NamedTuple):
     waited_s: float = 0.0  # time that its threads waited for a core while others ran
 
 
-class Estimate(NamedTuple):
-    """What the time of some rows says about a training on this machine."""
+def estimate(trainer: ReplyTrainer) -> tuple[float, str] | None:
+    """Return the seconds of all steps and evaluations, and what `busy` says of the processor.
 
-    seconds: float  # of all steps and evaluations
-    busy: str  # that other programs use the processor; empty if they do not
-
-
-def estimate(trainer: ReplyTrainer) -> Estimate | None:
-    """Return the time of all steps and evaluations; keep weights and random states unchanged.
-
+    Weights and random states stay unchanged.
     A row of median length warms up. Then at most as many rows as a process takes at once are timed.
-    If the first row takes long, as on a CPU, no other row is timed.
-    Return None if weights are sharded, because no process has them whole.
+    If the first row takes long, as on a CPU, no other row is timed. Each token of the training is
+    taken to need the same time. None if weights are sharded, because no process has them whole.
     """
     if trainer.is_fsdp_enabled:
         return None
@@ -57,25 +50,27 @@ def estimate(trainer: ReplyTrainer) -> Estimate | None:
     middle = len(order) // 2
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices):
-        places = order[middle : middle + 1].tolist()
+        places = order[middle : middle + 1].tolist()  # of the timed rows
         learning = timed(trainer, places)
-        evaluating = EVALUATING * learning.seconds
+        evaluating_s = EVALUATING * learning.seconds
         if learning.seconds < LONGEST_TRY_S:
             count = min(args.train_batch_size, int(LONGEST_TRY_S / learning.seconds))
             start = max(0, middle - count // 2)
             places = order[start : start + count].tolist()
             learning = timed(trainer, places)
             with torch.no_grad():
-                evaluating = timed(trainer, places).seconds
-    of_step = lengths.mean() * step_size(args)
-    tokens = steps(trainer) * of_step
-    evaluated = 0.0
+                evaluating_s = timed(trainer, places).seconds
+    step_tokens = lengths.mean() * step_size(args)
+    learnt_tokens = steps(trainer) * step_tokens
+    evaluated_tokens = 0.0
     if trainer.eval_dataset is not None:
-        evaluated = evaluations(trainer) * sum(trainer.eval_dataset["length"])
+        evaluated_tokens = evaluations(trainer) * sum(trainer.eval_dataset["length"])
+    # Each of the processes computes as many tokens in this time.
     timed_tokens = lengths[places].sum() * args.world_size
-    seconds = float(tokens * learning.seconds + evaluated * evaluating) / float(timed_tokens)
+    all_s = float(learnt_tokens * learning.seconds + evaluated_tokens * evaluating_s)
+    seconds = all_s / float(timed_tokens)
     on_cpu = not torch.accelerator.is_available()
-    return Estimate(seconds, busy(learning, torch.get_num_threads()) if on_cpu else "")
+    return seconds, busy(learning, torch.get_num_threads()) if on_cpu else ""
 
 
 def busy(step: Timed, threads: int) -> str:
@@ -94,9 +89,9 @@ def busy(step: Timed, threads: int) -> str:
 
 
 def timed(trainer: ReplyTrainer, places: Sequence[int]) -> Timed:
-    """Return the time of the losses of some training rows, and of their gradients if there are any.
+    """Return the time of the losses of the training rows at `places`, and of their gradients.
 
-    The gradients are discarded.
+    The gradients are discarded; under `torch.no_grad` there are none.
     """
     model = trainer.model
     model.train()
@@ -116,7 +111,8 @@ def timed(trainer: ReplyTrainer, places: Sequence[int]) -> Timed:
         seconds = time.perf_counter() - start
         return Timed(seconds, time.process_time() - processor, waited_s() - waited)
 
-    step = trainer.saving_memory(compute, compute)
+    # Unlike a step, it has no earlier batches to repeat if the memory was too small.
+    step = trainer.saving_memory(compute, again=compute)
     model.zero_grad(set_to_none=True)
     return step
 
@@ -138,7 +134,8 @@ def evaluations(trainer: ReplyTrainer) -> int:
     if args.eval_strategy == "no":
         return 0
     if args.eval_strategy == "epoch":
-        apart = len(trainer.train_dataset) / step_size(args)
-        return math.ceil(all_steps / math.ceil(apart))
+        steps_per_epoch = math.ceil(len(trainer.train_dataset) / step_size(args))
+        return math.ceil(all_steps / steps_per_epoch)
+    # Below 1, it is a share of all steps.
     every = args.eval_steps if args.eval_steps >= 1 else math.ceil(all_steps * args.eval_steps)
     return int(all_steps // every)

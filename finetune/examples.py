@@ -44,11 +44,13 @@ class Spool:
 class Examples:
     """The examples of a training: `train`, `held_out` (`dev`, or a tenth of `train`), `mixable`.
 
-    Several files may have the same facts; a text that is held out is never trained on. With
-    `limit`, each has at most the first `limit` examples.
+    `mixable` are the cases of the file `mix`. Of these, the model is trained on `mix_ratio` for
+    each case of `train`; the text classifier may see all. Several files may have the same facts; a
+    text that is held out is never trained on. With `limit`, each has at most the first `limit`.
     """
 
     def __init__(self, config: SftConfig, reader: Reader) -> None:
+        """Read the files of the config, and choose by the hash of its text what a case is for."""
         config.run.mkdir(parents=True, exist_ok=True)
         self.reader = reader
         self.train = Spool(config.run)
@@ -77,7 +79,7 @@ class Examples:
                 hashes.append(text_hash(example))
             if len(self.mixable) == limit:
                 break
-        # Hashes are uniform: the lowest are a random choice. Memory holds hashes, not texts.
+        # Those with the lowest hashes are a random choice. Memory holds hashes, not texts.
         chosen = heapq.nsmallest(round(config.mix_ratio * len(self.train)), hashes)
         self._highest_chosen = chosen[-1] if chosen else ""
         self.mixed_size = sum(text <= self._highest_chosen for text in hashes)
@@ -90,6 +92,7 @@ class Examples:
                 yield example
 
     def _read(self, path: Path | None) -> Iterator[Example]:
+        """Yield the examples of a file, and count their names. Each of them needs an answer."""
         if path is None:
             return
         for example in self.names.of(self.reader.read(path)):
@@ -106,7 +109,7 @@ class Examples:
 
 
 def check_files(training: RunRecord) -> None:
-    """Refuse a training whose files of cases are not there as they were."""
+    """Refuse a training if one of its files of cases is missing, or was changed since."""
     files = {
         training.train: training.train_sha256,
         training.dev: training.dev_sha256,

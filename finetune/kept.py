@@ -21,7 +21,11 @@ FILES = (ADAPTER_WEIGHTS, ADAPTER_CONFIG)
 
 
 class KeepAdapters(TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
-    """Keeps the adapters of `keep` evaluated steps: that of the lowest loss and the last ones."""
+    """Keeps the adapters of `keep` evaluated steps: that of the lowest loss and the last ones.
+
+    A kill between a checkpoint and its copy leaves the adapter out. So a run that resumes looks for
+    it at its beginning, and at its end, which comes at once if the checkpoint was the last.
+    """
 
     def __init__(self, run: Path, keep: int) -> None:
         self._run = run
@@ -33,21 +37,18 @@ class KeepAdapters(TrainerCallback):  # type: ignore[misc]  # transformers is un
             result = state.best_global_step if args.load_best_model_at_end else state.global_step
             keep_adapters(self._run, self._keep, state, result)
 
-    def on_train_begin(self, *words: Any, **others: Any) -> None:
-        """Keep an adapter that a kill right after its checkpoint has left out."""
-        self.on_save(*words, **others)
-
-    def on_train_end(self, *words: Any, **others: Any) -> None:
-        """Keep an adapter that a kill right after the last checkpoint has left out."""
-        self.on_save(*words, **others)
+    on_train_begin = on_save
+    on_train_end = on_save
 
 
 def keep_adapters(run: Path, keep: int, state: TrainerState, result: int | None) -> None:
-    """Copy the adapters of evaluated checkpoints to RUN/kept; delete all but `keep` of them.
+    """Copy the adapters of evaluated checkpoints to RUN/kept; keep `keep` of them.
 
-    `result` is the step whose weights would be the result if the training ended now.
+    These are the step `result`, whose weights would be the result if the training ended now, and
+    the last others.
     """
-    restore(run / KEPT)  # its checkpoint may be deleted, so it could not be copied again
+    # A kill may have left a folder under another name, when its checkpoint is deleted already.
+    restore(run / KEPT)
     evaluated = {row["step"] for row in state.log_history if "eval_loss" in row}
     for step, checkpoint in complete_checkpoints(run / "checkpoints").items():
         place = kept_place(run, step)
@@ -57,7 +58,7 @@ def keep_adapters(run: Path, keep: int, state: TrainerState, result: int | None)
             for name in FILES:
                 shutil.copy(checkpoint / name, folder)
     kept = kept_adapters(run)
-    others = [step for step in kept if step != result]
+    others = [step for step in kept if step != result]  # the oldest first
     too_many = max(0, len(others) - (keep - 1))
     for step in others[:too_many]:
         delete(kept[step])

@@ -29,6 +29,7 @@ def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
 class _TokenLosses(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return log(sum(exp(logits))) minus the logit of the label, for each token."""
         peaks = logits.amax(1, keepdim=True)
         parts = zip(
             *(torch.split(one, rows_at_once(logits)) for one in (logits, peaks)), strict=True
@@ -40,6 +41,7 @@ class _TokenLosses(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Overwrite the logits with their gradient, part by part; return them."""
         logits, labels, peaks, log_sums = context.saved_tensors
         [gradient] = gradients
         rows = rows_at_once(logits)

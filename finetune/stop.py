@@ -26,16 +26,18 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._console = console
         self._quiet = console.quiet
         self.agreed = 0  # the signal for which all processes stop at the end of this step
-        self._received = 0
+        self._received = 0  # the first signal that this process got
         self._received_at = 0.0
-        self._process = 0
+        self._process = 0  # id of the process that trains
         self._old_handlers: dict[int, Any] = {}
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Take over the handlers of stopping signals; data-loading workers will inherit them."""
         self._process = os.getpid()
         self._old_handlers = {n: signal.signal(n, self._receive) for n in stopping_signals()}
 
     def _receive(self, number: int, _: FrameType | None) -> None:
+        """Handle a signal: note the first one, and let a second one end the process."""
         if os.getpid() != self._process:
             return  # a data-loading worker, which ends with its parent
         if not self._received:

@@ -65,14 +65,15 @@ class LengthSampler(Sampler[int]):
         return len(self._sizes)
 
     def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(self._seed * 100_003 + self.epoch)
+        own_seed = self._seed * 100_003 + self.epoch  # one for each seed and epoch
+        generator = torch.Generator().manual_seed(own_seed)
         yield from get_length_grouped_indices(self._sizes, self._step, generator=generator)
 
 
 class EvenSampler(Sampler[int]):
     """Yields the indices of another sampler, then those of `empty` rows without loss.
 
-    Without empty rows, accelerate would repeat rows until all processes have the same number.
+    Each process needs the same number of rows. accelerate would repeat rows of cases for that.
     """
 
     def __init__(self, order: Sampler[int], empty: int) -> None:
@@ -131,14 +132,14 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         self._keep = args.save_total_limit  # and the best; transformers would choose others
         args.save_total_limit = None
         empty = 0
-        if args.world_size > 1:
+        if args.world_size > 1:  # see `EvenSampler`
             empty = -len(train_dataset) % (args.train_batch_size * args.world_size)
         self._sampler = EvenSampler(order_of(train_dataset, args), empty)
         train_dataset = with_empty(train_dataset, empty)
         attention = model.config.get_text_config()._attn_implementation
         batches = collate_segments if attention == PACKED else collate
         # trl casts the adapter of a quantized base to bfloat16 (trl/trainer/sft_trainer.py:908), in
-        # which most of the late, small updates change nothing, and a trained one loses some.
+        # which most late, small updates change nothing, and an adapter to start from is rounded.
         adapter = {}
         if getattr(model, "is_quantized", False):
             adapter = {weight: weight.data for weight in model.parameters() if weight.requires_grad}
@@ -206,7 +207,7 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
     def saving_memory(self, compute: Callable[[], T], again: Callable[[], T]) -> T:
         """Return what `compute` returns; if the GPU's memory is too small, what `again` returns.
 
-        Before `again`, gradients are dropped, and all layers compute activations again from now on.
+        Before `again`, gradients are dropped, and gradient checkpointing is on from now on.
         """
         try:
             return compute()
@@ -218,16 +219,17 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         return again()
 
     def refuse_or_save_memory(self, error: torch.OutOfMemoryError) -> None:
-        """Let all layers compute their activations again; raise if they did, or cannot.
+        """Turn on gradient checkpointing for all layers, which then compute activations again.
 
-        One of several processes cannot change alone: the others wait for its gradients.
+        Raise `error` if it was on already. UserError: there are several processes. One of them
+        cannot change alone, since the others wait for its gradients.
         """
         args = self.args
         every = (getattr(args, f"{CHECKPOINTING}_kwargs") or {}).get("every_n_layers") or 1
         if getattr(args, CHECKPOINTING) and every == 1:
             raise error
         if self.accelerator.num_processes > 1:
-            # Without a word of the user, `use_memory` chooses the layers, perhaps only some.
+            # Unless the user sets it, `use_memory` may choose it for only some layers.
             way_out = f"set trainer.{CHECKPOINTING}=true yourself, without every_n_layers"
             raise UserError(f"GPU: {first_line(error)} {way_out}") from None
         set_checkpointing(args, True)

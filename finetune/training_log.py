@@ -1,7 +1,7 @@
 """The plan of a run and its progress, on the console and in log.jsonl."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import groupby, islice
 from pathlib import Path
@@ -93,6 +93,7 @@ class TrainingLog(TrainerCallback):  # type: ignore[misc]  # transformers is unt
         return seconds
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Close the meter, but keep the time that it measured: the summary has it."""
         self._seconds_before = self.seconds
         self._meter = None
         self._stack.close()
@@ -107,19 +108,25 @@ def print_plan(
     *,
     with_example: bool,
 ) -> None:
+    """Print what is trained on and how, with one example if a dry run ends here."""
     plan = [*data_plan(rows, examples), *training_plan(trainer), *doubts_of(examples, labels)]
-    for name, text in plan:
-        console.print(f"{name:12s} {printable(text)}")
+    print_lines(console, plan)
     if with_example:
         print_example(console, trainer.train_dataset[0], trainer.processing_class)
+
+
+def print_lines(console: Console, lines: Iterable[tuple[str, str]]) -> None:
+    """Print (title, text) of each line, with all texts in one column."""
+    for title, text in lines:
+        console.print(f"{title:12s} {printable(text)}")
 
 
 def print_start(
     console: Console, config: SftConfig, start: Trained, examples: Examples, new: Labels
 ) -> None:
-    """Print from which adapter a training starts, how many labels both have, and known cases.
+    """Print from which adapter a training starts, and how its labels and held-out cases fit.
 
-    `new` are the labels of the new cases alone.
+    `new` are the labels of the new cases alone. They are compared with those of the adapter.
     """
     summary = TrainingSummary.read(start.run) or TrainingSummary()
     step = start.step(summary)
@@ -133,12 +140,12 @@ def print_start(
     if before:
         known = f"{len(before)} of {config.from_run}, {len(before - now)} of them in no new case"
         console.print(f"{'labels':12s} {known}; {len(now - before)} new")
-    if doubt := known_cases(start, examples):
+    if doubt := doubt_of_held_out(start, examples):
         console.print(f"{'held out':12s} {doubt}")
 
 
-def known_cases(start: Trained, examples: Examples) -> str:
-    """Return how many held-out cases an earlier training was trained on, or why nobody knows."""
+def doubt_of_held_out(start: Trained, examples: Examples) -> str:
+    """Say how many held-out cases `start` was trained on, or why nobody knows; empty if on none."""
     task = examples.reader.task
     held_out = {text_hash(example) for example in examples.held_out}
     known = set()
@@ -170,6 +177,7 @@ def distinct(labels: Labels) -> set[tuple[str, str]]:
 
 
 def data_plan(rows: TrainingRows, examples: Examples) -> Iterator[tuple[str, str]]:
+    """Yield (title, text) of lines about cases and rows; one without title continues the last."""
     report = rows.report
     held_out = rows.held_report
     yield "examples", f"{len(report.tokens)} to train on, {len(held_out.tokens)} held out"
@@ -182,6 +190,7 @@ def data_plan(rows: TrainingRows, examples: Examples) -> Iterator[tuple[str, str
     too_long = [*report.too_long, *held_out.too_long]
     if too_long:
         count = len(too_long) + len(report.tokens) + len(held_out.tokens)
+        # One in a hundred examples may be too long: a much higher limit needs more memory.
         yield "", larger_limits(too_long, most_left=count // 100)
     if report.notes:
         yield "notes", f"{len(report.notes)}; these examples are still used"
@@ -195,17 +204,19 @@ def data_plan(rows: TrainingRows, examples: Examples) -> Iterator[tuple[str, str
 
 
 def larger_limits(needed: Sequence[int], most_left: int) -> str:
-    """Return which `max_tokens` takes all refused examples, and which leaves at most so many."""
-    longest_first = [math.ceil(tokens / 64) * 64 for tokens in sorted(needed, reverse=True)]
-    highest = longest_first[0]
-    line = f"max_tokens={highest} would take all of these"
-    if len(longest_first) > most_left and longest_first[most_left] < highest:
-        line += f", max_tokens={longest_first[most_left]} all but {most_left}"
+    """Return which `max_tokens` takes all refused examples, and which leaves `most_left` of them.
+
+    `needed` has the `max_tokens` of each refused example. Limits are rounded up to multiples of 64.
+    """
+    limits = [math.ceil(tokens / 64) * 64 for tokens in sorted(needed, reverse=True)]
+    line = f"max_tokens={limits[0]} would take all of these"
+    if len(limits) > most_left and limits[most_left] < limits[0]:
+        line += f", max_tokens={limits[most_left]} all but {most_left}"
     return line
 
 
 def doubts_of(examples: Examples, labels: Labels) -> Iterator[tuple[str, str]]:
-    """Yield what may be wrong with the cases: labels that look equal, missing names, bad rows."""
+    """Yield (title, doubt) about the cases: labels that look equal, missing names, bad rows."""
     label_fields = examples.reader.task.answer
     alike = labels.look_alikes(map(label_fields.kind, label_fields.fields))
     for line in islice(alike, MAX_SHOWN_EXAMPLES):
@@ -219,7 +230,7 @@ def doubts_of(examples: Examples, labels: Labels) -> Iterator[tuple[str, str]]:
 
 
 def first_lines(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the first lines about single examples; RUN/rows/*/report.json has all of them."""
+    """Yield the first lines about single examples, and where all are. None has a title."""
     for line in lines[:MAX_SHOWN_EXAMPLES]:
         yield "", f"id {line}"
     if len(lines) > MAX_SHOWN_EXAMPLES:
@@ -227,6 +238,7 @@ def first_lines(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
+    """Yield (title, text) of lines about the model, the steps, the machine and the time."""
     args = trainer.args
     weights = list(trainer.model.parameters())
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
@@ -248,10 +260,11 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
     memory = gpu_memory()
     has = f"; the GPU has {in_gib(memory)}" if memory else ""
     yield "memory", f"{in_gib(needed)} a device for {what}, without activations{has}"
-    if trainer.is_world_process_zero() and (timed := estimate(trainer)):
-        yield "time", f"about {duration(timed.seconds)}, from a step timed just now"
-        if timed.busy:
-            yield "processor", timed.busy
+    if trainer.is_world_process_zero() and (estimated := estimate(trainer)):
+        seconds, others = estimated
+        yield "time", f"about {duration(seconds)}, from a step timed just now"
+        if others:
+            yield "processor", others
     if lacks_kernels(trainer.model):
         packages = "flash-linear-attention and causal-conv1d"
         yield "kernels", f"training is slow without {packages}: .ci/install python3 fast"

@@ -17,7 +17,7 @@ def test_weights_and_random_numbers_stay_as_they_are(trainer: Any) -> None:  # n
     state = torch.get_rng_state()
     result = estimate(trainer)
     assert result is not None
-    assert result.seconds > 0
+    assert result[0] > 0
     assert torch.equal(torch.get_rng_state(), state)
     for name, weight in trainer.model.named_parameters():
         assert torch.equal(weight, weights[name])
@@ -65,7 +65,7 @@ def test_the_time_is_that_of_all_tokens(
     expected = (steps * 2 / 6 * tokens + 3 * tokens * evaluating) * of_token
     result = estimate(trainer)
     assert result is not None
-    assert result.seconds == pytest.approx(expected)
+    assert result[0] == pytest.approx(expected)
     assert tries == ([1, 2, 2] if of_token < 1 else [1])
 
 
