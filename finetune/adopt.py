@@ -5,7 +5,7 @@ It contains what a training of panjue would leave: record, labels, text classifi
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -18,22 +18,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from panjue.finetune.card import write_card
 from panjue.finetune.checkpoints import disk_errors_named
 from panjue.finetune.distributed import join_processes
 from panjue.finetune.examples import Examples
 from panjue.finetune.foreign import Adoption, ForeignAdapter
 from panjue.finetune.model import adapts_tied_embeddings, check_trainable
-from panjue.finetune.trained import read_trained
-from panjue.finetune.training_log import doubts_of
+from panjue.finetune.training_log import doubts_of, print_lines
 from panjue.finetune.training_run import TrainingRun
 from panjue.prompts.architecture import TEXT_KEYS, is_part, text_config
 from panjue.prompts.fingerprint import base_sha256, file_sha256
 from panjue.prompts.labels import Labels
 from panjue.prompts.model import load_tokenizer, model_folder, threads_for
-from panjue.prompts.plumbing.errors import UserError, first_line, of_library, printable
+from panjue.prompts.plumbing.errors import UserError, first_line, of_library
 from panjue.prompts.plumbing.files import atomic_folder, read_object, write_json
-from panjue.prompts.plumbing.records import SUMMARY, TrainingSummary
+from panjue.prompts.plumbing.records import TrainingSummary
 from panjue.prompts.plumbing.run import ADAPTER_CONFIG, ADAPTER_WEIGHTS, kept_place
 from panjue.prompts.reader import Reader
 from panjue.prompts.render import TEMPLATE_ARGS
@@ -70,22 +68,12 @@ class FittingAdapter:
             save_file(renamed, place, {"format": "pt"})
 
 
-@dataclass(frozen=True)
-class BaseConfigs:
-    """The configs of a base."""
-
-    folder: Path
-    text: Any  # transformers' config of its language model
-    is_multimodal: bool  # the language model is part of a multimodal model
-
-
 def adopt(adoption: Adoption, console: Console) -> None:
     """Make RUN from adapters, unless already done. The last adapter is the result of the run."""
     config = adoption.config
     join_processes(config)
     task = load_task(config.task)
-    configs = BaseConfigs(adoption.base, text_config(adoption.base), is_part(adoption.base))
-    fitting = [fitting_adapter(adapter, configs) for adapter in adoption.adapters]
+    fitting = [fitting_adapter(adapter, adoption.base) for adapter in adoption.adapters]
     *_, last = adoption.adapters
     check_trainable(config, console)
     base = model_folder(config.model)
@@ -98,36 +86,33 @@ def adopt(adoption: Adoption, console: Console) -> None:
     notes += [("not known", line) for line in NOT_KNOWN]
     notes += template_note(last.folder, base)
     with run.lock(), threads_for(base):
-        for name, text in notes:
-            console.print(f"{name:12s} {printable(text)}")
+        print_lines(console, notes)
         reader = Reader(task, columns=config.columns, on_bad_row=config.on_bad_row)
         examples = Examples(config, reader)
         labels = task.ask.labels(examples)
         counts = f"{len(examples.train)}, and {len(examples.held_out)} held out"
-        console.print(f"{'examples':12s} {counts}")
-        for name, text in doubts_of(examples, labels):
-            console.print(f"{name:12s} {printable(text)}")
+        print_lines(console, [("examples", counts), *doubts_of(examples, labels)])
         classifier = run.classifier(examples, labels, console)
-        run.claim({})
+        run.claim()  # before the weights: from now on no other training can take RUN
         reader.skipped.write(config.run / "skipped-train.jsonl")
         save(run, fitting, labels, classifier, len(examples.train))
     console.print(f"written: {config.result}")
 
 
 def adopting_run(run: TrainingRun, adapters: Sequence[ForeignAdapter]) -> TrainingRun:
-    """Return a run whose record says where its adapters come from."""
+    """Return a run whose record has the adapters' folders, and one hash over all their files."""
     hashes = {}
     for number, adapter in enumerate(adapters):
         for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
             hashes[f"{number}/{name}"] = file_sha256(adapter.folder / name)
     known = {
         "adopted": tuple(str(adapter.folder) for adapter in adapters),
-        "adopted_sha256": base_sha256(hashes),
+        "adopted_sha256": base_sha256(hashes),  # hashes any names and hashes, not only a base's
     }
     return replace(run, record=run.record.model_copy(update=known))
 
 
-def fitting_adapter(adapter: ForeignAdapter, base: BaseConfigs) -> FittingAdapter:
+def fitting_adapter(adapter: ForeignAdapter, base: Path) -> FittingAdapter:
     """Return an adapter with the names of its base; UserError: it does not fit the base.
 
     peft itself makes an adapter with this config on a model without memory; this shows which
@@ -136,34 +121,37 @@ def fitting_adapter(adapter: ForeignAdapter, base: BaseConfigs) -> FittingAdapte
     place = adapter.weights
     shapes = shapes_in(place)
     names = {name: name for name in shapes}
-    config = {**adapter.config, "revision": None}  # of a base that may have another name
-    if base.is_multimodal:
+    if is_part(base):  # trained on a multimodal model, of which panjue uses the text model alone
         names = {name: name_in_text_model(name) for name in shapes}
+    # The revision is that of a base on the hub; `complete` writes another base into the config.
+    config = {**adapter.config, "revision": None}
     if any(name != ours for name, ours in names.items()):
         # A pattern for the whole model may not match the names in its text model.
         config["target_modules"] = adapted_modules(names.values())
         config["exclude_modules"] = None
-    model = empty_peft_model(adapter.folder / ADAPTER_CONFIG, config, base.text)
-    expected = get_peft_model_state_dict(model, save_embedding_layers=False)
-    possible = {**model.state_dict(), **expected}  # saved embeddings are no adapted modules
-    found = {ours: shapes[name] for name, ours in names.items()}
+    model = empty_peft_model(adapter.folder / ADAPTER_CONFIG, config, text_config(base))
+    needed = get_peft_model_state_dict(model, save_embedding_layers=False)
+    # The file may also have weights of the base: some trainers save the embeddings with an adapter.
+    allowed = {**model.state_dict(), **needed}
     other_base = "it was trained on another base; say base=FOLDER with that one"
-    for name, shape in found.items():
-        if name not in possible:
-            no_place = f"has {name}, for which {base.folder} has no place"
+    for name, shape in shapes.items():
+        ours = names[name]
+        if ours not in allowed:
+            no_place = f"has {ours}, for which {base} has no place"
             raise UserError(f"{place}: {no_place}; {other_base}")
-        size = tuple(possible[name].shape)
+        size = tuple(allowed[ours].shape)
         if shape != size:
-            sizes = f"{name} is {list(shape)}, where {base.folder} needs {list(size)}"
+            sizes = f"{ours} is {list(shape)}, where {base} needs {list(size)}"
             raise UserError(f"{place}: {sizes}; {other_base}")
-    for name in expected:
+    found = set(names.values())
+    for name in needed:
         if name not in found:
             raise UserError(f"{place}: has no {name}, which its config names; restore its files")
     check_bias(place, config, model)
     if adapts_tied_embeddings(model.get_base_model()):
         reason = "adapts embeddings that are the output layer too (tied), and cannot be merged"
         raise UserError(f"{place}: {reason}; train without them")
-    return FittingAdapter(adapter, names, config, len(adapted_modules(expected)))
+    return FittingAdapter(adapter, names, config, len(adapted_modules(needed)))
 
 
 def shapes_in(weights: Path) -> dict[str, tuple[int, ...]]:
@@ -178,15 +166,15 @@ def shapes_in(weights: Path) -> dict[str, tuple[int, ...]]:
 
 
 def name_in_text_model(name: str) -> str:
-    """Return the name in the text model for a weight of an adapter of a multimodal model."""
+    """Return a weight's name in the text model: `…model.language_model.norm…` -> `…model.norm…`."""
     inner = name.removeprefix(PREFIX)
     for pattern, replacement in TEXT_KEYS.items():
         inner = re.sub(pattern, replacement, inner)
     return f"{PREFIX}{inner}"
 
 
-def adapted_modules(names: Any) -> list[str]:
-    """Return the modules that weights with these names adapt."""
+def adapted_modules(names: Iterable[str]) -> list[str]:
+    """Return the modules with LoRA: `base_model.model.model.norm.lora_A.weight` -> `model.norm`."""
     modules = set()
     for name in names:
         module, found, _ = name.removeprefix(PREFIX).partition(".lora_")
@@ -196,7 +184,7 @@ def adapted_modules(names: Any) -> list[str]:
 
 
 def empty_peft_model(place: Path, config: Mapping[str, Any], base: Any) -> PeftModel:
-    """Return a base with an adapter, from their configs; the weights have shapes but no content.
+    """Return a base with an adapter, made from both configs; weights have shapes but no content.
 
     `place` is the file of the adapter's config, for messages.
     """
@@ -266,7 +254,7 @@ def save(
     """Write the last adapter to RUN/adapter, and the others as kept adapters of their steps."""
     *others, last = adapters
     summary = TrainingSummary(finished=date.today().isoformat(), kept_step=last.foreign.step)
-    write_json(run.config.run / SUMMARY, summary.model_dump(mode="json"))
+    run.write_summary(summary)
     places = {}
     for adapter in others:
         assert adapter.foreign.step is not None, "checked with the words of the command"
@@ -275,5 +263,5 @@ def save(
     for place, adapter in places.items():
         with atomic_folder(place) as folder:
             adapter.write(folder)
-            run.complete(folder, labels, classifier, {"examples": examples})
-            write_card(read_trained(folder, run.config.run), adapter.foreign.step)
+            results = {"examples": examples}
+            run.complete(folder, adapter.foreign.step, labels, classifier, results)

@@ -38,6 +38,7 @@ SEAL = "<!-- made by panjue, which leaves the card alone once its text is change
 
 def write_card(trained: Trained, step: int | None) -> None:
     """Write the card of a training into the folder of its weights, which come from `step`."""
+    # By the hash in the last line, `is_as_written` notices if a user changes the card.
     text = card_text(trained, step)
     with atomic_write(trained.folder / CARD, is_as_written) as out:
         out.write(f"{text}{SEAL}{text_sha256(text)} -->\n")
@@ -107,7 +108,7 @@ def _template() -> Template:
 
 
 def files(record: RunRecord) -> list[tuple[str, str, str]]:
-    """Return what the base, the adapter at the start and each data file are called, and hashes."""
+    """Return setting, name and hash of the base, the adapter at the start and each data file."""
     values = scrubbed(record.model_dump())
     rows = []
     for name in ("base", "from_run", *DATA_FILES):
@@ -118,10 +119,10 @@ def files(record: RunRecord) -> list[tuple[str, str, str]]:
 
 
 def choice_rows(choice: Choice) -> list[tuple[str, ...]]:
-    """Return for each field its metric, the scores of model and classifier, and who answers."""
+    """Return a row for each field: metric, scores of model and classifier, and who answers."""
     rows = []
     for name, best in choice.best.items():
-        mean, low, high = model_less_classifier(best)
+        mean, low, high = model_less_classifier(best)  # their difference
         interval = with_interval(mean, (low, high), "+.4f", " to ")
         scores = [f"{choice.score(name, who):.4f}" for who in ("model", "classifier")]
         rows.append((name, best.metric, *scores, interval, best.candidate))

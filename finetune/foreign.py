@@ -38,8 +38,6 @@ OF_ADOPTION = {
 }
 """Setting of `panjue adopt` -> its name in `panjue sft`. All others are for training steps."""
 
-EXAMPLE = "panjue adopt FOLDER run=runs/adopted task=judgment train=train.jsonl"
-
 FOUR_BITS = ("-unsloth-bnb-4bit", "-bnb-4bit")
 """Suffix of the names of Unsloth's uploads in four bits."""
 
@@ -102,7 +100,8 @@ def adoption(words: Sequence[str]) -> Adoption:
     settings = [word for word in words if "=" in word and not Path(word).is_dir()]
     given = dict(word.split("=", 1) for word in settings)
     if not folders or not {"run", "train"} <= given.keys():
-        raise UserError(f"adopt: give FOLDER, run=RUN and train=FILE, e.g. {EXAMPLE}")
+        example = "panjue adopt FOLDER run=runs/adopted task=judgment train=train.jsonl"
+        raise UserError(f"adopt: give FOLDER, run=RUN and train=FILE, e.g. {example}")
     for word in settings:
         name = word.partition("=")[0].partition(".")[0]
         if name not in OF_ADOPTION:
@@ -113,19 +112,21 @@ def adoption(words: Sequence[str]) -> Adoption:
             raise UserError(f"{folder}: is given twice")
     adapters = [read_foreign(folder) for folder in folders]
     check_steps(adapters)
-    *_, last = adapters
-    renamed = [f"{OF_ADOPTION[name]}={value}" for name, value in given.items() if "." not in name]
-    renamed += [word for word in settings if "." in word.partition("=")[0]]
+    *_, last = adapters  # the result of the run; the others are earlier steps of it
+    # The settings as words of `panjue sft`: base=X -> model=X; columns.fact=X is the same there.
+    as_sft = [f"{OF_ADOPTION[name]}={value}" for name, value in given.items() if "." not in name]
+    as_sft += [word for word in settings if "." in word.partition("=")[0]]
     if "base" not in given:
-        renamed.append(f"model={dump(base_of(last))}")
-    # The run gets only the sections `generate` and `serve` of the config for this machine.
+        as_sft.append(f"model={dump(base_of(last))}")
+    # No config has a section `adopt`: the run gets only its sections `generate` and `serve`.
     path = configs() / f"{config_for_gpu()}.yaml"
-    config = load_section(SftConfig, path, "adopt", renamed)
+    config = load_section(SftConfig, path, "adopt", as_sft)
     check_places(config, adapters)
     check_data(config)
     base = base_folder(config.model, last)
     is_four_bits = bool(quantization_of(base))
-    known = {"method": "qlora" if is_four_bits else "lora", "lora": last.lora, "opinions": False}
+    known = {"method": "qlora" if is_four_bits else "lora", "lora": last.lora}
+    known["opinions"] = False  # the adapter was trained without panjue's text classifier
     return Adoption(adapters, config.model_copy(update=known), base)
 
 

@@ -74,7 +74,7 @@ def run_training(
     maker = RowMaker(task, load_tokenizer(base), labels, config.max_tokens)
     classifier = run.classifier(examples, labels, console)
     row_key = run.row_key(classifier)
-    show_opinions = run.showing(classifier, task, labels)
+    show_opinions = run.opinion_shower(classifier, task, labels)
     rows = training_rows(config.run / "rows", row_key, maker, examples, show_opinions)
     if not len(rows.held_out):
         args.eval_strategy = "no"
@@ -108,7 +108,7 @@ def run_training(
             (config.run / "checkpoints").rmdir()
         return
     if trainer.is_world_process_zero():
-        run.claim(row_key)
+        run.claim(row_key.get("classifier_sha256"))
         reader.skipped.write(config.run / "skipped-train.jsonl")
     trainer.accelerator.wait_for_everyone()
     console.print(f"3/4 training the {config.result.name}")

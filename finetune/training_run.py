@@ -29,6 +29,7 @@ from panjue.finetune.classifier.fit import (
 from panjue.finetune.data import count_examples
 from panjue.finetune.distributed import make_once
 from panjue.finetune.examples import Examples
+from panjue.finetune.library_settings import RENAMED
 from panjue.finetune.rules import shared_rules, task_sha256
 from panjue.finetune.settings import OTHER_RUN, BaseConfig, SftConfig, changed_settings
 from panjue.finetune.summary import finished, kept_loss
@@ -80,24 +81,10 @@ MAX_DIFFERENCES = 4
 """Number of differences between two runs that a message shows."""
 
 OF_SPEED = {
-    "report_to",
-    "run_name",
-    "logging_steps",
-    "logging_strategy",
-    "logging_first_step",
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-    "gradient_checkpointing",
-    "gradient_checkpointing_kwargs",
-    "activation_checkpointing",
-    "activation_checkpointing_kwargs",
-    "dataloader_num_workers",
-    "dataloader_pin_memory",
-    "dataloader_persistent_workers",
-    "dataloader_prefetch_factor",
-    "save_total_limit",
-    "ddp_timeout",
-    "torch_empty_cache_steps",
+    *("report_to", "run_name", "logging_steps", "logging_strategy", "logging_first_step"),
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "torch_empty_cache_steps"),
+    *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
+    *("dataloader_prefetch_factor", "save_total_limit", "ddp_timeout", *RENAMED),
 }
 """Settings of trl that may change when a run resumes. With another `per_device_train_batch_size`,
 which depends on the memory of the GPU, sums of gradients round in another way."""
@@ -119,6 +106,7 @@ class TrainingRun:
     @classmethod
     def of(cls, config: SftConfig, base: Path, task: Task) -> "TrainingRun":
         """Return the run of a training that begins; `base` is the folder of the base model."""
+        # The settings that have the names of entries; some are replaced below.
         known: dict[str, Any] = config.model_dump(
             include=set(RunRecord.model_fields), mode="json", by_alias=False
         )
@@ -131,7 +119,7 @@ class TrainingRun:
             "base_sha256": base_sha256(files),
             "base_files": files,
             "mix_ratio": config.mix_ratio if config.mix else None,
-            "split_by": "normal text",
+            "split_by": "normal text",  # whether a case is held out depends on its text
             "solve": task.solve.settings.model_dump() if task.solve else {},
             "opinions": config.opinions
             and fits_classifier(config, task)
@@ -179,13 +167,14 @@ class TrainingRun:
     def is_finished(self) -> bool:
         """Say whether the folder has the result of this training; refuse work of another one."""
         run = self.config.run
-        is_itself_trained = has_record(run) and weights_folder(run) == run
-        if is_base(run) or is_itself_trained:  # a folder of answers looks like a trained one
+        # True of an adapter or model alone, and of answers: they have labels and a record, too.
+        is_no_run = has_record(run) and weights_folder(run) == run
+        if is_base(run) or is_no_run:
             raise UserError(f"{run}: has a model or answers; choose another {OTHER_RUN}")
         has_result = any((run / name / MANIFEST).exists() for name in RESULTS)
         if not has_result and not self._has_checkpoints():
-            refuse_claim(run, REPLACED, OTHER_RUN)
-            return False  # there is no work to lose
+            refuse_claim(run, REPLACED, OTHER_RUN)  # files with our names that panjue did not make
+            return False
         reason = self._difference(has_result=has_result)
         if reason:
             raise UserError(
@@ -204,7 +193,7 @@ class TrainingRun:
             return "a version before 0.5 began it, and hashed the task's code in another way"
         if bool(kept.adopted) != bool(self.record.adopted):
             return "one was trained, the other adopted"
-        same: dict[str, Any] = {}
+        same: dict[str, Any] = {}  # entries of which a difference does not count
         same["trainer"] = {name: v for name, v in kept.trainer.items() if name not in OF_SPEED}
         same["from_labels_sha256"] = self.record.from_labels_sha256  # a part of `from_run_sha256`
         change = ""
@@ -212,11 +201,11 @@ class TrainingRun:
             change = base_change(kept, self.base)
         if not change:
             same["base_sha256"] = self.record.base_sha256
-        if kept.is_before_0_5:  # see `doubt`
+        if kept.is_before_0_5:  # it was hashed in another way; the user is told of the `doubt`
             same["task_sha256"] = self.record.task_sha256
         old = kept.model_copy(update=same)
         parts = old.difference(self.record, DATA, ROWS, WEIGHTS).split("; ")
-        # Names and files say more than their hashes.
+        # Entry that is a hash -> what to say if it differs.
         before, now = kept.from_run, self.record.from_run
         named = {"from_run_sha256": f"from: {before or 'none'} -> {now or 'none'}"}
         if before == now:
@@ -224,7 +213,7 @@ class TrainingRun:
         named["adopted_sha256"] = "other adapters than those that were adopted"
         if change:
             named["base_sha256"] = f"base {self.record.base}: {change}"
-        parts = [named.get(part.partition(": ")[0], part) for part in parts]
+        parts = [named.get(part.partition(": ")[0], part) for part in parts]  # `batch: 8 -> 16`
         shown = parts[:MAX_DIFFERENCES]
         if len(parts) > MAX_DIFFERENCES:
             shown.append(f"{len(parts) - MAX_DIFFERENCES} more")
@@ -245,6 +234,7 @@ class TrainingRun:
         if not fits_classifier(self.config, task):
             return None
         seed = self.record.seed
+        # What the classifier depends on. Its hash names the folder, so no other one is taken.
         key = {**self.record.part(DATA), "seed": seed}
         key |= {"file": FILE_VERSION, "max_examples": MAX_EXAMPLES, "rules": shared_rules()}
         digest = hashlib.sha256(dump(key).encode()).hexdigest()
@@ -259,7 +249,7 @@ class TrainingRun:
             save_fitted(fitted, task, labels, folder)
 
         if self.config.dry_run and not folder.exists():
-            if self.record.opinions:
+            if self.record.opinions:  # prompts show them, see `opinion_shower`
                 reason = "the text classifier is not fitted; prompts show the commonest labels"
                 console.print(f"{'opinions':12s} {reason}")
             return None
@@ -274,23 +264,23 @@ class TrainingRun:
             key["classifier_sha256"] = digest
         return key
 
-    def showing(
+    def opinion_shower(
         self, classifier: Path | None, task: Task, labels: Labels
     ) -> Callable[[Example], Example] | None:
         """Return a function that adds the opinions to an example; None if prompts show none."""
         if not self.record.opinions:
             return None
-        if classifier is None:
+        if classifier is None:  # in a dry run: the commonest labels as opinions
             return partial(show_placeholders, task, labels)
         return training_advisor(classifier, task, labels).show
 
-    def claim(self, row_key: Mapping[str, Any]) -> None:
+    def claim(self, classifier_sha256: str | None = None) -> None:
         """Write config.yaml and manifest.json, which assign the run folder to this training.
 
-        A training with checkpoints resumes only with the classifier that wrote their prompts.
+        `classifier_sha256` is of the classifier whose opinions are in the prompts. A training with
+        checkpoints resumes only with the same one.
         """
         folder = self.config.run
-        classifier_sha256 = row_key.get("classifier_sha256")
         record = self.record
         if classifier_sha256:
             record = record.model_copy(update={"classifier_sha256": classifier_sha256})
@@ -305,10 +295,10 @@ class TrainingRun:
         sections = load_values(self.config.path) if self.config.path else {}
         sections = {**sections, "sft": self.config.model_dump(mode="json")}
         record.write(folder)  # first, since it makes the folder ours
-        self._write(self._begun())
-        if not self._has_checkpoints():  # left by an earlier training
+        self.write_summary(self._begun())
+        if not self._has_checkpoints():  # else they are of this training, which resumes
             delete(folder / KEPT)
-        delete(folder / CHOSEN)
+        delete(folder / CHOSEN)  # `panjue choose` did not know the adapters of this training
         with atomic_write(folder / CONFIG) as out:
             out.write(OmegaConf.to_yaml(sections))
 
@@ -317,12 +307,12 @@ class TrainingRun:
         path = self.config.path
         changed = changed_settings(self.config)
         if path and path.name == CONFIG and has_record(path.parent):
-            # The file has the settings of a training: of the command before, or that of `from`.
+            # RUN/config.yaml, of this run before it resumes or of the run that `from` names.
             before = TrainingSummary.read(path.parent) or TrainingSummary()
             return TrainingSummary(config=before.config, changed={**before.changed, **changed})
         return TrainingSummary(config=path.stem if path else "", changed=changed)
 
-    def _write(self, summary: TrainingSummary) -> None:
+    def write_summary(self, summary: TrainingSummary) -> None:
         write_json(self.config.run / SUMMARY, summary.model_dump(mode="json"))
 
     def _has_checkpoints(self) -> bool:
@@ -347,27 +337,30 @@ class TrainingRun:
         results = {"examples": examples, "attention": attention}
         begun = TrainingSummary.read(self.config.run) or TrainingSummary()
         summary = finished(begun, trainer, seconds)
-        self._write(summary)
+        self.write_summary(summary)
         for step, kept in kept_adapters(self.config.run).items():
             if step == summary.kept_step:  # the result itself
                 delete(kept)
                 continue
-            with atomic_folder(kept) as folder:
+            with atomic_folder(kept) as folder:  # replaces `kept` when the copy is complete
                 shutil.copytree(kept, folder, dirs_exist_ok=True)
-                self.complete(folder, labels, classifier, results)
-                write_card(read_trained(folder, self.config.run), step)
+                self.complete(folder, step, labels, classifier, results)
         with atomic_folder(self.config.result) as folder:
             with disk_errors_named(folder):
                 trainer.save_model(str(folder))
                 if self.config.method == "full":
                     keep_readable(model_folder(self.config.model), folder)
-            self.complete(folder, labels, classifier, results)
-            write_card(read_trained(folder, self.config.run), summary.kept_step)
+            self.complete(folder, summary.kept_step, labels, classifier, results)
 
     def complete(
-        self, folder: Path, labels: Labels, classifier: Path | None, results: Mapping[str, Any]
+        self,
+        folder: Path,
+        step: int | None,
+        labels: Labels,
+        classifier: Path | None,
+        results: Mapping[str, Any],
     ) -> None:
-        """Write the files that lie beside saved weights. `results` are entries of the record."""
+        """Write what lies beside saved weights; `results` are more entries of their record."""
         (folder / "training_args.bin").unlink(missing_ok=True)  # a pickle; see config.yaml
         (folder / CARD).unlink(missing_ok=True)  # peft's card, which is empty
         peft_config = folder / ADAPTER_CONFIG
@@ -382,6 +375,7 @@ class TrainingRun:
             shutil.copy(classifier / CLASSIFIER, folder / CLASSIFIER)
             hashes["classifier_sha256"] = sha256(folder / CLASSIFIER)
         self.record.model_copy(update={**results, **hashes}).write(folder)
+        write_card(read_trained(folder, self.config.run), step)
 
     def say_written(self, trainer: ReplyTrainer, console: Console) -> None:
         """Print what was written, and the next command unless make runs it."""
@@ -392,12 +386,10 @@ class TrainingRun:
             count = count_examples(trainer.eval_dataset)
             held_out = f" (loss {loss:.4f} on {count} held-out cases)"
         console.print(f"written: {config.result}{held_out}")
-        if isinstance(config, BaseConfig):
+        if isinstance(config, BaseConfig):  # `panjue base` has no next command
             return
-        is_made_small = config.method == "qlora" and not quantization_of(
-            config_folder(config.model)
-        )
-        if held_out and is_made_small:
+        base_is_in_four_bits = bool(quantization_of(config_folder(config.model)))
+        if held_out and config.method == "qlora" and not base_is_in_four_bits:
             console.print("this loss is of the base in four bits; answers come from it as it is")
         if "MAKELEVEL" not in os.environ:
             limit = f" limit={config.limit}" if config.limit else ""
