@@ -41,11 +41,15 @@ def variables(makeflags: str) -> dict[str, str]:
 
 
 def command(line: list[str], goals: list[str], given: dict[str, str]) -> list[str]:
-    """Return the arguments for panjue that a target's line means; empty if its work is done."""
+    """Return the arguments for panjue that a target's line means; empty if its work is done.
+
+    `line` is that of the Makefile: `generate RUN TEST GENERATE`. `goals` are the targets that the
+    user named, which may come later than this one.
+    """
     meant = with_demo(given)
     run = run_folder(meant)
     test = chosen_test(meant, goals)
-    if not line:  # `variables` has checked them already
+    if not line:  # the target `variables`, which comes first, only checks them
         return []
     step = line[0]
     if is_done(step, run, goals, given, meant):
@@ -86,7 +90,10 @@ def with_demo(given: dict[str, str]) -> dict[str, str]:
 
 
 def run_folder(given: dict[str, str]) -> Path:
-    """Return the run folder that `panjue sft` would use; UserError: a variable is missing."""
+    """Return RUN if it is trained, else the folder that `panjue sft` would use for these variables.
+
+    UserError: a variable is missing.
+    """
     refuse_home("RUN", given["RUN"])
     run = Path(given["RUN"])
     if given["RUN"] and is_trained(run):
@@ -108,6 +115,7 @@ def chosen_test(given: dict[str, str], goals: list[str]) -> str:
     UserError: there is no such file, or a goal needs one.
     """
     test = given["TEST"]
+    # With a task, model or cases of the user, a config of the demo trains something else.
     is_demo = given["CONFIG"] in DEMOS and not any(given[name] for name in TRAINING)
     if test and not Path(test).exists():
         raise UserError(f"TEST: no file {test}")
@@ -121,14 +129,18 @@ def chosen_test(given: dict[str, str], goals: list[str]) -> str:
 def is_done(
     step: str, run: Path, goals: list[str], given: dict[str, str], meant: dict[str, str]
 ) -> bool:
-    """Say whether a step has nothing to do. `meant` has the demo's config if none is given."""
-    is_toy = meant["CONFIG"] in DEMOS and not given["MODEL"]
-    needs_base = is_toy or not {"demo", "base", "gpu"}.isdisjoint(goals)
-    is_asked = "sft" in goals or any(given[name] for name in (*TRAINING, "CONFIG", "SFT"))
+    """Say whether a step has nothing to do. `meant` has the demo's config if none is given.
+
+    Every goal comes after the steps of the demo, but only the demo needs its cases and its base. A
+    trained run needs no training unless the user's goal or variables ask for one.
+    """
+    trains_demo = meant["CONFIG"] in DEMOS and not given["MODEL"]
+    needs_demo = trains_demo or not {"demo", "base", "gpu"}.isdisjoint(goals)
+    asks_to_train = "sft" in goals or any(given[name] for name in (*TRAINING, "CONFIG", "SFT"))
     done = {
-        "demo": not needs_base or Path("data/demo/train.jsonl").exists(),
-        "base": not needs_base or is_trained(Path("runs/base")),
-        "sft": not is_asked and is_trained(run),
+        "demo": not needs_demo or Path("data/demo/train.jsonl").exists(),
+        "base": not needs_demo or is_trained(Path("runs/base")),
+        "sft": not asks_to_train and is_trained(run),
     }
     return done.get(step, False)
 
@@ -139,12 +151,15 @@ def is_trained(run: Path) -> bool:
 
 
 def filled(line: list[str], values: dict[str, str]) -> list[str]:
-    """Return a line with values for its words in capitals, without words that have no value."""
+    """Return a line with values for its words in capitals, without words that have no value.
+
+    `sft CONFIG run=RUN dev=DEV SFT` -> `sft demo run=b seed=2 batch=4`, if DEV has none.
+    """
     words = []
     for word in line:
         key, _, name = word.rpartition("=")
         value = values.get(name, name)
-        if name in FURTHER:
+        if name in FURTHER:  # several words in one variable
             with of_library(name):
                 words += shlex.split(value)
         elif value:
@@ -154,12 +169,12 @@ def filled(line: list[str], values: dict[str, str]) -> list[str]:
 
 def main() -> None:
     """Replace this process by the command of a target, if it has something to do."""
-    goals, *line = sys.argv[1:]
+    goals, *line = sys.argv[1:]  # "sft generate" generate RUN TEST GENERATE
     with in_one_line():
         given = variables(os.environ["MAKEFLAGS"])
         words = command(line, goals.split(), given)
     if words:
-        if given["V"]:
+        if given["V"]:  # V=1 shows the commands
             print(shlex.join([PANJUE, *words]), flush=True)
         os.execv(PANJUE, [PANJUE, *words])
 

@@ -48,7 +48,6 @@ LONGEST_STEP_S = 1800
 """Time for a step, its evaluation and its saving after a signal. Then torchrun kills all processes;
 by default it would kill them after 30 s."""
 
-
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 """Environment variables that a launcher sets in each process."""
 
@@ -185,12 +184,14 @@ def sft_settings(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
 
 
 def base_settings(path: Path, overrides: Sequence[str] = ()) -> BaseConfig:
+    """Read the settings of `panjue base`, which trains the demo's base; options have no place."""
     refuse_options(overrides, settings_of(BaseConfig))
     return _settings(BaseConfig, path, overrides)
 
 
 def _settings(cls: type[C], path: Path, overrides: Sequence[str]) -> C:
-    load_values(path)  # raises if the file is missing
+    """Read the section `sft`, complete it by the training that `from` names, and check it."""
+    load_values(path)  # raises if the file is missing; `section_values` would take it for empty
     values = section_values(cls, path, "sft", overrides)
     start = open_start(values)
     if start:
@@ -269,7 +270,7 @@ def is_launched() -> bool:
 
 
 def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
-    """Replace this process by `gpus` processes of the same command; return in each of them."""
+    """Replace this process by a launcher of `gpus` processes; do nothing for one, or in them."""
     if config.accelerate and config.gpus == 1:
         raise UserError("accelerate: is for several processes; say how many, e.g. gpus=8")
     if config.gpus == 1 or is_launched():
@@ -287,8 +288,9 @@ def launch(config: SftConfig, path: Path, words: Sequence[str]) -> None:
         command += ["--multi_gpu", "--mixed_precision", "no", "--dynamo_backend", "no"]
     command += ["--num_processes", str(config.gpus), "--num_machines", "1"]
     command += ["--main_process_port", "0", "-m", "panjue.prompts.cli", "sft", str(path), *words]
-    # Signals that end torchrun's processes by themselves are passed on to them; SIGHUP would end a
-    # training under `nohup`, and Slurm's SIGUSR1 the launcher alone.
+    # torchrun passes these signals on to its processes, which then save their step. Its default has
+    # SIGHUP, which would end a training even under `nohup`, and no SIGUSR1, with which Slurm would
+    # end torchrun alone.
     passed_on = [number.name for number in stopping_signals()]
     environment = {
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(LONGEST_STEP_S),

@@ -42,12 +42,12 @@ def plain(node: Any, source: str) -> Any:
                 fields.append([name, plain(value, source)])
         return [type(node).__name__, *fields]
     if isinstance(node, list):
-        # A text that stands alone has no effect: a docstring, or help under a field.
-        return [plain(one, source) for one in node if not is_text(one)]
+        return [plain(one, source) for one in node if not is_docstring(one)]
     return ascii(node)  # `repr` depends on the table of characters of a version
 
 
-def is_text(node: Any) -> bool:
+def is_docstring(node: Any) -> bool:
+    """Say whether a statement is only a text: a docstring, or help under a field."""
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
@@ -56,7 +56,7 @@ def is_text(node: Any) -> bool:
 
 
 def imported_names(path: Path) -> set[str]:
-    """Return the names that a Python file imports, with the last part of each module's name."""
+    """Return the last part of each name that a file imports: `from a.b import c` -> `b`, `c`."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8-sig"))):
         if isinstance(node, ast.ImportFrom | ast.Import):

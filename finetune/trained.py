@@ -101,7 +101,8 @@ def open_trained(run: Path) -> Trained:
 def held_training(run: Path) -> Iterator[Trained | None]:
     """Open the training of a run folder. No training or choice can change it within the block.
 
-    Return None if there is no training, as in the folder of an endpoint's answers.
+    Yield None if the folder has no weights, as the run folder of an endpoint's answers. UserError:
+    there are only those of another trainer.
     """
     if weights_folder(run, if_any(Choice, run / CHOSEN)) is None:
         refuse_unadopted(run)
@@ -144,7 +145,7 @@ def read_trained(folder: Path, run: Path | None = None, chosen: Choice | None = 
 
 
 def choices_before_0_5(trained: Trained) -> Iterator[Choice]:
-    """Yield the choices that versions before 0.5 wrote beside held-out answers."""
+    """Yield the choices that versions before 0.5 wrote beside the answers to held-out cases."""
     for folder in sorted((trained.run / ANSWERS).glob(f"{HELD_OUT}*")):
         try:
             choice = if_any(Choice, folder / CHOICE)
@@ -155,12 +156,13 @@ def choices_before_0_5(trained: Trained) -> Iterator[Choice]:
             cases = folder / CASES_FILE
             rows = read_lines(cases) if cases.exists() else ()
             texts = tuple(row["text_sha256"] for _, row in rows)
+            # It lacks what choices say today: of which weights and of which answers they are.
             choice = choice.of_model(trained.sha256)
             yield choice.model_copy(update={**made_from(record), "texts": texts})
 
 
 def made_from(record: AnswersRecord) -> dict[str, Any]:
-    """Return the entries of a choice about the answers from which it was made."""
+    """Return the entries of a choice that say of which held-out answers, asked how, it is."""
     return {
         "file_sha256": record.test_sha256,
         "half": record.half,

@@ -24,12 +24,13 @@ from panjue.prompts.plumbing.run import CONFIG
 NEEDED = {"model": "NAME", "train": "FILE"}
 """What a new training has to be given."""
 AS_IN_START = ("task=null", "model=null", "method=null", "lora={}", "quantization={}")
-"""Words with which these are as in the training that `from` names; see `start.completed`."""
+"""Words that empty settings of a config; `start.completed` then takes them from the training that
+`from` names."""
 OTHER_DATA = (
     *("train=null", "dev=null", "mix=null", "mix_ratio=1.0", "columns={}"),
     *("on_bad_row=stop", "limit=null"),
 )
-"""Words with which the config of another training says nothing about data."""
+"""Words that empty what the config of another training says about its data."""
 LORA_BYTES = 39_000 * 2**20
 """Least memory of a GPU to train an 8B model in bfloat16; a smaller one needs four bits."""
 
@@ -37,11 +38,12 @@ LORA_BYTES = 39_000 * 2**20
 def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
     """Return the config of a training, and its settings; add `run` if the config has none.
 
+    The config is the first of these:
+    - the first word, if it has no `=`: a file, or a name in finetune/configs;
+    - that of the run folder, if `run` names one that has a config;
+    - that of the run that `from` names, without what it says about data;
+    - the one for this machine's GPU.
     With `limit`, the run folder is not the one of the config.
-
-    A first word without `=` is the config: a file, or a name in finetune/configs. Else it is that
-    of the run folder, if there is one already, or that of the run that `from` names, without its
-    data, or the one for this machine's GPU.
     """
     settings = list(words)
     refuse_options(settings, settings_of(SftConfig))
@@ -62,7 +64,7 @@ def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
     else:
         refuse_missing(given)
         config = config_of_start(given) or configs() / f"{config_for_gpu()}.yaml"
-        if "from" in given:
+        if "from" in given:  # the words of the user come last, so they count
             settings = [*AS_IN_START, *OTHER_DATA, *settings]
     if "run" not in given and ("run" not in section or "limit" in given):
         run = str(section.get("run") or default_run(config, given))
@@ -100,7 +102,7 @@ def refuse_missing(given: Mapping[str, str]) -> None:
         missing = [one for one in missing if not one.startswith("model=")]
     if not missing:
         return
-    refuse_home("run", given.get("run", ""))
+    refuse_home("run", given.get("run", ""))  # for `~/x`, "x has none" would be misleading
     reason = "" if "run" not in given else f": {given['run']} has none"
     raise UserError(
         f"say {' and '.join(missing)}, or run=FOLDER of a training{reason}; with make in capitals "
@@ -142,11 +144,12 @@ def config_for_gpu() -> str:
 
 
 def default_run(config: Path, given: Mapping[str, str]) -> Path:
-    """Return the run folder that is named by config, task, model, start and training cases."""
+    """Return the run folder of a config and words: model=q/B train=a.json -> runs/CONFIG-B-a."""
     values = {name: unquoted(value) for name, value in given.items()}
     task = values.get("task", "")
+    is_of_start = config == config_of_start(given)  # RUN/config.yaml: its stem says nothing
     parts = [
-        "" if config == config_of_start(given) else config.stem,
+        "" if is_of_start else config.stem,
         "" if task == "judgment" else task,
         Path(values.get("model", "")).name,
         Path(values.get("from", "")).name,
