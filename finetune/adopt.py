@@ -53,7 +53,6 @@ class FittingAdapter:
     foreign: ForeignAdapter
     names: Mapping[str, str]  # name of a weight in the file -> its name here
     config: Mapping[str, Any]  # the content of the new adapter_config.json
-    layers: int  # number of layers that it changes
 
     def write(self, folder: Path) -> None:
         """Write weights and config to a folder; copy the file if the names are the same."""
@@ -81,7 +80,7 @@ def adopt(adoption: Adoption, console: Console) -> None:
     if run.is_finished():
         console.print(f"{config.result}: already adopted, with these cases{run.doubt()}")
         return
-    layers = f"{fitting[-1].layers} linear layers of {config.model}"
+    layers = f"{len(adapted_modules(fitting[-1].names.values()))} linear layers of {config.model}"
     notes = [("adapter", f"LoRA of rank {last.config['r']} on {layers}")]
     notes += [("not known", line) for line in NOT_KNOWN]
     notes += template_note(last.folder, base)
@@ -151,7 +150,7 @@ def fitting_adapter(adapter: ForeignAdapter, base: Path) -> FittingAdapter:
     if adapts_tied_embeddings(model.get_base_model()):
         reason = "adapts embeddings that are the output layer too (tied), and cannot be merged"
         raise UserError(f"{place}: {reason}; train without them")
-    return FittingAdapter(adapter, names, config, len(adapted_modules(needed)))
+    return FittingAdapter(adapter, names, config)
 
 
 def shapes_in(weights: Path) -> dict[str, tuple[int, ...]]:

@@ -44,10 +44,7 @@ def disk_errors_named(folder: Path) -> Iterator[None]:
 
 
 def error_in_writing(folder: Path) -> int:
-    """Return the error code of a failed write to a folder, found out by writing one MiB.
-
-    If even this write succeeds, the disk had room for one MiB but not for the weights: ENOSPC.
-    """
+    """Return the error code of a failed write to a folder, found out by writing one MiB."""
     place = folder if folder.is_dir() else folder.parent  # `atomic_folder` renames it at the end
     try:
         with TemporaryFile(dir=place) as trial:
@@ -56,7 +53,7 @@ def error_in_writing(folder: Path) -> int:
             os.fsync(trial.fileno())
     except OSError as error:
         return error.errno or errno.ENOSPC
-    return errno.ENOSPC
+    return errno.ENOSPC  # there is room for one MiB, but not for the weights
 
 
 def mark_complete(checkpoint: Path) -> None:

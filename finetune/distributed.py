@@ -36,8 +36,7 @@ def join_processes(config: SftConfig) -> PartialState:
     check_sharding(config)
     if is_launched():
         launcher = os.getppid()
-        # Else they would train on after its `kill -9`.
-        kill_without_parent(parent=launcher, starter=launcher)
+        kill_without_parent(parent=launcher, starter=launcher)  # else they outlive its `kill -9`
     on_cpu = not torch.accelerator.is_available()
     if on_cpu:
         # torch then asks the kernel for huge pages. Page faults would take a fifth of a step:

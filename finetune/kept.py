@@ -42,10 +42,9 @@ class KeepAdapters(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
 
 def keep_adapters(run: Path, keep: int, state: TrainerState, result: int | None) -> None:
-    """Copy the adapters of evaluated checkpoints to RUN/kept; keep `keep` of them.
+    """Copy the adapters of evaluated checkpoints to RUN/kept; keep `result` and the last others.
 
-    These are the step `result`, whose weights would be the result if the training ended now, and
-    the last others.
+    `result` is the step whose weights would be the result if the training ended now.
     """
     # A kill may have left a folder under another name, when its checkpoint is deleted already.
     restore(run / KEPT)

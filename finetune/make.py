@@ -55,11 +55,10 @@ def command(line: list[str], goals: list[str], given: dict[str, str]) -> list[st
     if is_done(step, run, goals, given, meant):
         return []
     answers = answers_folder(run, test, given["GENERATE"])
-    of_answers = {"ANSWERS": str(answers)}
     if step == "score" and has_no_gold(answers, test):
         print(f"{test}: has no outcomes: nothing to score; the submission is in {answers}")
         return []
-    values = {**meant, **of_answers, "RUN": str(run), "TEST": test}
+    values = {**meant, "ANSWERS": str(answers), "RUN": str(run), "TEST": test}
     if step == "sft" and not given["RUN"]:
         values["RUN"] = ""  # panjue names the folder
     return filled(line, values)
@@ -92,7 +91,7 @@ def with_demo(given: dict[str, str]) -> dict[str, str]:
 def run_folder(given: dict[str, str]) -> Path:
     """Return RUN if it is trained, else the folder that `panjue sft` would use for these variables.
 
-    UserError: a variable is missing.
+    Of the words of SFT, only limit=N and from=RUN decide it. UserError: a variable is missing.
     """
     refuse_home("RUN", given["RUN"])
     run = Path(given["RUN"])

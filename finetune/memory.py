@@ -66,13 +66,7 @@ def use_memory(config: SftConfig, model: Model, args: Any, rows: Dataset, consol
     broadcast_object_list(found)  # those of the first process, so that all decide the same
     [of_row, room] = found
     if not any(name in config.trainer for name in OF_ACTIVATIONS):
-        computes_again = of_row > room
-        every = 1
-        enable = signature(getattr(model, f"{CHECKPOINTING}_enable"))
-        if computes_again and "every_n_layers" in enable.parameters:  # not in old transformers
-            # If every n-th layer computes again, (n - 1) / n of them keep theirs.
-            every = next((n for n in (4, 2) if of_row * (n - 1) / n <= room), 1)
-        set_checkpointing(args, computes_again, {"every_n_layers": every} if every > 1 else None)
+        choose_layers(model, args, of_row, room)
     if getattr(args, CHECKPOINTING):
         every = (getattr(args, f"{CHECKPOINTING}_kwargs") or {}).get("every_n_layers", 1)
         who = "all layers compute" if every == 1 else f"one layer in {every} computes"
@@ -90,6 +84,18 @@ def use_memory(config: SftConfig, model: Model, args: Any, rows: Dataset, consol
     at_once = args.per_device_train_batch_size
     size = in_gib(at_once * of_row)
     console.print(f"{'activations':12s} {size} for {at_once} at once; all layers keep them")
+
+
+def choose_layers(model: Model, args: Any, of_row: int, room: int) -> None:
+    """Set in `args` how many layers keep their activations: all, 3 in 4, 1 in 2, or none."""
+    how = None
+    enable = signature(getattr(model, f"{CHECKPOINTING}_enable"))
+    if "every_n_layers" in enable.parameters:  # not in older transformers
+        for every in (2, 4):
+            if of_row * (every - 1) / every <= room:  # all but one in `every` keep them
+                how = {"every_n_layers": every}
+    keep_all = of_row <= room
+    set_checkpointing(args, not keep_all, None if keep_all else how)
 
 
 def row_bytes(model: Model, args: Any, rows: Dataset) -> int:
