@@ -91,7 +91,7 @@ def check_sharding(config: SftConfig) -> None:
 def make_once(entry: Path, is_made: Callable[[], bool], make: Callable[[], None]) -> None:
     """Let the first process make `entry`, a file or folder, unless it is already made.
 
-    The other processes look for the entry. A collective would fail at NCCL's time limit.
+    The other processes poll until it is there. A collective would fail at NCCL's time limit.
     """
     while not PartialState().is_main_process and not is_made():
         time.sleep(0.2)

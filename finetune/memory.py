@@ -94,8 +94,7 @@ def choose_layers(model: Model, args: Any, of_row: int, room: int) -> None:
         for every in (2, 4):
             if of_row * (every - 1) / every <= room:  # all but one in `every` keep them
                 how = {"every_n_layers": every}
-    keep_all = of_row <= room
-    set_checkpointing(args, not keep_all, None if keep_all else how)
+    set_checkpointing(args, of_row > room, how if of_row > room else None)
 
 
 def row_bytes(model: Model, args: Any, rows: Dataset) -> int:

@@ -162,11 +162,11 @@ def choices_before_0_5(trained: Trained) -> Iterator[Choice]:
 
 
 def made_from(record: AnswersRecord) -> dict[str, Any]:
-    """Return the entries of a choice that say of which held-out answers, asked how, it is."""
+    """Return the entries of a choice that identify the held-out answers from which it is made."""
     return {
         "file_sha256": record.test_sha256,
-        "half": record.half,
-        "highest_hash": record.highest_hash,
+        "half": record.half,  # of the held-out cases; empty for all
+        "highest_hash": record.highest_hash,  # of the texts that were asked; empty for all
         "asked": record.part(REPLIES),
     }
 

@@ -172,7 +172,7 @@ def doubt_of_held_out(start: Trained, examples: Examples) -> str:
 
 
 def distinct(labels: Labels) -> set[tuple[str, str]]:
-    """Return the labels with their fields."""
+    """Return each label with the field to which it belongs."""
     return {(kind, label) for kind, counts in labels.counts.items() for label in counts}
 
 

@@ -245,6 +245,7 @@ class TrainingRun:
                 "fitting the text classifier on all cases that are not held out "
                 f"(at most {MAX_EXAMPLES:,} of a file)"
             )
+            # Unlike the model, it may see all cases of `mix`.
             fitted = fit(task, examples.train, examples.mixable, labels, seed, console)
             save_fitted(fitted, task, labels, folder)
 
