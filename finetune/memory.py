@@ -23,10 +23,9 @@ from panjue.finetune.model import (
     computing_dtype,
     gpu_memory,
     leave_casts_to_autocast,
-    probe_examples,
     set_checkpointing,
 )
-from panjue.finetune.packed_attention import logits_only_of
+from panjue.finetune.packed_attention import logits_only_of, probe_examples
 from panjue.finetune.settings import SftConfig
 
 GRADIENT_BYTES = 4

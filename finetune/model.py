@@ -29,6 +29,7 @@ from panjue.finetune.packed_attention import (
     SHORT_TOKENS,
     logits_only_of,
     places_at_ends,
+    probe_examples,
     probe_tokens,
     repeatable_training,
     use_packed_attention,
@@ -335,17 +336,6 @@ def difference_in_pack(model: torch.nn.Module, tokens: int) -> float:
     packed = logits_of_last(model, before, example)
     alone = logits_of_last(model, example)
     return float((packed - alone).norm() / alone.norm())
-
-
-def probe_examples(model: torch.nn.Module, *sizes: int) -> list[torch.Tensor]:
-    """Return examples of random tokens with these sizes, each [1, tokens]."""
-    config: Any = model.config
-    vocabulary = config.get_text_config().vocab_size
-    generator = torch.Generator().manual_seed(0)
-    device = next(model.parameters()).device
-    return [
-        torch.randint(1, vocabulary, (1, size), generator=generator).to(device) for size in sizes
-    ]
 
 
 @torch.no_grad()

@@ -143,6 +143,16 @@ def probe_tokens(model: Any, max_tokens: int) -> int:
     return max(exceeded, default=0) + SHORT_TOKENS
 
 
+def probe_examples(model: Any, *sizes: int) -> list[Tensor]:
+    """Return examples of random tokens with these sizes, each [1, tokens]."""
+    vocabulary = model.config.get_text_config().vocab_size
+    generator = torch.Generator().manual_seed(0)
+    device = next(model.parameters()).device
+    return [
+        torch.randint(1, vocabulary, (1, size), generator=generator).to(device) for size in sizes
+    ]
+
+
 def use_packed_attention(model: Any, max_tokens: int, dtype: torch.dtype) -> bool:
     """Switch a model that computes in `dtype` to `packed_attention` if its results are the same.
 
@@ -237,21 +247,19 @@ def probed(model: Any, longest: int, *, packed: bool) -> Probed:
     Gradients of all weights would be twice as large as those of a step. The gradient of the tokens
     suffices, because it comes through the attention of all layers.
     """
-    generator = torch.Generator().manual_seed(0)
     sizes = [SHORT_TOKENS, longest, SHORT_TOKENS]
-    device = next(model.parameters()).device
-    vocabulary = model.config.get_text_config().vocab_size
-    ids = torch.randint(1, vocabulary, (1, sum(sizes)), generator=generator).to(device)
-    positions = torch.cat([torch.arange(size) for size in sizes])[None].to(device)
+    examples = probe_examples(model, *sizes)
+    device = examples[0].device
     shown = [places_at_ends(size) for size in sizes]
     if packed:
         starts, most = segments(sizes)
+        positions = torch.cat([torch.arange(size) for size in sizes])[None].to(device)
         of_segments = {"cu_seq_lens_q": starts.to(device), "max_length_q": most}
-        calls = [{"input_ids": ids, "position_ids": positions, **of_segments}]
+        calls = [{"input_ids": torch.cat(examples, 1), "position_ids": positions, **of_segments}]
         offsets = starts.tolist()
         shown = [torch.cat([part + start for part, start in zip(shown, offsets, strict=False)])]
     else:
-        calls = [{"input_ids": part} for part in torch.split(ids, sizes, 1)]
+        calls = [{"input_ids": part} for part in examples]
     embedded: list[Tensor] = []
 
     def leaf(_: torch.nn.Module, __: object, out: Tensor) -> Tensor:
