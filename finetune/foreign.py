@@ -125,7 +125,7 @@ def adoption(words: Sequence[str]) -> Adoption:
     check_data(config)
     base = base_folder(config.model, last)
     is_four_bits = bool(quantization_of(base))
-    known = {"method": "qlora" if is_four_bits else "lora", "lora": last.lora}
+    known: dict[str, Any] = {"method": "qlora" if is_four_bits else "lora", "lora": last.lora}
     known["opinions"] = False  # the adapter was trained without panjue's text classifier
     return Adoption(adapters, config.model_copy(update=known), base)
 

@@ -326,7 +326,7 @@ def check_keep(config: SftConfig) -> None:
 def saves_evaluated(trainer: Mapping[str, Any]) -> bool:
     """Say whether each evaluated step is saved, so that the one of the lowest loss can be kept."""
     evaluates = trainer.get("eval_strategy", "no")
-    return evaluates != "no" and evaluates == trainer.get("save_strategy", "steps")
+    return bool(evaluates != "no" and evaluates == trainer.get("save_strategy", "steps"))
 
 
 def validated(section: str, kind: type[T], settings: Mapping[str, Any]) -> T:
