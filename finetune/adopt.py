@@ -72,7 +72,12 @@ def adopt(adoption: Adoption, console: Console) -> None:
     config = adoption.config
     join_processes(config)
     task = load_task(config.task)
-    fitting = [fitting_adapter(adapter, adoption.base) for adapter in adoption.adapters]
+    text = text_config(adoption.base)
+    is_multimodal = is_part(adoption.base)
+    fitting = [
+        fitting_adapter(adapter, adoption.base, text, is_multimodal=is_multimodal)
+        for adapter in adoption.adapters
+    ]
     *_, last = adoption.adapters
     check_trainable(config, console)
     base = model_folder(config.model)
@@ -111,16 +116,18 @@ def adopting_run(run: TrainingRun, adapters: Sequence[ForeignAdapter]) -> Traini
     return replace(run, record=run.record.model_copy(update=known))
 
 
-def fitting_adapter(adapter: ForeignAdapter, base: Path) -> FittingAdapter:
+def fitting_adapter(
+    adapter: ForeignAdapter, base: Path, text: Any, *, is_multimodal: bool
+) -> FittingAdapter:
     """Return an adapter with the names of its base; UserError: it does not fit the base.
 
-    peft itself makes an adapter with this config on a model without memory; this shows which
-    weights it has.
+    `text` is the config of the base's language model. From it and the adapter's config, peft itself
+    makes a model without memory; this shows which weights the adapter has.
     """
     place = adapter.weights
     shapes = shapes_in(place)
     names = {name: name for name in shapes}
-    if is_part(base):  # trained on a multimodal model, of which panjue uses the text model alone
+    if is_multimodal:  # it was trained on the whole base, of which panjue uses the text model
         names = {name: name_in_text_model(name) for name in shapes}
     # The revision is that of a base on the hub; `complete` writes another base into the config.
     config = {**adapter.config, "revision": None}
@@ -128,7 +135,7 @@ def fitting_adapter(adapter: ForeignAdapter, base: Path) -> FittingAdapter:
         # A pattern for the whole model may not match the names in its text model.
         config["target_modules"] = adapted_modules(names.values())
         config["exclude_modules"] = None
-    model = empty_peft_model(adapter.folder / ADAPTER_CONFIG, config, text_config(base))
+    model = empty_peft_model(adapter.folder / ADAPTER_CONFIG, config, text)
     needed = get_peft_model_state_dict(model, save_embedding_layers=False)
     # The file may also have weights of the base: some trainers save the embeddings with an adapter.
     allowed = {**model.state_dict(), **needed}
@@ -262,5 +269,4 @@ def save(
     for place, adapter in places.items():
         with atomic_folder(place) as folder:
             adapter.write(folder)
-            results = {"examples": examples}
-            run.complete(folder, adapter.foreign.step, labels, classifier, results)
+            run.complete(folder, adapter.foreign.step, labels, classifier, {"examples": examples})

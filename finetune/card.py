@@ -98,7 +98,6 @@ def card_text(trained: Trained, step: int | None) -> str:
 
 @cache
 def _template() -> Template:
-    """Return the template of the card; a name in it that has no value is an error."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,

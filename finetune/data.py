@@ -185,7 +185,6 @@ def is_whole(file: Path) -> bool:
 
 
 def _write_rows(entry: Path, make: Callable[[RowReport], Iterator[TrainingRow]]) -> None:
-    """Write the rows that `make` yields, and its report, to the new folder `entry`."""
     report = RowReport()
     with atomic_folder(entry) as folder:
         writer = ArrowWriter(path=str(folder / "rows.arrow"), features=FEATURES)

@@ -32,7 +32,6 @@ class KeepAdapters(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._keep = keep
 
     def on_save(self, args: TrainingArguments, state: TrainerState, *__: Any, **___: Any) -> None:
-        """Copy the adapters of new checkpoints to RUN/kept, in the first process alone."""
         if state.is_world_process_zero:
             # The result of the training has its own folder.
             result = state.best_global_step if args.load_best_model_at_end else state.global_step

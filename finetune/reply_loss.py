@@ -41,7 +41,6 @@ class _TokenLosses(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """Overwrite the logits with their gradient, part by part; return them."""
         logits, labels, peaks, log_sums = context.saved_tensors
         [gradient] = gradients
         rows = rows_at_once(logits)

@@ -65,8 +65,7 @@ class LengthSampler(Sampler[int]):
         return len(self._sizes)
 
     def __iter__(self) -> Iterator[int]:
-        own_seed = self._seed * 100_003 + self.epoch  # one for each seed and epoch
-        generator = torch.Generator().manual_seed(own_seed)
+        generator = torch.Generator().manual_seed(self._seed * 100_003 + self.epoch)
         yield from get_length_grouped_indices(self._sizes, self._step, generator=generator)
 
 
