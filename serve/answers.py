@@ -77,20 +77,23 @@ class Answers:
 
 
 def read_answers(folder: Path, trained: Trained | None = None) -> Answers:
-    """Open a folder of answers. `trained` is a training that is already open."""
+    """Open a folder of answers and the training that answered.
+
+    `trained` is a training that is already open; it is used if it is the one that answered.
+    """
     if not (folder / MANIFEST).is_file():
         raise UserError(f"{folder}: has no answers; `panjue generate` makes them")
     record = AnswersRecord.read(folder)
-    place = weights_that_answered(folder, record.trained)
-    if place is None:
+    weights = weights_that_answered(folder, record.trained)
+    if weights is None:  # an endpoint without a training answered
         trained = None
-    elif trained is None or followed(place) != followed(trained.folder):
-        trained = read_trained(place) if (place / MANIFEST).is_file() else None
+    elif trained is None or followed(weights) != followed(trained.folder):  # another one answered
+        trained = read_trained(weights) if (weights / MANIFEST).is_file() else None
     voters = []
-    for voter in record.voted:
-        place = voter_folder(folder, voter)
-        if (place / MANIFEST).is_file():
-            voters.append(read_answers(place))
+    for recorded in record.voted:
+        voter = voter_folder(folder, recorded)
+        if (voter / MANIFEST).is_file():
+            voters.append(read_answers(voter))
     label_file = folder / "labels.json"
     return Answers(
         folder=folder,
@@ -159,6 +162,7 @@ class Answered:
 
     @property
     def changed(self) -> str:
+        """Return how training and labels differ from those that answered; empty if they do not."""
         return self.answers.changed
 
     @property
@@ -213,11 +217,15 @@ class Answered:
 
     @cached_property
     def _text_hashes(self) -> Rows | None:
-        """Return the hashes of the answered texts; None if `test` has the same texts."""
+        """Return the rows with the hashes of the answered texts.
+
+        None if `test` is the file that was answered, or if the folder has no such hashes.
+        """
         path = self.folder / CASES_FILE
         return None if self.is_answered_file or not path.exists() else Rows(path)
 
     def rows(self) -> Rows:
+        """Return the rows of `completions.jsonl` by the keys of their calls."""
         try:
             # A call on which the engine failed was asked again, so it has two rows.
             return Rows(self.folder / "completions.jsonl", key=call_key, last_counts=True)
@@ -230,7 +238,7 @@ class Answered:
             ) from None
 
     def row(self, rows: Rows, call: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the row of a call. `call` is `{id}`, or `{id, call}` if an example has several."""
+        """Return the row of a call, as `row_if_any` does; UserError: there is none."""
         row = self.row_if_any(rows, call)
         if row is None:
             raise UserError(
@@ -242,8 +250,8 @@ class Answered:
     def row_if_any(self, rows: Rows, call: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the row of a call, with its replies or `refused`; None if it was never asked.
 
-        `call` has the example's `id`, and its number as `call` if there are several calls.
-        UserError: the row is damaged.
+        `call` identifies it: `{"id": 7}`, or `{"id": 7, "call": 2}` if the example has several
+        calls. UserError: the row is damaged.
         """
         row = rows.get(call_key(call))
         if row is None or isinstance(row.get("refused"), str):
@@ -272,18 +280,23 @@ def without_resources(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choice_for(trained: Trained, record: AnswersRecord) -> Choice | None:
-    """Return the choice by held-out cases for answers with this record: who answers each field.
+    """Return the choice of who answers each field of answers with this record; None without one.
 
-    It is the newest choice made from answers that were asked in the same way. Without one, it is
-    the newest choice of this training with or without a schema, as in the record. Without any
-    choice, return None.
+    The training has made its choices from answers to held-out cases. The newest choice counts whose
+    answers were asked in the same way, or else the newest one whose answers were also asked with a
+    schema, or also without.
     """
+    # Answers to held-out cases make a choice. A choice is not about the base or an endpoint.
     if record.held_out or not record.is_of_adapter:
         return None
-    newest = trained.choices[::-1]
-    alike = [one for one in newest if not asked_otherwise(one, record)]
-    near = [one for one in newest if one.asked["constrained"] == record.constrained]
-    return next(iter([*alike, *near]), None)
+    newest_first = trained.choices[::-1]
+    for choice in newest_first:
+        if not asked_otherwise(choice, record):
+            return choice
+    for choice in newest_first:
+        if choice.asked["constrained"] == record.constrained:
+            return choice
+    return None
 
 
 def asked_otherwise(choice: Choice, record: AnswersRecord) -> str:
@@ -301,7 +314,11 @@ def open_answers(path: Path, gold: Path | None = None) -> Answered:
 
 
 def folder_meant(path: Path, gold: Path | None = None, gold_sha256: str = "") -> Path:
-    """Return the folder of answers that a path means; UserError: there are no answers."""
+    """Return the folder of answers for a path that a user gave; UserError: there is none.
+
+    The path is a run folder, a folder of answers or a submission. `gold` is the file with the gold
+    answers; it says which answers of a run folder are meant.
+    """
     found = find_answers(path, gold, gold_sha256) if path.exists() else None
     return found or refuse_unanswered(path)
 
@@ -312,7 +329,10 @@ def sha256_of_cases(path: Path) -> str:
 
 
 def with_cases(answers: Answers, gold: Path | None = None, gold_sha256: str = "") -> Answered:
-    """Return answers together with their test file or `gold`, whose hash is given."""
+    """Return answers together with their test file, or with the file `gold` of the same cases.
+
+    UserError: without `gold`, the test file is missing or has changed.
+    """
     record = answers.record
     test = gold or Path(record.test)
     if not gold and not (test.exists() and sha256(test) == record.test_sha256):
@@ -336,14 +356,16 @@ def with_cases(answers: Answers, gold: Path | None = None, gold_sha256: str = ""
         reader=reader,
         test=test,
         test_sha256=gold_sha256 if gold else record.test_sha256,
+        # A choice is about the training as it was.
         choice=choice_for(trained, record) if trained and not answers.changed else None,
     )
 
 
 def check_complete(answered: Answered) -> None:
-    """Refuse gold if its examples are not exactly those of the submission."""
+    """Refuse a file of cases, `answered.test`, if its ids are not those of the submission."""
     submission = answered.task.data.submission
     rows = submission.index(submission.find(answered.folder)).ids()
+    # Ids that the contest takes as the same, such as 7 and "7", are the same here.
     examples = {submission.same(example.id) for example in answered.examples()}
     if rows != examples:
         raise UserError(
