@@ -42,11 +42,11 @@ BATCH = 256
 LOOKING = 2
 """Threads for this. Half of the time is spent in libraries, where threads run in parallel."""
 
-LookedAt = tuple[Example, Mapping[str, Any], Sequence[Opinion] | None]
+WithOpinions = tuple[Example, Mapping[str, Any], Sequence[Opinion] | None]
 """An example, its row, and the text classifier's opinions; None without a classifier."""
 
 FIRST_LABEL = "first label of the task's list"
-"""Name of the fallback if no training has counted labels, so that none is the commonest."""
+"""Name of the fallback if no training has counted labels."""
 
 UNFINISHED = "unfinished"
 """Key in `decode.json` from the moment before the submission is replaced until all is written."""
@@ -88,22 +88,23 @@ def decode(answered: Answered, answer: AnswerSetting | None = None) -> Tally:
     answer = answer or earlier.get("answer", "auto")
     by_field = who_answers(answered, answer, earlier)
     tally = _empty_tally(answered, answer, by_field)
-    before = finished_before(tally.submission, earlier)
+    earlier_sha256 = finished_before(tally.submission, earlier)
     decoder = _decoder_of(answered, tally)
     decoder.write(confidences, {**earlier, "answer": answer, UNFINISHED: True})
     if tally.calls and not (tally.valid or tally.repaired):
         tally.answered_by = f"answered by: {tally.fallback}, since no reply could be read"
     if decoder.advisor is None:
         delete(confidences)
-    after = sha256(tally.submission)
-    is_by_others = earlier.get("by_field") not in (None, by_field)
-    if before not in (None, after) or is_by_others:
+    submission_sha256 = sha256(tally.submission)
+    is_another = earlier_sha256 not in (None, submission_sha256)
+    is_by_others = earlier.get("by_field") not in (None, by_field)  # which a report says
+    if is_another or is_by_others:
         tally.replaced = delete_derived(folder, earlier)
     tally.skipped_rows = len(answered.reader.skipped.rows)
     made = {
         "panjue": panjue_version(),
         "answer": answer,
-        "submission_sha256": after,
+        "submission_sha256": submission_sha256,
         "confidence_sha256": sha256(confidences) if decoder.advisor else None,
     }
     write_json(folder / DECODING, tally.to_json() | made)
@@ -117,11 +118,11 @@ def earlier_decoding(folder: Path) -> dict[str, Any]:
 
 
 def finished_before(submission: Path, earlier: Mapping[str, Any]) -> str | None:
-    """Return the hash of the submission from which the files beside it were made; None without one.
+    """Return the hash of the last submission that was completely written; None before the first.
 
-    If the last decoding was stopped before its end, this is the submission before that.
+    Scores and a report beside it were made from that submission. `earlier` is its `decode.json`.
     """
-    if UNFINISHED in earlier:
+    if UNFINISHED in earlier:  # a later decoding was stopped; the hash is still of the one before
         return earlier.get("submission_sha256")
     return sha256(submission) if submission.exists() else None
 
@@ -151,7 +152,9 @@ def who_answers(
 ) -> dict[str, AnsweredBy]:
     """Return field -> who answers it; UserError: that is undecided, or the one cannot answer.
 
-    `earlier` is the `decode.json` of an earlier decoding of the same answers.
+    For `auto`, the first of these decides: the choice by held-out cases; that the model was never
+    asked; `earlier`, the `decode.json` of the last decoding. Without a classifier, or if not the
+    fine-tuned model was asked, the model answers.
     """
     fields = answered.task.answer.fields
     record = answered.record
@@ -165,7 +168,7 @@ def who_answers(
             by_field = answered.choice.answered_by
         elif not record.asked:
             by_field = dict.fromkeys(fields, "classifier")
-        elif earlier.get("answer", "auto") == "auto" and earlier:
+        elif earlier and earlier.get("answer", "auto") == "auto":
             by_field = earlier.get("by_field", by_field)  # in version 0.4, the model alone answered
         else:
             raise UserError(
@@ -185,27 +188,28 @@ def _empty_tally(
 ) -> Tally:
     """Return a tally that says who answers, and has counted nothing yet."""
     choice = answered.choice
-    tally = Tally(
+    deciding = choice if answer == "auto" else None
+    return Tally(
         by_field=by_field,
-        answered_by=answered_as_said(by_field, answer),
+        answered_by=who_answered(deciding) if deciding else without_choice(by_field, answer),
+        asked_otherwise=asked_otherwise(deciding, answered.record) if deciding else "",
         lacks_choice=bool(answered.advisor) and choice is None and "model" in by_field.values(),
         fallback=fallback_name(answered),
         submission=answered.folder / answered.task.data.submission.name,
     )
-    if choice and answer == "auto":
-        tally.answered_by = who_answered(choice)
-        tally.asked_otherwise = asked_otherwise(choice, answered.record)
-    return tally
 
 
 def _decoder_of(answered: Answered, tally: Tally) -> "_Decoder":
-    """Return what answers each field as the tally says; without such fields the model answers."""
+    """Return the decoder in which the fields are answered by whom the tally says.
+
+    A task without such fields is answered by the model.
+    """
     choice = answered.choice
     advisor = answered.advisor
     if advisor:
         of_classifier = [name for name, who in tally.by_field.items() if who == "classifier"]
         advisor = replace(advisor, answers=of_classifier)
-        # If answers were made in another way, the model may be right more or less often.
+        # Asked in another way, the model may be right more or less often.
         if choice and not asked_otherwise(choice, answered.record):
             advisor = replace(advisor, calibration=choice.calibration)
     reads_replies = not tally.by_field or "model" in tally.by_field.values()
@@ -213,18 +217,20 @@ def _decoder_of(answered: Answered, tally: Tally) -> "_Decoder":
         answered=answered,
         rows=answered.rows() if reads_replies else None,
         advisor=advisor,
-        calibrating=frozenset(choice.texts if choice else ()),
+        calibrating=frozenset(choice.texts if choice else ()),  # the choice calibrated on them
         tally=tally,
     )
 
 
 def fallback_name(answered: Answered) -> str:
-    """Return who answers what replies lack. Without a training, no commonest label is known."""
+    """Return who answers what replies lack, in words such as "commonest labels"."""
     if answered.advisor:
         return CLASSIFIER_NAME
     task = answered.task
-    is_counted = task.ask.labels is no_labels or answered.labels.were_counted
-    return task.score.fallback if is_counted else FIRST_LABEL
+    has_labels = task.ask.labels is not no_labels
+    if has_labels and not answered.labels.were_counted:  # no training: none is the commonest
+        return FIRST_LABEL
+    return task.score.fallback
 
 
 def who_answered(choice: Choice) -> str:
@@ -234,16 +240,20 @@ def who_answered(choice: Choice) -> str:
     """
     parts = []
     for name, best in choice.best.items():
-        own = short(choice.score(name, best.candidate))
+        score = short(choice.score(name, best.candidate))
         [other] = choice.candidates.keys() - {best.candidate}
-        of_other = short(choice.score(name, other))
-        parts.append(f"{name}: {best.candidate} ({own}, {other} {of_other})")
+        score_of_other = short(choice.score(name, other))
+        parts.append(f"{name}: {best.candidate} ({score}, {other} {score_of_other})")
     return "; ".join(parts)
 
 
-def answered_as_said(by_field: Mapping[str, AnsweredBy], answer: AnswerSetting) -> str:
-    """Return who answered, if no choice by held-out cases decided it."""
-    if len(set(by_field.values())) > 1:
+def without_choice(by_field: Mapping[str, AnsweredBy], answer: AnswerSetting) -> str:
+    """Return one line on who answers, if no choice by held-out cases has decided it.
+
+    For example `answered by the model, as answer=model says`. If an earlier decoding has decided:
+    `charges: model; penalty: classifier, as decoded before`.
+    """
+    if len(set(by_field.values())) > 1:  # only an earlier decoding can say this
         fields = "; ".join(f"{name}: {who}" for name, who in by_field.items())
         return f"{fields}, as decoded before"
     who = CLASSIFIER_NAME if "classifier" in by_field.values() else "model"
@@ -305,24 +315,25 @@ class _Decoder:
             answer, confidence = self._answer(example, row, opinions)
             yield example, answer, confidence
 
-    def _opinions(self, examples: Iterable[Example]) -> Iterator[LookedAt]:
+    def _opinions(self, examples: Iterable[Example]) -> Iterator[WithOpinions]:
         """Yield each example with its row and the text classifier's opinions.
 
         Threads look at the next examples while the caller answers these.
         """
-        looking: deque[Future[list[LookedAt]]] = deque()
+        looking: deque[Future[list[WithOpinions]]] = deque()
         with ThreadPoolExecutor(LOOKING) as threads:
             for batch in batches(examples):
                 rows = [self._row({"id": example.id}) for example in batch]
-                looking.append(threads.submit(self._look_at, batch, rows))
+                looking.append(threads.submit(self._with_opinions, batch, rows))
                 if len(looking) > LOOKING:
                     yield from looking.popleft().result()
             while looking:
                 yield from looking.popleft().result()
 
-    def _look_at(
+    def _with_opinions(
         self, examples: Sequence[Example], rows: Sequence[Mapping[str, Any]]
-    ) -> list[LookedAt]:
+    ) -> list[WithOpinions]:
+        """Return each example with its row and the opinions on it, computed for all at once."""
         opinions: Sequence[Sequence[Opinion] | None] = [None] * len(rows)
         if self.advisor:
             opinions = self.advisor.opinions_of(examples, rows)
@@ -346,6 +357,7 @@ class _Decoder:
         return read.answer, read.confidence
 
     def _call(self, example: Example, call: int, question: Example) -> Decoded:
+        """Return the decoded reply to one of the calls that an example's steps take."""
         row = self._row({"id": example.id, "call": call})
         if row.get("question") != str(question.id):
             raise UserError(
@@ -359,6 +371,7 @@ class _Decoder:
         return decoded
 
     def _row(self, call: dict[str, Any]) -> Mapping[str, Any]:
+        """Return the row of a call. If the classifier answers everything, no call has one."""
         return EMPTY_REPLY if self.rows is None else self.answered.row(self.rows, call)
 
 
@@ -370,14 +383,17 @@ def batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
 
 
 def unpaired(task: Task, answer: Answer, labels: Labels) -> int:
-    """Return how many items have a label that training never had with one of the other set."""
+    """Return how many items have a charge that no training case has with any of their articles.
+
+    Charges and articles stand for the first two label sets of any task.
+    """
     if len(task.answer.sets) < 2 or not labels.pairs:
         return 0
-    first, second, *_ = task.answer.sets
+    charges, articles, *_ = task.answer.sets
     count = 0
     for item in task.answer.items_of(answer):
-        partners = [labels.pairs.get(label, {}) for label in item[first]]
-        count += any(partner.keys().isdisjoint(item[second]) for partner in partners)
+        partners = [labels.pairs.get(charge, {}) for charge in item[charges]]
+        count += any(seen.keys().isdisjoint(item[articles]) for seen in partners)
     return count
 
 
