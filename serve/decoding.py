@@ -69,12 +69,11 @@ def decoding_of(submission: Path) -> dict[str, Any] | None:
 def decode(answered: Answered, answer: AnswerSetting | None = None) -> Tally:
     """Write the submission and `decode.json` of answers from their `completions.jsonl`.
 
-    Every example of the test file is answered once, in order. `answer` says who answers. For
-    `auto`, the choice by held-out cases says for each field whether the model or the text
-    classifier answers it; without a choice, an earlier decoding says so. By default `answer` is as
-    in the last decoding of the folder. If a reply lacks a field, the text classifier answers it, or
-    the task's fallback if the training fitted no classifier; both are counted. With a classifier,
-    `confidence.jsonl` has the confidence in each answer. For ranked lists see `ranked`.
+    Every example of the test file is answered once, in order. `answer` says who answers, see
+    `who_answers`; by default it is as in the last decoding of the folder. If a reply lacks a field,
+    the text classifier answers it, or the task's fallback if the training fitted no classifier;
+    both are counted. With a classifier, `confidence.jsonl` has the confidence in each answer. For
+    ranked lists see `ranked`.
 
     A folder has one submission. Files made from an earlier submission are deleted. The caller holds
     the lock of the folder.
@@ -334,9 +333,7 @@ class _Decoder:
         self, examples: Sequence[Example], rows: Sequence[Mapping[str, Any]]
     ) -> list[WithOpinions]:
         """Return each example with its row and the opinions on it, computed for all at once."""
-        opinions: Sequence[Sequence[Opinion] | None] = [None] * len(rows)
-        if self.advisor:
-            opinions = self.advisor.opinions_of(examples, rows)
+        opinions = self.advisor.opinions_of(examples, rows) if self.advisor else [None] * len(rows)
         return list(zip(examples, rows, opinions, strict=True))
 
     def _answer(

@@ -11,15 +11,13 @@ from panjue.prompts.example import ENDPOINT_SAID, ENGINE_FAILED, Decoded, Exampl
 from panjue.prompts.plumbing.endpoint import CONTENT_FILTER, TOO_LONG
 from panjue.prompts.plumbing.records import AnsweredBy
 
-MAX_SHOWN_REFUSALS = 5
-"""Number of refused examples that are printed; decode.json has all."""
+MAX_SHOWN_REFUSALS = 5  # number of refused examples that are printed; decode.json has all
 
 FINISH = {
     "content_filter": "a content filter",
     "error": "an error of the engine (the same `panjue generate` asks again)",
 }
 """Finish reason of a reply -> the same in words."""
-
 
 OWN_LIMIT = re.compile(r": the prompt needs \d+ tokens")
 """A refusal of `ask.QuestionMaker` for the length of a case, after the example's id."""
@@ -60,14 +58,10 @@ class Tally:
     refused: int = 0
     shortened: int = 0
     skipped_rows: int = 0
-    left_out: int = 0
-    """Number of items that readable replies leave out."""
-    missing_fields: int = 0
-    """Number of single fields that readable replies leave out."""
-    unpaired: int = 0
-    """Number of items with a label that training never had with any label of the other set."""
-    has_gold: bool = False
-    """Whether the test file has gold answers, so that these answers can be scored."""
+    left_out: int = 0  # items, such as defendants, of which readable replies have nothing
+    missing_fields: int = 0  # fields that the other items of readable replies lack
+    unpaired: int = 0  # items with a charge that no training case has with any of their articles
+    has_gold: bool = False  # whether the test file has gold answers, so that scoring is possible
     asked_otherwise: str = ""
     """How asking differed for the answers that decided who answers; empty if it did not."""
     lacks_choice: bool = False
@@ -96,6 +90,7 @@ class Tally:
             self.finish[reason] += 1
         self.shortened += row["dropped_sentences"] > 0
         for text in decoded.repairs:
+            # "张某: charge 盗窃 -> 盗窃罪" counts for all defendants together.
             name, _, repair = text.partition(": ")
             self.repairs[repair if name in example.names else text] += 1
         if not decoded.readable:
@@ -103,7 +98,8 @@ class Tally:
             return
         self.repaired += bool(decoded.repairs)
         self.valid += not decoded.repairs
-        for filled in Counter(item for item, _ in decoded.from_fallback).values():
+        fields_filled = Counter(item for item, _ in decoded.from_fallback)  # in each item
+        for filled in fields_filled.values():
             if filled == item_fields:
                 self.left_out += 1
             else:
@@ -150,9 +146,10 @@ class Tally:
             yield f"what replies lack is answered by: {self.fallback}"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the entries of `decode.json`."""
         numbers = {**vars(self), "submission": self.submission.name}
         numbers["repairs"] = dict(self.repairs.most_common())
         numbers["finish"] = dict(self.finish.most_common())
         for name in ("replaced", "has_gold", "asked_otherwise", "lacks_choice"):
-            del numbers[name]  # only these lines need it
+            del numbers[name]  # only for the console
         return numbers
