@@ -34,10 +34,7 @@ REFUSED_STATUSES = frozenset({400, 413, 422, 501})
 UNAUTHORIZED = 401
 NOT_FOUND = 404
 VERSION = re.compile(r"/v\d")  # in an address, as in /v1 or /api/v3
-
-MAX_QUOTED = 200
-"""Characters of what a server said that are shown."""
-
+MAX_QUOTED = 200  # characters of what a server said that are shown
 ABORTED = frozenset({"abort", "error"})  # finish reasons of a vLLM server that was stopped
 MAX_REFUSALS = 8  # after so many refusals and no reply, the run ends
 NO_TEXT = "nothing (content: null)"  # e.g. of a reasoning model with too few tokens
@@ -65,7 +62,7 @@ class EndpointReply:
 
     text: str
     finish_reason: str  # "unknown" if the endpoint does not say it
-    token_ids: range  # no ids, as only their number is known
+    token_ids: range  # only its length counts, since the ids are not sent
     logprobs: Sequence[Mapping[int, EndpointToken]] | None = None  # None: they were not sent
 
 
@@ -86,11 +83,11 @@ class Endpoint:
 
     def __init__(self, name: str) -> None:
         self._url, self._model = parse_endpoint(name)
-        self._failure = ""
+        self._failure = ""  # why the run ends; every later request ends with the same error
         self._replies = 0
         self._refusals = 0
-        self._taken: set[str] = set()  # optional fields of requests that were answered
-        self._untaken: set[str] = set()  # optional fields that the endpoint refuses
+        self._accepted: set[str] = set()  # optional fields of requests that were answered
+        self._rejected: set[str] = set()  # optional fields that are no longer sent
         self.runner = asyncio.Runner()
         key = key_of(ENDPOINT_KEY) or "none"  # the client needs one
         timeout = Timeout(600, connect=10)
@@ -140,8 +137,11 @@ class Endpoint:
             raise UserError(self._failure)
 
     async def _ask(self, request: Request, number: int) -> EndpointOutput:
-        """Send one request for `number` replies. After an error, every further one ends the run."""
-        optional = self._optional(request)
+        """Send one request for `number` replies. After an error, every further one ends the run.
+
+        If the endpoint seems to refuse an optional field, the request is sent again without it.
+        """
+        optional = self._optional_fields(request)
         arguments = self._arguments(request, number, optional)
         failure = ""
         try:
@@ -161,62 +161,52 @@ class Endpoint:
             if isinstance(error, OpenAIError):  # nothing answered, so no field was the reason
                 optional = []
         if output.outputs:
-            self._taken.update(optional)
+            self._accepted.update(optional)
             return output
         for name in optional:
-            if name in reason.lower() or self._may_be_untaken(name):
-                return await self._ask_without(name, request, number)
+            # Log-probabilities are refused in many words. Every endpoint is asked for them.
+            may_be_meant = name == LOGPROBS_FIELD and name not in self._accepted
+            if name in reason.lower() or may_be_meant:
+                self._rejected.add(name)  # later requests go without it, too, if this succeeds
+                again = await self._ask(request, number)
+                if not again.outputs:
+                    self._rejected.discard(name)  # the field was not the reason
+                return again
         if failure:
             end = "finished rows are kept, run the same command to resume"
             self._failure = f"{self._url}: {failure.splitlines()[0].rstrip('.')}; {end}"
             raise UserError(self._failure)
         return output
 
-    def _may_be_untaken(self, name: str) -> bool:
-        """Say whether a refusal that does not name a field may be for it.
-
-        Log-probabilities are refused in many words. Every endpoint is asked for them.
-        """
-        return name == LOGPROBS_FIELD and name not in self._taken
-
-    async def _ask_without(self, name: str, request: Request, number: int) -> EndpointOutput:
-        """Send a request again without an optional field, and all later ones if that succeeds."""
-        self._untaken.add(name)
-        again = await self._ask(request, number)
-        if not again.outputs:
-            self._untaken.discard(name)  # the field was not the reason
-        return again
-
     def _hint(self, status: int) -> str:
         """Return what may be wrong after an HTTP status; empty if it can be anything."""
         if status == UNAUTHORIZED:
-            has_key = bool(key_of(ENDPOINT_KEY))
-            return (
-                f"; it does not take the key in {ENDPOINT_KEY}"
-                if has_key
-                else f"; set {ENDPOINT_KEY}"
-            )
+            if key_of(ENDPOINT_KEY):
+                return f"; it does not take the key in {ENDPOINT_KEY}"
+            return f"; set {ENDPOINT_KEY}"
         if status == NOT_FOUND and not VERSION.search(self._url):
             return f"; if its address ends in /v1, say endpoint={self._url}/v1#{self._model}"
         return ""
 
-    def _optional(self, request: Request) -> list[str]:
-        """Return the optional fields that a request has, without those that the endpoint refuses.
+    def _optional_fields(self, request: Request) -> list[str]:
+        """Return the fields to send that only some endpoints know, without those it has refused.
 
         The template's arguments are for our own model, to be asked as in training.
         """
-        wanted = {
-            TEMPLATE_FIELD: bool(request.question.template),
-            LOGPROBS_FIELD: request.with_logprobs,
-        }
-        return [
-            name for name, is_wanted in wanted.items() if is_wanted and name not in self._untaken
-        ]
+        wanted = []
+        if request.question.template:
+            wanted.append(TEMPLATE_FIELD)
+        if request.with_logprobs:
+            wanted.append(LOGPROBS_FIELD)
+        return [name for name in wanted if name not in self._rejected]
 
     def _arguments(
         self, request: Request, number: int, optional: Collection[str]
     ) -> dict[str, Any]:
-        """Return the arguments of openai's `chat.completions.create`."""
+        """Return the arguments of openai's `chat.completions.create` for `number` replies.
+
+        Of `optional`, the fields TEMPLATE_FIELD and LOGPROBS_FIELD, those given are sent.
+        """
         question = request.question
         arguments: dict[str, Any] = {
             "model": self._model,
@@ -229,7 +219,7 @@ class Endpoint:
         arguments.pop("n", None)
         if number > 1:
             arguments["n"] = number
-        if question.room:
+        if question.room:  # the tokens left for the reply
             arguments.setdefault("max_tokens", question.room)
         if LOGPROBS_FIELD in optional:
             arguments[LOGPROBS_FIELD] = True
@@ -250,7 +240,10 @@ def readable(text: str) -> str:
 
 
 def way_out(refusal: str) -> str:
-    """Return which setting to change after a refusal: the first field that the message names."""
+    """Return what to change after a refusal, by the first field that its message names.
+
+    The caller appends " and another answers=NAME", so some ways out end in a comma.
+    """
     if TOO_LONG.search(refusal):
         return "ask a model with a longer context,"
     message = MESSAGE.search(refusal)
@@ -266,10 +259,10 @@ def way_out(refusal: str) -> str:
 
 
 def read_completion(body: str) -> EndpointOutput:
-    """Read the body of a chat completion, with status 200.
+    """Return the replies in the body of a response with status 200.
 
-    ValueError: it is none, with what the server said in its place. Gateways send errors so, some of
-    which are on this case alone: such a case is refused.
+    Some gateways send an error in it. If the error is about this case (its content, its length),
+    return the case as refused. ValueError: any other body, with what the server said.
     """
     value = load_json(body)
     completion = value if isinstance(value, dict) else {}
@@ -280,7 +273,7 @@ def read_completion(body: str) -> EndpointOutput:
             return EndpointOutput(refused=said)
         raise ValueError(f"its reply is not in OpenAI's format{kind_of(body)}: {said or 'nothing'}")
     replies = []
-    refused = NO_TEXT
+    refused = NO_TEXT  # if no choice has a text
     try:
         usage = completion.get("usage") or {}  # some servers leave out parts of the usage
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
@@ -292,9 +285,9 @@ def read_completion(body: str) -> EndpointOutput:
             reason = choice.get("finish_reason")
             if text is not None:
                 logprobs = token_logprobs(choice.get("logprobs"))
-                replies.append(
-                    EndpointReply(text, str(reason or "unknown"), range(tokens), logprobs)
-                )
+                finish = str(reason or "unknown")
+                token_ids = range(tokens)  # only their number is known
+                replies.append(EndpointReply(text, finish, token_ids, logprobs))
             elif refusal := message_text(message.get("refusal")):
                 refused = f"the model refuses: {refusal[:MAX_QUOTED]}"
             elif reason:
@@ -309,9 +302,11 @@ def read_completion(body: str) -> EndpointOutput:
 
 
 def token_logprobs(logprobs: Any) -> list[dict[int, EndpointToken]] | None:
-    """Return the log-probabilities of a choice's tokens in vLLM's form; None without any.
+    """Return the tokens of a choice with their log-probabilities; None without any.
 
-    A character of several tokens counts for the last of them. Servers whose form differs give none.
+    The form is vLLM's: for each position, token id -> token. Only one token is known, and its
+    position stands for its id. If a character has several tokens, the last one gets its text.
+    Servers whose form differs give none.
     """
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     decoder = getincrementaldecoder("utf-8")(errors="replace")
@@ -321,12 +316,13 @@ def token_logprobs(logprobs: Any) -> list[dict[int, EndpointToken]] | None:
             spelled = token.get("bytes")
             is_spelled = isinstance(spelled, list)
             written = bytes(spelled) if is_spelled else token["token"].encode(errors="replace")
-            one = EndpointToken(float(token["logprob"]), decoder.decode(written))
-            tokens.append({number: one})
+            logprob = float(token["logprob"])
+            if not isfinite(logprob):
+                return None
+            tokens.append({number: EndpointToken(logprob, decoder.decode(written))})
     except (AttributeError, LookupError, TypeError, ValueError):
         return None
-    are_numbers = all(isfinite(one.logprob) for [one] in map(dict.values, tokens))
-    return tokens if tokens and are_numbers else None
+    return tokens or None
 
 
 def message_text(content: Any) -> str | None:
@@ -344,7 +340,10 @@ def message_text(content: Any) -> str | None:
 
 
 def kind_of(body: str) -> str:
-    """Return what a body is that has no completion, in words with a hint; empty if not known."""
+    """Return what else a body is, with a hint at the reason; empty if that is not known.
+
+    For example `, but a web page (is the address right, is a login needed?)`.
+    """
     start = body.lstrip()[:9].lower()
     if start.startswith(("<!doctype", "<html")):
         return ", but a web page (is the address right, is a login needed?)"
