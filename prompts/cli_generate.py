@@ -88,7 +88,7 @@ def generate(run: Path, trained: Trained | None, test: Path, config: GenerateCon
             if is_model_needed(config, choice):
                 answered = asking.ask(cases)
             else:
-                answered = asking.leave(cases)
+                answered = asking.without_asking(cases)
                 console.print("2/3 the text classifier answers every field, the model is not asked")
         if trained:
             answered = replace(answered, choice=choice or choice_for(trained, answered.record))

@@ -51,7 +51,6 @@ LONGEST = 2**15
 rows of this length for every request, and copies some at each step
 (vllm/v1/worker/gpu/states.py:33)."""
 
-
 CHARACTERS_A_TOKEN = 8
 """So many characters are more than a token, in Chinese and in English text."""
 
@@ -140,7 +139,7 @@ class QuestionMaker:
         return self.advisor.opinions_on(examples) if self.advisor else [[] for _ in examples]
 
     async def opinions(self, example: Example) -> Sequence[Opinion]:
-        """Return the text classifier's opinions; it looks at all waiting examples at once."""
+        """Return the text classifier's opinions, computed together with other waiting examples."""
         return await self._together.opinions(example) if self.advisor else ()
 
     def refuse_hopeless(self, example: Example) -> None:
@@ -161,26 +160,26 @@ class QuestionMaker:
     ) -> Question:
         """Return the question for one example; raise Refusal if it cannot be asked.
 
-        `source_limit` is the source's limit on the tokens of prompt and reply; 0 allows no more
-        than training had. Without `opinions`, the text classifier is asked now. A long case takes
-        tens of milliseconds.
+        `source_limit` is the limit of the engine or endpoint on the tokens of prompt and reply; 0
+        allows no more than training had. Without `opinions`, the text classifier is asked now. A
+        long case takes tens of milliseconds.
         """
         if opinions is None:
             [opinions] = self.opinions_on([example])
         if self.advisor:
             example = self.advisor.show(example, opinions)
         schema = self.task.ask.schema(example, self.labels) if self._constrained else None
-        if self.tokenizer is None:
+        if self.tokenizer is None:  # an endpoint's: it renders the messages, and limits the reply
             messages = neutralize_messages(None, self.task.ask.prompt(example))
             return Question([], schema, room=0, dropped=0, messages=messages, opinions=opinions)
         asked, limit = self._shortened(example, source_limit)
-        shortened, messages, prompt, room = asked
+        shortened, messages, prompt, needed = asked
         if not shortened.fits:
             way_out = "use a larger max_tokens, of the server or of a new training"
             if source_limit:  # of the engine of `generate`
                 way_out = "give more memory and delete this row of completions.jsonl"
             raise Refusal(
-                f"the prompt needs {len(prompt)} tokens and the reply {room}, and the limit is "
+                f"the prompt needs {len(prompt)} tokens and the reply {needed}, and the limit is "
                 f"{limit}; shorten the text, or {way_out}"
             )
         if schema and (problem := self._grammar_problem(schema)):
@@ -257,10 +256,11 @@ def row(question: Question, outputs: Sequence[Any]) -> CompletionRow:
         if getattr(output, "refused", ""):
             return {"refused": output.refused}
         replies += output.outputs
-    if replies[0].finish_reason == "error" and not replies[0].text:
+    first, *samples = replies
+    if first.finish_reason == "error" and not first.text:
         return {"refused": ENGINE_FAILED}
-    whole_samples = [reply for reply in replies[1:] if reply.finish_reason != "error"]
-    replies = [replies[0], *whole_samples]
+    # The start of a first reply can be read. A sample that an error has cut does not vote.
+    replies = [first, *(sample for sample in samples if sample.finish_reason != "error")]
     prompt_tokens = len(question.prompt)  # for the engine, which gets token ids
     return {
         "texts": [reply.text for reply in replies],
@@ -278,11 +278,11 @@ class Answerer:
 
     source: Source
     question_maker: QuestionMaker
-    slots: asyncio.Semaphore
+    slots: asyncio.Semaphore  # one for each call that is asked now
     passes: Sequence[Sampling] = ({},)
 
     def status(self) -> str:
-        """Return the text that progress shows: none here; a fleet shows its replicas."""
+        """Return what progress also shows: nothing here; a fleet of replicas shows how many run."""
         return ""
 
     @property

@@ -26,14 +26,16 @@ class Job:
     task_name: str
     budget: Budget = field(default_factory=Budget)  # of the training, if there is one
     solve: dict[str, Any] = field(default_factory=dict)  # settings of the task's steps, if any
-    served: "Served | None" = None  # the model to load
+    served: "Served | None" = None  # the model to load; for an endpoint, only its tokenizer
 
     @property
     def task(self) -> Task:
+        """Return the task; the steps that it takes for an example, if any, have these settings."""
         return load_task(self.task_name, self.solve)
 
     @property
     def labels(self) -> Labels:
+        """Return the label sets of the training, or else those that the task itself lists."""
         labels = self.trained.labels if self.trained else self.task.closed_labels
         assert labels is not None, "checked with the settings"
         return labels
@@ -66,11 +68,10 @@ class Job:
         return replace(self, served=served_model(self.trained, adapter, self.config.base))
 
     def question_maker(self) -> QuestionMaker:
-        """Return the maker of questions, with the tokenizer of the model if there is one."""
-        trained = self.trained if self.served else None
+        """Return the maker of questions of a job that `with_model` has returned."""
         model = self.served.model if self.served else None
         constrained = self.config.constrained
-        return QuestionMaker(self.task, trained, model, self.budget, constrained=constrained)
+        return QuestionMaker(self.task, self.trained, model, self.budget, constrained=constrained)
 
 
 def make_job(run: Path, trained: Trained | None, config: GenerateConfig) -> Job:
@@ -80,7 +81,7 @@ def make_job(run: Path, trained: Trained | None, config: GenerateConfig) -> Job:
         job = Job(config, run, None, config.task, solve=config.solve)
     else:
         record = trained.record
-        budget = Budget(record.max_tokens, max(record.max_tokens, LONGEST))
+        budget = Budget(usual=record.max_tokens, longest=max(record.max_tokens, LONGEST))
         job = Job(config, run, trained, record.task, budget, {**record.solve, **config.solve})
     if config.samples and not job.task.ranking:
         raise UserError(f"samples: {job.task_name!r} uses one reply per question; set samples=0")

@@ -35,7 +35,7 @@ NUMBERS = count()  # a number for each case, since every request to vLLM needs i
 MAX_DEFENDANTS = 200  # more than any case has
 
 LONG = 8000
-"""Facts with more characters are looked at one at a time. Almost all cases are shorter. To tokenize
+"""Facts with more characters are prepared one at a time. Almost all cases are shorter. To tokenize
 80,000 characters takes a second, in which others would wait for Python's lock."""
 
 
@@ -84,7 +84,7 @@ def checked_case(form: type[SomeFields], fields: Mapping[str, Any]) -> SomeField
 
 
 class ServedRun:
-    """A training that judges, without the engine."""
+    """A training that answers cases: it makes questions and reads replies. It has no engine."""
 
     def __init__(self, trained: Trained, config: ServeConfig) -> None:
         record = trained.record
@@ -93,10 +93,11 @@ class ServedRun:
         by_hand = self.task.data.by_hand
         if by_hand is None:
             raise UserError(f"{trained.run}: task {record.task!r} defines no 'by_hand' for serving")
-        self._by_hand = by_hand
+        self._make_example = by_hand  # from the facts and the defendants that a client sends
         self.folders = served_model(trained, config.adapter, config.base)
         max_tokens = config.max_tokens or record.max_tokens
-        budget = Budget(max_tokens, max_tokens)  # `generate` gives long cases more tokens
+        # No more for long cases, unlike `generate`.
+        budget = Budget(usual=max_tokens, longest=max_tokens)
         self.question_maker = QuestionMaker(self.task, trained, self.folders.model, budget)
         self.who_answers = "the model"  # in words
         advisor = self.question_maker.advisor
@@ -106,7 +107,7 @@ class ServedRun:
             self.who_answers = who_answered(choice)
             self.question_maker.advisor = by_choice(advisor, choice)
         self.demo = is_demo(self.folders.model)
-        self._one_long = ThreadPoolExecutor(1)
+        self._thread_for_long = ThreadPoolExecutor(1)  # so long cases wait for each other
 
     async def question(self, case: CaseFields) -> tuple[Example, Question]:
         """Return a case and its question; raise BadCase if it cannot be asked.
@@ -115,11 +116,11 @@ class ServedRun:
         """
         maker = self.question_maker
         try:
-            example = self._by_hand(case.fact, case.defendants)
+            example = self._make_example(case.fact, case.defendants)
             if len(case.fact) > LONG:
                 loop = asyncio.get_running_loop()
-                asked = loop.run_in_executor(self._one_long, self._question_of_long, example)
-                return example, await asked
+                making = loop.run_in_executor(self._thread_for_long, self._long_question, example)
+                return example, await making
             opinions = await maker.opinions(example)
             question = await asyncio.to_thread(maker.question, example, opinions=opinions)
             return example, question
@@ -128,7 +129,8 @@ class ServedRun:
         except Refusal as refusal:
             raise BadCase(f"this case cannot be asked: {refusal}") from None
 
-    def _question_of_long(self, example: Example) -> Question:
+    def _long_question(self, example: Example) -> Question:
+        """Return the question of a long case; refuse it early if no shortening is enough."""
         self.question_maker.refuse_hopeless(example)
         return self.question_maker.question(example)
 
@@ -165,7 +167,11 @@ class ServedRun:
         body["repairs"] = list(read.decoded.repairs)
         body["finish"] = row["finish"][0]
         body["dropped_sentences"] = row["dropped_sentences"]
-        body["sentences"] = list(sentence_entries(example))
+        sentences = split_sentences(example.text, None, example.names)
+        body["sentences"] = [
+            {"text": sentence, "defendants": sorted(numbers)}  # whom it names, by position
+            for sentence, numbers in zip(sentences, named_by(sentences, example.names), strict=True)
+        ]
         missing = names_not_in(example.text, example.names)
         body["notes"] = [*example.notes, *(f"the facts do not name {name}" for name in missing)]
         if case.outcomes is not None:
@@ -190,20 +196,16 @@ def opinion_entries(task: Task, advisor: Advisor, read: FinalAnswer) -> dict[str
 
 
 def class_probabilities(task: Task, read: FinalAnswer) -> Iterator[dict[str, dict[str, float]]]:
-    """Yield for each item: field with one class -> class -> its probability."""
+    """Yield for each item: field with one class -> class -> its probability.
+
+    The text classifier gives the probabilities; that of the answer is the confidence in it.
+    """
     items = task.answer.items_of(read.answer)
-    for item, opinion, sure in zip(items, read.opinions, read.confidence, strict=True):
+    for item, opinion, confidence in zip(items, read.opinions, read.confidence, strict=True):
         yield {
-            name: agreeing(opinion.probabilities[name], item[name], sure[name])
+            name: agreeing(opinion.probabilities[name], item[name], confidence[name])
             for name in task.answer.classes
         }
-
-
-def sentence_entries(example: Example) -> Iterator[dict[str, Any]]:
-    """Yield each sentence of the facts, with the positions of the defendants whom it names."""
-    sentences = split_sentences(example.text, None, example.names)
-    for sentence, numbers in zip(sentences, named_by(sentences, example.names), strict=True):
-        yield {"text": sentence, "defendants": sorted(numbers)}
 
 
 def said_by_model(task: Task, decoded: Decoded) -> Iterator[dict[str, Any]]:
@@ -216,10 +218,9 @@ def said_by_model(task: Task, decoded: Decoded) -> Iterator[dict[str, Any]]:
 
 
 def agreeing(chances: Mapping[str, float], answered: str, confidence: float) -> dict[str, float]:
-    """Return the probabilities of classes, in which the answered class has the confidence.
+    """Return the classifier's probabilities, changed so that `answered` has this confidence.
 
-    The confidence is calibrated. The other classes share the rest in proportion to the classifier's
-    probabilities.
+    The confidence is calibrated. The other classes share the rest in proportion to `chances`.
     """
     others = {label: chance for label, chance in chances.items() if label != answered}
     left = (1 - confidence) / (sum(others.values()) or 1)
@@ -270,6 +271,7 @@ class Judge:
                 future.cancel()
 
     def _submit(self, fields: Mapping[str, Any]) -> Future[dict[str, Any]]:
+        """Begin to answer a case in the portal's event loop; the future gets its judgments."""
         if self.engine is None:
             raise UserError("the engine has stopped; call judge within the `with` block")
         case = checked_case(CaseFields, fields)
@@ -297,7 +299,7 @@ def load(run: Path | str, settings: Mapping[str, Any] | None = None) -> Iterator
     # In its own thread, because this one already runs an event loop in a notebook.
     with start_blocking_portal() as portal:
         with portal.wrap_async_context_manager(running) as engine:
-            judge = Judge(served, engine, config.slots_of(engine.sequences), portal)
+            judge = Judge(served, engine, config.slots(engine.sequences), portal)
             try:
                 yield judge
             finally:

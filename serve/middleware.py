@@ -68,14 +68,18 @@ class Setup:
     config: ServeConfig
     runs: Mapping[str, ServedRun]
     """Name for clients -> training. `NAME` answers requests that name no model."""
-    key: str | None
-    """The key that clients must send; None if none is needed."""
+    key: str | None  # which clients must send; None if none is needed
 
     def run(self, name: str = NAME) -> ServedRun:
+        """Return the training that a request names; Problem: there is none."""
         if name not in self.runs:
-            names = ", ".join(map(repr, self.runs))
-            raise Problem(404, f"model: there is no {name!r} here, only {names}")
+            raise self.unknown(name)
         return self.runs[name]
+
+    def unknown(self, name: str) -> Problem:
+        """Return the error, status 404, for a name that no training has."""
+        names = ", ".join(map(repr, self.runs))
+        return Problem(404, f"model: there is no {name!r} here, only {names}")
 
 
 def setup_of(scope: Scope) -> Setup:
@@ -129,7 +133,8 @@ class Panjue:
         """Check route, method and key of a request; answer it, or let vLLM do so."""
         path = scope["path"]
         method = scope["method"]
-        route = MODEL if path.removeprefix(f"{MODELS}/") not in (path, "") else path
+        is_one_model = path.startswith(f"{MODELS}/") and path != f"{MODELS}/"
+        route = MODEL if is_one_model else path
         if route not in METHODS:
             raise Problem(404, f"{path}: there is no such route")
         if method not in METHODS[route]:
@@ -172,14 +177,14 @@ class Panjue:
         setup = setup_of(scope)
         run = setup.run()
         if run.folders.adapter:  # vLLM also has the base as a model, for requests without one
-            if body.get("model") == BASE:
-                setup.run(BASE)  # status 404
             body["model"] = body.get("model") or NAME
+            if body["model"] == BASE:
+                raise setup.unknown(BASE)
         # In a thread: long texts take tens of milliseconds.
         checked = await asyncio.to_thread(
             for_vllm, body, run.question_maker.tokenizer, seeds=not on_cpu()
         )
-        with self._slots(setup.config.slots, reply_count(body)):
+        with self._slots(setup.config.slots(), reply_count(body)):
             await self.app(scope, with_body(checked, receive), send)
 
     async def _judge(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -194,7 +199,7 @@ class Panjue:
             run = setup.run(case.model)
             lora = state.openai_serving_models.lora_requests.get(case.model)
             engine = Engine(state.engine_client, lora)
-            with self._slots(setup.config.slots):
+            with self._slots(setup.config.slots()):
                 example, question = await run.question(case)
                 answer = partial(run.answer, engine, case, example, question)
                 if case.stream:
@@ -227,16 +232,21 @@ async def models(scope: Scope) -> dict[str, Any]:
 
 
 async def model(scope: Scope) -> dict[str, Any]:
-    """Return one of vLLM's models, or status 404."""
+    """Return the model that the path names, as `models` does; Problem: there is none."""
     name = scope["path"].removeprefix(f"{MODELS}/")
-    setup_of(scope).run(name)
-    cards = (await models(scope))["data"]
-    card: dict[str, Any] = next(card for card in cards if card["id"] == name)
-    return card
+    setup = setup_of(scope)
+    card: dict[str, Any]
+    for card in (await models(scope))["data"]:
+        if card["id"] == name:
+            return card
+    raise setup.unknown(name)
 
 
 async def labels(scope: Scope) -> dict[str, Any]:
-    """Return a training's labels, counted alone and in pairs, its task, and if it is a demo."""
+    """Return a training's task, its labels with their counts, and whether it is a demo.
+
+    `most` is the largest number of labels in one answer.
+    """
     run = setup_of(scope).run(Request(scope).query_params.get("model", NAME))
     known = run.question_maker.labels
     counts = {"labels": known.counts, "most": known.most, "pairs": known.pairs}
@@ -267,6 +277,7 @@ async def send_events(defendants: Sequence[str], answer: AnswerCase, send: Send)
 
 
 def event(name: str, data: Mapping[str, Any]) -> Message:
+    """Return the message with one server-sent event; more events follow."""
     text = f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
     return {"type": "http.response.body", "body": text.encode(), "more_body": True}
 

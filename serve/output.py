@@ -33,9 +33,7 @@ from panjue.serve.ask import CompletionRow
 
 T = TypeVar("T")
 
-LATE_SIGNAL_S = 1.0
-"""Time to wait for a signal when the block fails, since a Ctrl-C may just have killed the
-engine."""
+LATE_SIGNAL_S = 1.0  # time to wait for a signal when the block fails
 
 
 class EarlierRows:
@@ -51,12 +49,15 @@ class EarlierRows:
         self._failed: set[str] = set()  # keys of calls
         self._keys: dict[str, dict[int, str]] = defaultdict(dict)
         """Id of an example that takes several calls -> number of a call -> the key of its row."""
-        self._rows = Rows(path, key=self._noted, last_counts=True)
+        self._rows = Rows(path, key=self._note_row, last_counts=True)  # notes each row, in order
 
-    def _noted(self, row: Mapping[str, Any]) -> str:
-        """Return the key of a row, and note whether the engine failed; the last row counts."""
+    def _note_row(self, row: Mapping[str, Any]) -> str:
+        """Note the call of a row, and whether the engine failed on it; return its key for `Rows`.
+
+        Of several rows of a call, the last one counts.
+        """
         key = call_key(row)
-        if "call" in row:
+        if "call" in row:  # only examples that take several calls number them
             self._keys[str(row["id"])][row["call"]] = key
         self._failed.discard(key)
         if has_failed(row):
@@ -64,11 +65,14 @@ class EarlierRows:
         return key
 
     def of(self, example: Example) -> dict[str, CompletionRow]:
-        """Return key of a call -> its row, for an example that takes several calls."""
+        """Return key of a call -> its row, for an example that takes several calls.
+
+        The calls end before the first one on which the engine failed.
+        """
         rows = {}
         for _, key in sorted(self._keys.get(str(example.id), {}).items()):
             if key in self._failed:
-                break
+                break  # later calls may depend on its reply
             row = self._rows.get(key)
             if row:
                 rows[key] = row
@@ -142,8 +146,7 @@ def starting(console: Console, what: str) -> Iterator[None]:
 class StopSignals:
     """Ends the block at SIGTERM, Ctrl-C and the like, with a message on how to resume."""
 
-    folder: Path | None = None
-    """Folder of the answers that are being made; the message names it."""
+    folder: Path | None = None  # of the answers that are being made; the message names it
 
     def __init__(self) -> None:
         self._received = 0  # number of the signal; 0 if none came
@@ -156,11 +159,11 @@ class StopSignals:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Restore the handlers. If a Ctrl-C also killed the engine, raise Stopped instead."""
+        """Restore the handlers. Raise Stopped if a signal has come, also in place of an error."""
         failed = kind is not None and issubclass(kind, Exception)
         try:
             if failed and not self._received:
-                time.sleep(LATE_SIGNAL_S)
+                time.sleep(LATE_SIGNAL_S)  # a Ctrl-C may have killed the engine, and come here next
         finally:
             for number, handler in self._old_handlers.items():
                 signal.signal(number, handler)
@@ -170,7 +173,7 @@ class StopSignals:
     async def until_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`. A signal cancels it; then Stopped is raised.
 
-        A signal handler may not raise here, because a running vLLM does not survive an exception.
+        The signal handler does not raise, because a running vLLM does not survive an exception.
         """
         self._check()
         task = asyncio.ensure_future(work)
@@ -185,6 +188,7 @@ class StopSignals:
             self._cancel = lambda: None  # nor must it disturb the shutdown
 
     def _receive(self, number: int, _: FrameType | None) -> None:
+        """Cancel the work of `until_stopped`, or raise Stopped if there is none."""
         for handled in self._old_handlers:
             signal.signal(handled, signal.SIG_IGN)  # a second signal must not disturb the shutdown
         self._received = number

@@ -62,7 +62,7 @@ async def start_fleet(job: Job, console: Console) -> "Fleet":
     job = absolute(job.with_model())  # merge only when there is a cluster
     needs = resources(job)
     count = job.config.replicas
-    slots = job.config.slots * count
+    slots = job.config.slots() * count
     # One replica may get all examples before the others have started; plus one call for its start.
     limits = {"max_restarts": RESTARTS, "max_concurrency": slots + 1}
     actor = ray.remote(Replica).options(**limits, **needs)
@@ -142,9 +142,9 @@ def fingerprints(job: Job) -> dict[str, str]:
     assert job.served, "the model to load is chosen"
     assert job.trained, "no endpoint is asked by replicas"
     files = {}
-    for folder in {*job.served, job.trained.folder}:
-        if folder is None:
-            continue
+    # The training's folder has labels and classifier; it may also be one of the others.
+    folders = {folder for folder in (*job.served, job.trained.folder) if folder}
+    for folder in folders:
         for name, digest in trained_files(folder).items():
             files[f"{folder}/{name}"] = digest
     return files
@@ -154,6 +154,7 @@ class Replica:
     """An actor of Ray on any machine: a process with an engine and its QuestionMaker."""
 
     def __init__(self, job: Job, wanted: dict[str, str], files: dict[str, str]) -> None:
+        """Keep what `start` needs: `wanted` and `files` are the driver's versions and hashes."""
         self._job = job
         self._wanted = wanted
         self._files = files
@@ -186,7 +187,7 @@ class Replica:
             engine = await self._running.enter_async_context(starting)
         except EngineEnded:
             os._exit(1)  # Ray starts another process, on this machine or another
-        slots = asyncio.Semaphore(config.slots)
+        slots = asyncio.Semaphore(config.slots())
         self._answerer = Answerer(engine, job.question_maker(), slots, job.passes)
 
     async def answer(

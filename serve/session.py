@@ -59,21 +59,23 @@ def read_cases(file: Path, reader: Reader, folder: Path) -> Cases:
     digest = sha256(file) if file.exists() else ""  # the reader names what is missing
     known = cases_answered(digest, reader, folder)
     names = NameCount()
+    # `names.of` passes each case on, and counts the names that its text lacks.
     count = sum(1 for _ in names.of(reader.read(file))) if known is None else known
     return Cases(file, digest, reader, folder, count, were_read=known is None, names=names)
 
 
 def cases_answered(digest: str, reader: Reader, folder: Path) -> int | None:
-    """Return the number of cases if the folder has answers to the same cases; else None."""
+    """Return the number of cases if the folder has answers to this file, read alike; else None."""
     if not (folder / MANIFEST).is_file():
         return None
     old = AnswersRecord.read(folder)
     is_same_file = old.test_sha256 == digest
-    return old.cases if is_same_file and read_how(reader).items() <= dict(old).items() else None
+    is_read_alike = all(getattr(old, name) == value for name, value in how_read(reader).items())
+    return old.cases if is_same_file and is_read_alike else None
 
 
-def read_how(reader: Reader) -> dict[str, Any]:
-    """Return the entries of a record on which cases of a file are read, and how."""
+def how_read(reader: Reader) -> dict[str, Any]:
+    """Return the entries of a record that say which cases of a file are read, and how."""
     return {
         "columns": dict(reader.columns),
         "limit": reader.limit,
@@ -119,13 +121,15 @@ class Session:
         path = cases.folder / COMPLETIONS
         earlier = EarlierRows(path) if path.exists() else None
         done = earlier.answered(cases.reader, cases.file, self.job.labels) if earlier else set()
-        if cases.reader.highest_hash or cases.reader.limit:  # rows may belong to other cases
+        if cases.reader.highest_hash or cases.reader.limit:
+            # Earlier commands may have asked more cases of the file than are read now.
             done &= {str(example.id) for example in cases.reader.read(cases.file)}
         if len(done) >= cases.count:
             self.console.print(f"{path}: all {cases.count} are answered already")
-            return answered_by(self.job, cases, record)
+            return self._answered(cases, record)
         if earlier:
             self.console.print(f"continuing: {len(done)} of {cases.count} are answered already")
+        # The steps are those of `panjue generate`: read, answer, decode.
         self.console.print(f"2/3 answering {cases.count - len(done)} cases")
         self.signals.folder = cases.folder
         answerer = self.answerer or self.start()
@@ -140,12 +144,18 @@ class Session:
 
             work = answer_all(todo, answer, answerer.slots)
             answerer.runner.run(self.signals.until_stopped(work))
-        return answered_by(self.job, cases, record)
+        return self._answered(cases, record)
 
-    def leave(self, cases: Cases) -> Answered:
-        """Return the answers to the cases without asking the model."""
+    def without_asking(self, cases: Cases) -> Answered:
+        """Return the answers to cases that the text classifier answers, so no model is asked."""
         record = claim(self.job, cases, self.console, asked=False)
-        return answered_by(self.job, cases, record)
+        return self._answered(cases, record)
+
+    def _answered(self, cases: Cases, record: AnswersRecord) -> Answered:
+        """Return cases with their answers, which were made by the training as it is now."""
+        job = self.job
+        answers = Answers(cases.folder, record, job.trained, job.labels, changed="")
+        return Answered(answers, cases.reader, cases.file, cases.sha256)
 
     def switch(self, job: Job) -> None:
         """From now on, ask with another unmerged adapter of the same base."""
@@ -173,7 +183,7 @@ class Session:
             from panjue.serve.endpoint import Endpoint
 
             question_maker = job.question_maker()
-            slots = config.slots
+            slots = config.slots()
             source: Engine | Endpoint = self.stack.enter_context(closing(Endpoint(config.endpoint)))
         else:
             from panjue.serve.engine import engine  # imports vLLM, which takes ten seconds
@@ -185,15 +195,9 @@ class Session:
                 question_maker = job.question_maker()
                 running = engine(job.served, config.engine, job.budget, config.seed)
                 source = self.stack.enter_context(running)
-                slots = config.slots_of(source.sequences)
+                slots = config.slots(source.sequences)
         self.answerer = Answerer(source, question_maker, asyncio.Semaphore(slots), job.passes)
         return self.answerer
-
-
-def answered_by(job: Job, cases: Cases, record: AnswersRecord) -> Answered:
-    """Return the recorded answers of a job to cases."""
-    answers = Answers(cases.folder, record, job.trained, job.labels, changed="")
-    return Answered(answers, cases.reader, cases.file, cases.sha256)
 
 
 def claim(job: Job, cases: Cases, console: Console, *, asked: bool) -> AnswersRecord:
@@ -228,18 +232,17 @@ def check_resumes(old: AnswersRecord, record: AnswersRecord, folder: Path) -> No
     """
     if not has_answers(folder):
         return
-    if old.held_out:  # more or fewer of the same held-out cases; rows are kept
+    if old.held_out:  # more or fewer of the same held-out cases may be asked; rows are kept
         old = old.model_copy(update={"highest_hash": record.highest_hash})
-    shaped = (CASES, REPLIES) if old.asked else (CASES,)
     if old.test_sha256 != record.test_sha256:
         of = old.test if old.test != record.test else f"{old.test} as it was before"
         raise UserError(
             f"{folder}: has answers to another file, {of}; they are kept: name another folder for "
             f"those to {record.test} with answers=NAME"
         )
-    before = without_resources(old.part(*shaped))
-    changed = difference(before, without_resources(record.part(*shaped)))
-    if changed:
+    compared = (CASES, REPLIES) if old.asked else (CASES,)  # without replies, these may change
+    before = without_resources(old.part(*compared))
+    if changed := difference(before, without_resources(record.part(*compared))):
         raise UserError(
             f"{folder}: has answers made with other settings ({changed}); they are kept: "
             "name another folder for these with answers=NAME"
@@ -247,7 +250,7 @@ def check_resumes(old: AnswersRecord, record: AnswersRecord, folder: Path) -> No
 
 
 def record_of(job: Job, cases: Cases, *, asked: bool) -> AnswersRecord:
-    """Return the record of what affects the answers; a run resumes if replies stay the same."""
+    """Return the record of what affects the answers; `check_resumes` compares two of them."""
     trained = job.trained
     # The record has only settings that affect replies: adapter, seed, sampling and so on.
     known = job.config.model_dump(include=set(AnswersRecord.model_fields))
@@ -259,19 +262,19 @@ def record_of(job: Job, cases: Cases, *, asked: bool) -> AnswersRecord:
         "prompt_sha256": prompt_sha256(job.task_name),
         "max_tokens": job.budget.usual,
         "asked": asked,
-        **read_how(cases.reader),
+        **how_read(cases.reader),
         "solve": job.task.solve.settings.model_dump() if job.task.solve else {},
         "versions": {
             "panjue": panjue_version(),
             **{name: version(name) for name in ("llguidance", "transformers")},
+            "prompt rules": shared_rules()[:8],  # the start of a hash, to print if it differs
         },
     }
-    known["versions"]["prompt rules"] = shared_rules()[:8]
     if trained:
         known["split_by"] = trained.record.split_by
         known["trained"] = str(trained.folder)
         known["trained_sha256"] = trained.sha256
         known["labels_sha256"] = trained.labels_sha256
-    elif job.labels.counts:  # a task without labels has no hash here
+    elif job.labels.counts:  # else the task has no labels, so there is no hash
         known["labels_sha256"] = job.labels.sha256
     return AnswersRecord(**known)

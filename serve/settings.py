@@ -153,15 +153,14 @@ class EngineConfig(Config):
     engine: dict[str, Any] = Field(default_factory=dict)
     """Further arguments that are passed unchanged to vLLM's engine."""
 
-    @property
-    def slots(self) -> int:
-        """Return the number of calls that the engines of one process answer at once."""
-        return self.slots_of(IN_FLIGHT)
+    def slots(self, sequences: int = IN_FLIGHT) -> int:
+        """Return how many calls the engines of one process answer at once.
 
-    def slots_of(self, sequences: int) -> int:
-        """Return the same for engines that compute so many sequences at once."""
+        `sequences` is how many sequences an engine computes at once, if it runs already.
+        """
         of_engine = self.in_flight or max(IN_FLIGHT, sequences)
-        return of_engine * int(self.engine.get("data_parallel_size") or 1)
+        engines = int(self.engine.get("data_parallel_size") or 1)
+        return of_engine * engines
 
 
 class GenerateConfig(EngineConfig):
@@ -238,7 +237,7 @@ class ServeConfig(EngineConfig):
         return origins
 
 
-NOT_CHOSEN_BY = (*("answers", "answer", "columns", "limit", "ray", "replicas", "endpoint", "task"),)
+NOT_CHOSEN_BY = ("answers", "answer", "columns", "limit", "ray", "replicas", "endpoint", "task")
 """Settings of generation that `panjue choose` does not take."""
 
 
@@ -299,11 +298,8 @@ def choose_settings(trained: Trained, words: Sequence[str] = ()) -> GenerateConf
     if config.adapter == "none":
         raise UserError("adapter=none: asks the base alone; use merge or lora")
     check_trained(trained)
-    defaults = {}
-    for name in NOT_CHOSEN_BY:
-        field = GenerateConfig.model_fields[name]
-        defaults[name] = field.get_default(call_default_factory=True)
-    return config.model_copy(update=defaults)
+    defaults = GenerateConfig()
+    return config.model_copy(update={name: getattr(defaults, name) for name in NOT_CHOSEN_BY})
 
 
 def check_task(run: Path, trained: Trained | None, config: GenerateConfig) -> None:
@@ -367,7 +363,7 @@ def serve_settings(run: Path, words: Sequence[str]) -> tuple[ServeConfig, dict[s
         else:
             raise UserError(f"{word!r}: no run folder {value!r}, and no setting {key!r}")
     config = load_section(ServeConfig, run / CONFIG, "serve", settings)
-    server_key(config.host)
+    server_key(config.host)  # refuses a missing key before the trainings are read
     trainings = {name: open_trained(folder) for name, folder in runs.items()}
     first = trainings[NAME].record
     for trained in trainings.values():

@@ -199,11 +199,11 @@ def test_a_number_in_an_answer_is_written_in_its_one_spelling(
 def test_a_large_gpu_answers_as_many_calls_as_vllm_computes_at_once(llm: Engine) -> None:
     assert llm.sequences == llm.llm.vllm_config.scheduler_config.max_num_seqs > 0
     plain = GenerateConfig.model_validate({})
-    assert plain.slots_of(1024) == 1024
-    assert plain.slots_of(32) == plain.slots == 256, "as on a CPU"
-    assert GenerateConfig.model_validate({"in_flight": 64}).slots_of(1024) == 64
+    assert plain.slots(1024) == 1024
+    assert plain.slots(32) == plain.slots() == 256, "as on a CPU"
+    assert GenerateConfig.model_validate({"in_flight": 64}).slots(1024) == 64
     of_eight = {"engine": {"data_parallel_size": 8}}
-    assert GenerateConfig.model_validate(of_eight).slots_of(1024) == 8192
+    assert GenerateConfig.model_validate(of_eight).slots(1024) == 8192
 
 
 LIKE_QWEN: dict[str, Any] = {
