@@ -45,8 +45,7 @@ from panjue.serve.decoding import decoding_of
 from panjue.serve.merge import check_base
 from panjue.serve.settings import GenerateConfig
 
-VERIFIED = "verified"
-"""Name of the answers that `--verify` makes in an unpacked bundle."""
+VERIFIED = "verified"  # name of the answers that `--verify` makes in an unpacked bundle
 
 FOLDERS = ("prompts", "finetune", "serve", "eval")
 HERE = Path(__file__).parent / "bundled"
@@ -96,8 +95,9 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
         raise UserError(f"{submission}: was changed since; `panjue decode {run}` makes it again")
     choice = choice_for(trained, answers.record)
     by_field = decoding.get("by_field")
-    is_open = decoding.get("answer") == "auto" and trained.has_classifier and bool(by_field)
-    if is_open and (choice is None or choice.answered_by != by_field):
+    # In the bundle, `answer=auto` goes by the choice packed with it.
+    needs_choice = decoding.get("answer") == "auto" and trained.has_classifier and bool(by_field)
+    if needs_choice and (choice is None or choice.answered_by != by_field):
         other = "who answers is no longer as it was decoded"
         again = f"`panjue decode {answers.folder}` first, with answer= if nobody has decided"
         raise UserError(f"{answers.folder}: {other}; {again}")
@@ -116,7 +116,9 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
         _pack_code(folder, submission.name, answers.record)
         _pack_settings(folder, answers.record, decoding, trained.run / CONFIG)
         if choice:
-            _pack_choice(packed, choice)
+            asked = {**choice.asked, "engine": scrubbed(choice.asked["engine"])}  # without paths
+            own = choice.of_model(model_sha256(packed)).model_copy(update={"asked": asked})
+            write_json(packed / CHOICE, Choices(choices=(own,)).model_dump(mode="json"))
         write_json(folder / EXPECTED, expected.model_dump())
         files = sorted(filter(Path.is_file, folder.rglob("*")))
         hashes = {path.relative_to(folder).as_posix(): sha256(path) for path in files}
@@ -221,23 +223,19 @@ def tasks_needed(task: str, folder: Path) -> set[str]:
 def _pack_settings(
     folder: Path, record: AnswersRecord, decoding: Mapping[str, Any], config: Path
 ) -> None:
-    """Write the settings of training and answers, and the versions of all packages."""
-    of_0_4 = "model" if decoding.get("calls") else "classifier"  # that version did not record it
+    """Write config.yaml, with the settings of training and answers, and requirements.txt.
+
+    `decoding` is the `decode.json` of the answers. `scrubbed` keeps only the last part of a path.
+    """
     sections = scrubbed(load_values(config))
-    names = set(GenerateConfig.model_fields) - {"task", "endpoint"}
-    # Other settings stay: a stop word of `sampling` may look like a path.
+    names = set(GenerateConfig.model_fields) - {"task", "endpoint"}  # the training says which task
+    # Only the engine's settings: a stop word of `sampling` may look like a path.
     sections["generate"] = {**record.model_dump(include=names), "engine": scrubbed(record.engine)}
-    sections["generate"]["answer"] = decoding.get("answer", of_0_4)
+    # Version 0.4 did not record who answers; the model did if there were calls.
+    by_calls = "model" if decoding.get("calls") else "classifier"
+    sections["generate"]["answer"] = decoding.get("answer", by_calls)
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(sections), "utf-8")
     (folder / "requirements.txt").write_text("\n".join(requirements()) + "\n", "utf-8")
-
-
-def _pack_choice(packed: Path, choice: Choice) -> None:
-    """Write who answers each field beside the packed weights, without paths."""
-    engine = scrubbed(choice.asked["engine"])
-    choice = choice.of_model(model_sha256(packed))
-    packed_choice = choice.model_copy(update={"asked": {**choice.asked, "engine": engine}})
-    write_json(packed / CHOICE, Choices(choices=(packed_choice,)).model_dump(mode="json"))
 
 
 def requirements() -> list[str]:

@@ -31,7 +31,7 @@ TRANSFER_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 """Fields that vLLM servers send each other. Their `prompt_token_ids` would replace the prompt."""
 
 LARGEST_BODY = 2**18  # bytes of a request body that are read, some 80,000 characters
-LARGEST_DISCARD = 2**26  # bytes of a larger body that are discarded, so that its client sees why
+LARGEST_DISCARD = 2**26
 BODY_TIMEOUT_S = 30.0
 
 
@@ -45,6 +45,7 @@ class Problem(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
+        """Return the body of the response, in the form of OpenAI's errors."""
         kind = "invalid_request_error" if self.status < 500 else "service_unavailable"
         error = {"message": str(self), "type": kind, "param": None, "code": self.status}
         return {"error": error}
@@ -86,6 +87,11 @@ async def read_body(request: Request) -> dict[str, Any]:
 
 
 async def _limited_body(request: Request) -> bytes:
+    """Return the body of a request; refuse one above `LARGEST_BODY` bytes.
+
+    Clients read a response only when they have sent their body. So the rest of a body that is too
+    large is discarded, up to `LARGEST_DISCARD` bytes.
+    """
     body = bytearray()
     size = 0
     async for piece in request.stream():
