@@ -17,7 +17,7 @@ Waiting = tuple[Example, asyncio.Future[list[Opinion]]]
 class Together:
     """Looks at the cases of one event loop in a thread. Cases that come meanwhile are next."""
 
-    look: Callable[[Sequence[Example]], list[list[Opinion]]]
+    look: Callable[[Sequence[Example]], list[list[Opinion]]]  # asks the text classifier
     _waiting: list[Waiting] = field(default_factory=list)
     _looking: asyncio.Task[None] | None = None  # kept, since the loop has only a weak reference
 
@@ -30,26 +30,26 @@ class Together:
         return await found
 
     async def _look(self) -> None:
+        """Look at the waiting cases, in batches, until none waits."""
         while self._waiting:
             batch = self._waiting[:AT_ONCE]
             del self._waiting[:AT_ONCE]
-            try:
-                await self._look_at(batch)
-            except Exception:  # a case that fails must not fail the others
-                for one in batch:
-                    await self._look_at_one(one)
-
-    async def _look_at_one(self, waiting: Waiting) -> None:
-        try:
-            await self._look_at([waiting])
-        except Exception as error:  # raised where somebody waits for the case
-            _, found = waiting
-            if not found.done():
-                found.set_exception(error)
+            await self._look_at(batch)
 
     async def _look_at(self, batch: Sequence[Waiting]) -> None:
-        examples = [example for example, _ in batch]
-        opinions = await asyncio.to_thread(self.look, examples)
-        for (_, found), of_case in zip(batch, opinions, strict=True):
-            if not found.done():  # nobody may wait for it any more
-                found.set_result(of_case)
+        """Ask the text classifier about a batch in a thread; hand out its opinions, or its error.
+
+        A case that fails must not fail the others: after an error, each is looked at alone.
+        """
+        (_, found), *others = batch
+        try:
+            opinions = await asyncio.to_thread(self.look, [example for example, _ in batch])
+            for (_, waiting), of_case in zip(batch, opinions, strict=True):
+                if not waiting.done():  # nobody may wait for it any more
+                    waiting.set_result(of_case)
+        except Exception as error:
+            if others:
+                for one in batch:
+                    await self._look_at([one])
+            elif not found.done():
+                found.set_exception(error)
