@@ -32,12 +32,11 @@ class Token(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A value or key of JSON: its keys and positions from the outside in, and where it stands.
-
-    A key has no path.
-    """
+    """A key, a simple value or an empty list of JSON, and where it stands in the text."""
 
     path: tuple[str | int, ...] | None
+    """Of a value: the keys and positions that lead to it, as ("judgments", 0, "charges", 1). None
+    for a key."""
     start: int  # its first character
     end: int  # its last character
 
@@ -47,11 +46,12 @@ def field_logprobs(
 ) -> FieldLogprobs | None:
     """Return the log-probability of each label and class of a reply.
 
-    The numbers of a field add up to the log-probability of its whole value. A label's tokens are
-    those from its first character up to the next string: the last one says whether the list goes
-    on. A token that is part of two labels counts for the one that it begins in; a token with the
-    end of a key counts for the value after it. An empty list has one number. Return None if the
-    reply is not JSON alone, or if the tokens do not spell it.
+    For example `{"judgments": [{"charges": ["盗窃罪", "诈骗罪"], "penalty": 9}]}` gives
+    `[{"charges": [-0.02, -1.3], "penalty": [-0.7]}]`. An empty list has one number.
+
+    The numbers of a field add up to the log-probability of its whole value: a label also has the
+    tokens after it, up to the next part, since they say whether the list has another label. Return
+    None if the reply is not JSON alone, or if the tokens do not spell it.
     """
     if not isinstance(load_json(reply), dict):
         return None
@@ -76,35 +76,41 @@ def field_logprobs(
 def sums_by_part(parts: Sequence[Part], tokens: Sequence[Token], end: int) -> list[float]:
     """Return the sum of the log-probabilities of the tokens that begin in each part.
 
-    A part reaches up to the next one. After `end` comes the token that ends the reply.
+    A part reaches up to the next one. A token that reaches the end of a key counts for the part
+    after the key, because it may have its start. After `end`, the length of the reply, comes the
+    token that ends it.
     """
     sums = [0.0] * len(parts)
-    current = -1
-    place = 0
+    current = -1  # index of the part that the token begins in; -1 before the first part
+    place = 0  # where the token begins
     for token in tokens:
         if place >= end:
             break
         while current + 1 < len(parts) and parts[current + 1].start <= place:
             current += 1
-        owner = current
         place += len(token.text)
-        if owner >= 0 and parts[owner].path is None and place > parts[owner].end:
-            owner += 1  # it has the end of a key
+        owner = current
+        if current >= 0 and parts[current].path is None and place > parts[current].end:
+            owner += 1  # it reaches the end of this key
         if 0 <= owner < len(parts):
             sums[owner] += token.logprob
     return sums
 
 
 def parts_of(reply: str) -> Iterator[Part]:
-    """Yield the keys, the simple values and the empty lists of valid JSON, in order."""
-    path: list[str | int] = []
-    is_key = False
+    """Yield the keys, the simple values and the empty lists of valid JSON, in order.
+
+    `{"charges": ["盗窃罪"], "articles": []}` has four parts. Their paths are None, ("charges", 0),
+    None and ("articles",). An empty list is a part, since its tokens decide that it has no label.
+    """
+    path: list[str | int] = []  # of the next value: in each list a position, in each object a key
+    is_key = False  # whether the next string is a key
     signs = [*PARTS.finditer(reply), None]
     for sign, following in pairwise(signs):
         assert sign
         text = sign[0]
         if text == "{":
-            path.append("")
+            path.append("")  # its key comes next
             is_key = True
         elif text == "[":
             if following and following[0] == "]":
