@@ -85,7 +85,8 @@ class Engine:
         on_text = request.on_text
         schema = question.schema
         sampling = {"temperature": 0.0, "max_tokens": question.room or None, **request.sampling}
-        if request.with_logprobs:  # 0: of the chosen token alone; flat lists spare the collector
+        if request.with_logprobs:
+            # 0: of the chosen token alone. Flat lists are fewer objects for the garbage collector.
             sampling = {"logprobs": 0, "flat_logprobs": True, **sampling}
         params = SamplingParams(
             **sampling,
@@ -93,7 +94,7 @@ class Engine:
             output_kind=RequestOutputKind.CUMULATIVE if on_text else RequestOutputKind.FINAL_ONLY,
         )
         prompt = TokensPrompt(prompt_token_ids=question.prompt)
-        key = f"{request.sampling_pass} {request.id}"
+        key = f"{request.sampling_pass} {request.id}"  # vLLM needs another one for each request
         passed_on = 0  # characters
         try:
             async for output in self.llm.generate(prompt, params, key, lora_request=self.lora):
@@ -103,7 +104,7 @@ class Engine:
                     passed_on = len(text)
         except (EngineDeadError, EngineGenerateError):
             await self._check_alive()
-            raise
+            raise  # the engine still runs, so the request itself failed
         # While it shuts down, vLLM returns unfinished replies as finished, with these reasons.
         reasons = {reply.finish_reason for reply in output.outputs}
         if reasons & {"abort", "error"}:
@@ -194,7 +195,7 @@ def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]
         "tokenizer": str(served.model),
         "tokenizer_mode": "hf",  # as `load_tokenizer` loads it, for Mistral's models too
         "hf_token": None,  # not here, since settings are written to files; use HF_TOKEN
-        # -1: as many tokens as fit (vllm/v1/core/kv_cache_utils.py:2414)
+        # -1: as many tokens as fit (vllm/v1/core/kv_cache_utils.py:2414), up to `longest_of`
         "max_model_len": budget.usual if budget.usual == budget.longest else -1,
         "seed": seed,
         "structured_outputs_config": StructuredOutputsConfig(**BACKEND),
@@ -202,7 +203,7 @@ def engine_settings(served: Served, seed: int, budget: Budget) -> dict[str, Any]
         "logprobs_mode": "processed_logprobs",
         "load_format": "safetensors",
         "trust_remote_code": False,
-        "language_model_only": is_part(served.model),
+        "language_model_only": is_part(served.model),  # loads no encoder of images
         "enable_lora": rank > 0,
         "max_lora_rank": rank or 16,  # vLLM's own default, which then has no effect
     }
@@ -233,25 +234,25 @@ def with_own(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
 
 
 def for_this_machine(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return engine arguments with those that depend on the GPU and the model."""
-    # Made at most once: both functions may ask for it, or neither.
+    """Return engine arguments with `max_num_seqs` and `TUNING`, if GPU and model need them."""
+    # Made at most once: both functions may call it, or neither.
     model_config = cache(engine_args(arguments).create_model_config)
     return without_needless_tuning(with_room_for_states(arguments, model_config), model_config)
 
 
 FOR_ACTIVATIONS = 2**31
-"""Least bytes of a GPU that hold neither weights nor states."""
+"""Least bytes of a GPU that hold neither weights nor the states of sequences."""
 
 
 def with_room_for_states(
     arguments: Mapping[str, Any], model_config: Callable[[], ModelConfig]
 ) -> dict[str, Any]:
-    """Return engine arguments with no more sequences at once than a GPU has room for.
+    """Return engine arguments with no more sequences at once than a GPU has room for their states.
 
-    This matters for layers that keep a state for each sequence, such as linear attention. With
-    them, vLLM refuses to have more sequences than cache blocks (vllm/config/compilation.py:1519),
-    but only after it has loaded the weights. A block has the states of some layers, in Qwen3.5 of a
-    quarter. This estimate takes the states of all layers for a sequence, so it may be too high.
+    Layers such as linear attention keep a state for each sequence. With them, vLLM refuses to have
+    more sequences than cache blocks (vllm/config/compilation.py:1519), but only after it has loaded
+    the weights. A block has the states of some layers, in Qwen3.5 of a quarter. This estimate takes
+    the states of all layers for a sequence, so it may be too high.
     """
     args = engine_args(arguments)
     if args.max_num_seqs or on_cpu() or not model_config().is_hybrid:
@@ -285,8 +286,8 @@ def without_needless_tuning(
 ) -> dict[str, Any]:
     """Return engine arguments with which a Hopper GPU does not tune FlashInfer for nothing.
 
-    There, vLLM 0.32 uses FlashInfer for quantized weights and for experts alone, but tunes it at
-    each start (vllm/model_executor/warmup/kernel_warmup.py:267).
+    There, vLLM 0.32 uses FlashInfer only for quantized weights and for experts, but tunes it at the
+    start of every model (vllm/model_executor/warmup/kernel_warmup.py:267).
     """
     decided = {TUNING, "kernel_config"} & arguments.keys()
     if decided or not current_platform.is_device_capability_family(HOPPER):
@@ -304,12 +305,12 @@ def engine_args(arguments: Mapping[str, Any]) -> AsyncEngineArgs:
 
 
 def longest_of(model: ModelConfig, budget: Budget) -> int:
-    """Return the limit on prompt plus reply: the longest of the budget if the model allows it.
+    """Return the engine's limit on prompt plus reply: `budget.longest`, if the model allows it.
 
-    The limit does not exceed the context before positions were scaled. Beyond it, some models
-    (longrope) compute every prompt in another way than in training: vLLM decides this by the limit,
-    transformers by the prompt. If training was longer than that context, the limit is the
-    training's.
+    Some models (longrope) have a context before their positions were scaled. If the limit exceeds
+    it, vLLM computes every prompt with scaled positions; transformers, in training, only prompts
+    that exceed it. So the limit stays within that context, or within the limit of training,
+    `budget.usual`, if that is higher.
     """
     rope = getattr(model.hf_text_config, "rope_parameters", None) or {}
     unscaled = rope.get("original_max_position_embeddings") or budget.longest
@@ -347,7 +348,10 @@ async def check_adapter(llm: AsyncLLM, lora: LoRARequest) -> None:
 
 
 async def first_token_logprobs(llm: AsyncLLM, lora: LoRARequest | None) -> dict[int, float]:
-    """Return token id -> log-probability for the 20 likeliest tokens after a known text."""
+    """Return token id -> log-probability of the 20 likeliest tokens after `KNOWN_TEXT`.
+
+    If they are the same with an adapter and without, the adapter has no effect.
+    """
     assert llm.tokenizer
     prompt = TokensPrompt(prompt_token_ids=llm.tokenizer.encode(KNOWN_TEXT))
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=20, detokenize=False)
@@ -403,9 +407,10 @@ def check_sampling(sampling: Mapping[str, Any], engine: Mapping[str, Any]) -> No
             "sampling.seed: a seed per request kills vLLM on the CPU; set the top-level seed"
         )
     try:
-        # TypeError if panjue sets one of `sampling` itself.
+        # Made only for its checks; TypeError if panjue sets one of `sampling` itself.
         SamplingParams(
-            **{"temperature": 0.0, "max_tokens": LONGEST, **sampling},  # min_tokens is no more
+            # It refuses `min_tokens` above `max_tokens`.
+            **{"temperature": 0.0, "max_tokens": LONGEST, **sampling},
             structured_outputs=None,
             output_kind=RequestOutputKind.FINAL_ONLY,
             detokenize=True,

@@ -60,7 +60,8 @@ def watch_parent() -> None:
     Two places call it. `prompts.cli` does, which Python imports first in every process that the
     command `panjue` spawns. vLLM calls it in each of its processes, as a general plugin (see
     `pyproject.toml`), but only after the engine has found its parent. The parent handles a Ctrl-C
-    at the terminal. When the process ends, it also kills the processes that it has not stopped.
+    at the terminal, so the process leaves the terminal's group. When the process ends, it also
+    kills the processes that it has not stopped.
     """
     starter = os.environ.get(STARTER_VARIABLE)
     if starter is None or starter == str(os.getpid()):
@@ -68,22 +69,22 @@ def watch_parent() -> None:
     # Python discards the SystemExit of vLLM's SIGTERM handler if it is raised in a weak reference's
     # callback. The worker then stays, and an engine that fails to start would wait for it forever.
     # multiprocessing clears the list after the imports, so the first call's entry is lost.
-    multiprocessing.util.Finalize(None, _end, exitpriority=0)
+    multiprocessing.util.Finalize(None, _before_end, exitpriority=0)
     gc.freeze()  # the engine collects garbage three times at its start: skip what it imported
     logging.getLogger("vllm").addHandler(FirstError(logging.ERROR))  # the import removes the first
-    is_second_call = os.getpgid(0) == os.getpid()
-    if is_second_call:
+    is_first_call = os.getpgid(0) != os.getpid()  # which makes a process group, here
+    if is_first_call:
+        # No new session: Linux shares the CPU among sessions (autogroup), not among processes.
+        os.setpgid(0, 0)
+        kill_without_parent(os.getppid(), int(starter))
+        if "vllm" not in sys.modules:  # an engine of `load` gets one call, after the import
+            gc.disable()  # until the second call: what the import makes stays, see `prompts.cli`
+    else:
         gc.enable()
-        return
-    if "vllm" not in sys.modules:  # an engine of `load` gets one call, after the import
-        gc.disable()  # until the second call: what the import makes stays, see `prompts.cli`
-    # No new session: Linux shares the CPU among sessions (autogroup), not among processes.
-    os.setpgid(0, 0)
-    kill_without_parent(os.getppid(), int(starter))
 
 
-def _end() -> None:
-    """Kill the processes that this one has started and not stopped, then end at once."""
+def _before_end() -> None:
+    """Kill the processes that this one has started and not stopped, since it is about to end."""
     for child in multiprocessing.active_children():
         child.kill()
-    gc.freeze()  # the interpreter would look for garbage for a second before it ends
+    gc.freeze()  # otherwise the interpreter looks for garbage for a second before it ends

@@ -15,7 +15,7 @@ class TimedHttp(H11Protocol):
     has only a limited number. Bodies have their own limit (serve.checks). An answer has no limit.
     """
 
-    _limit: asyncio.TimerHandle | None = None
+    _clock: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -27,16 +27,19 @@ class TimedHttp(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._forget()
+        self._stop_clock()
 
     def _watch(self) -> None:
-        """Start the clock while headers are awaited, and stop it when they have arrived."""
-        if self.conn.their_state is not h11.IDLE:
-            self._forget()
-        elif self._limit is None:
-            self._limit = self.loop.call_later(HEADERS_TIMEOUT_S, self.transport.close)
+        """Start the clock while headers are awaited, and stop it when they have arrived.
 
-    def _forget(self) -> None:
-        if self._limit:
-            self._limit.cancel()
-            self._limit = None
+        It closes the connection when it ends.
+        """
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_clock()
+        elif self._clock is None:
+            self._clock = self.loop.call_later(HEADERS_TIMEOUT_S, self.transport.close)
+
+    def _stop_clock(self) -> None:
+        if self._clock:
+            self._clock.cancel()
+            self._clock = None

@@ -46,7 +46,8 @@ SWITCH_INTERVAL_S = 5e-4
 def serve(config: ServeConfig, trainings: Mapping[str, Trained]) -> None:
     """Serve trainings by name. On SIGTERM, Ctrl-C and the like, finish requests and stop."""
     key = server_key(config.host)
-    for name in ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION"):  # other checks of requests
+    # With these, vLLM would want a key of its own, and would not refuse unknown models.
+    for name in ("VLLM_API_KEY", "VLLM_SKIP_MODEL_NAME_VALIDATION"):
         os.environ.pop(name, None)
     check_gpu(answering=True)
     check_engine(config.engine, SERVER_ARGUMENTS)
@@ -61,22 +62,22 @@ def serve(config: ServeConfig, trainings: Mapping[str, Trained]) -> None:
     if device := unused_device():
         print(f"answering on {device}", flush=True)
     print("starting the engine, which takes a minute or more", flush=True)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)  # a long text must not hold up other requests
     loop = Loop()
     with (
         startup_errors(),
         starting_engine(),
-        threads_for(served[NAME].folders.model),
+        threads_for(served[NAME].folders.model),  # all have the same base
         asyncio.Runner(loop_factory=lambda: loop) as runner,
     ):
-        runner.run(answer(args))
+        runner.run(run_vllm(args))
         if not loop.has_stopped:
             raise UserError("engine: it has ended, see above; start the server again")
     print("stopped", flush=True)
 
 
-async def answer(args: Namespace) -> None:
-    """Do what vLLM's `run_server` does, but end at a signal while the engine starts.
+async def run_vllm(args: Namespace) -> None:
+    """Run vLLM's server as its `run_server` does, but end at a signal while the engine starts.
 
     `run_server` raises KeyboardInterrupt at a signal. vLLM ignores that while it waits for the
     engine (vllm/utils/network_utils.py:471), and waits ten minutes for an answer that cannot come.
@@ -87,8 +88,8 @@ async def answer(args: Namespace) -> None:
 
     for number in stopping_signals():
         signal.signal(number, stop)
-    # panjue closes the endpoints of vLLM's decisions. To prepare them, vLLM renders the chat
-    # template with enable_thinking=False, which some templates refuse.
+    # Not needed: requests do not reach vLLM's route of "structured decisions". To prepare it, vLLM
+    # renders the chat template with enable_thinking=False, which some templates refuse.
     decisions.init_structured_decisions_state = lambda *_: None
     address, listener = setup_server(args, reuse_port=False)
     # Only h11 limits headers; httptools reads headers of any size.
@@ -123,7 +124,10 @@ def free_port(host: str, port: int) -> int:
 
 
 def arguments(setup: Setup) -> Namespace:
-    """Return the arguments of vLLM's server; TypeError if they do not fit together."""
+    """Return the arguments of vLLM's server; TypeError if they do not fit together.
+
+    Each training of the setup is a model or, unmerged, an adapter. Limits are those of the largest.
+    """
     config = setup.config
     runs = setup.runs
     budget = max(run.question_maker.budget for run in runs.values())
@@ -132,10 +136,10 @@ def arguments(setup: Setup) -> Namespace:
         for name, run in runs.items()
         if run.folders.adapter
     ]
-    largest = max((run.folders for run in runs.values()), key=lambda served: served.lora_rank)
+    of_highest_rank = max((run.folders for run in runs.values()), key=lambda one: one.lora_rank)
     own: dict[str, Any] = {
-        **engine_settings(largest, config.seed, budget),
-        "served_model_name": [BASE if adapters else NAME],
+        **engine_settings(of_highest_rank, config.seed, budget),
+        "served_model_name": [BASE if adapters else NAME],  # adapters have the names of `runs`
         "host": config.host,
         "port": config.port,
         # Otherwise vLLM joins parts of a message, which could form a control token.
@@ -146,7 +150,7 @@ def arguments(setup: Setup) -> Namespace:
         "disable_fastapi_docs": True,
         "disable_uvicorn_access_log": True,
         "uvicorn_log_level": "warning",
-        "h11_max_incomplete_event_size": 2**16,
+        "h11_max_incomplete_event_size": 2**16,  # bytes of headers; enough for any real client
         "h11_max_header_count": 100,
         "middleware": ["panjue.serve.middleware.Panjue"],
         "panjue": setup,
