@@ -48,9 +48,6 @@ ONLY_MERGED = {
 """Setting of peft -> what an adapter with it is or has. vLLM refuses such an adapter unmerged, or
 silently leaves out a part of it."""
 
-GENERATION = "generation_config.json"
-"""File with a model's sampling settings. The merged model gets its base's file unchanged."""
-
 
 class Served(NamedTuple):
     """Folder of the model to load, and of the adapter to load on it, if any."""
@@ -127,15 +124,16 @@ def named_for_vllm(adapter: Path, base: Path) -> Path:
 
 
 def place_of(trained: Path, name: str) -> Path:
-    """Return the path of a folder made from a training, in its run folder or in the adapter's.
+    """Return the path of a folder made from a training: RUN/merged, or mine/merged without a run.
 
     Adapters without a run may lie side by side; in their common folder, one would replace the
     folder of the other.
     """
     trained = trained.absolute()  # "." has no name
     run = run_around(trained)
-    is_in_run = trained.name in RESULTS or run != trained.parent
-    return run / name if is_in_run and has_record(run) else trained / name
+    is_result = trained.name in RESULTS  # RUN/adapter
+    is_kept = run != trained.parent  # RUN/kept/step-80
+    return run / name if (is_result or is_kept) and has_record(run) else trained / name
 
 
 def lock_of(out: Path) -> AbstractContextManager[None]:
@@ -195,17 +193,22 @@ def make_merged(base: Path, adapter: Path, record: RunRecord, out: Path) -> None
     tokenizer = load_tokenizer(base)
     with atomic_folder(out) as folder:
         record.write(folder)  # first, since it makes the folder ours
-        write_merged(base, adapter, folder, tokenizer.encode(KNOWN_TEXT))
+        compared_on = tokenizer.encode(KNOWN_TEXT)
+        write_merged(base, adapter, folder, compared_on)
         with disk_errors_named(out):
             keep_readable(base, folder)
-        for file in (adapter / "labels.json", adapter / CLASSIFIER, base / GENERATION):
+        sampling_settings = base / "generation_config.json"
+        for file in (adapter / "labels.json", adapter / CLASSIFIER, sampling_settings):
             if file.exists():
                 shutil.copy(file, folder)
         record.model_copy(update={"merged_files": weight_files(folder)}).write(folder)
 
 
 def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) -> None:
-    """Write the merge of `base` and `adapter` to `out`; compare the outputs for `tokens`."""
+    """Write the merge of `base` and `adapter` to `out`; refuse it if it answers otherwise.
+
+    The outputs for `tokens` are compared before and after.
+    """
     from peft import PeftModel  # takes seconds
 
     base_model = load_dequantized(base)
@@ -235,15 +238,16 @@ def write_merged(base: Path, adapter: Path, out: Path, tokens: Sequence[int]) ->
 
 
 COMPARED_SHARE = 0.8
-"""Share of tokens on which a merge must agree, since a few rare ones round far off in bfloat16."""
+"""Share of tokens on which a merge must agree. In bfloat16, one rare token of a 0.5B differed by
+31% after a correct merge, all others by at most 2.8%. Without the adapter, half of the tokens
+differed by more than 18%."""
 
 
 def changed_by(before: torch.Tensor, after: torch.Tensor) -> float:
-    """Return the relative L2 difference of logits, [1, tokens, vocabulary], on a token.
+    """Return how far logits, [1, tokens, vocabulary], differ: a quantile over the tokens.
 
-    `COMPARED_SHARE` of the tokens differ by at most so much. In bfloat16, one rare token of a 0.5B
-    differed by 31% after a correct merge, all others by at most 2.8%. Without the adapter, half of
-    the tokens differed by more than 18%.
+    A token's difference is the L2 norm of the change, relative to its logits before.
+    `COMPARED_SHARE` of the tokens differ by at most the number returned.
     """
     of_tokens = (before - after).norm(dim=-1) / before.norm(dim=-1).clamp(min=1e-12)
     return float(of_tokens.quantile(COMPARED_SHARE))
