@@ -9,6 +9,7 @@ function articleName(id) {
   return `第${numeral(article)}条${inserted ? `之${numeral(inserted)}` : ""}${paragraph ? `第${numeral(paragraph)}款` : ""}`;
 }
 
+// "287" -> 二百八十七, "105" -> 一百零五; at most three digits.
 function numeral(text) {
   const digits = "〇一二三四五六七八九", [hundreds, tens, ones] = text.padStart(3, "0").split("").map(Number);
   const ten = tens ? `${tens === 1 && !hundreds ? "" : digits[tens]}十` : hundreds && ones ? "零" : "";
@@ -63,6 +64,7 @@ const TEXTS = {
 };
 
 const $ = (id) => document.getElementById(id);
+// The color of defendant i; steps of 137.5 degrees (the golden angle) never come near an earlier color.
 const hue = (i) => `hsl(${(210 + i * 137.5) % 360} 62% 48%)`;
 let texts = TEXTS[navigator.language.startsWith("zh") ? "zh" : "en"];
 let running = null; // AbortController of the current request
@@ -70,6 +72,7 @@ let labels = null; // the answer of v1/labels, fetched once
 let lastResult = null; // displayed again when the language changes
 let proposed = ""; // the names that came from the facts
 
+// A new element. An attribute such as onclick is a listener; the others are set.
 function element(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -107,6 +110,7 @@ function propose() {
   return found.length > 0;
 }
 
+// The input for a defendant's name, with the button that removes it.
 function chip(name, i) {
   const item = element("li", { class: "chip" });
   const input = element("input", { value: name, "aria-label": texts.name, maxlength: "40" });
@@ -150,6 +154,7 @@ function headers() {
   return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
 }
 
+// Sends a case and returns the response; if the key is missing or wrong, shows the input for it.
 async function post(body, signal) {
   if (!/^[\x20-\x7e]*$/.test($("key").value)) throw new Error(texts.badKey);
   const response = await fetch("v1/judgments", { method: "POST", headers: headers(), body: JSON.stringify(body), signal });
@@ -256,12 +261,13 @@ function show(result) {
   mark(result);
 }
 
+// The answers on defendant i. Pointing at them marks the sentences that name the defendant.
 function card(judgment, i, result) {
   const node = element(
     "article",
     { tabindex: "0", onmouseenter: () => pick(i), onfocus: () => pick(i), onmouseleave: () => pick(-1), onblur: () => pick(-1) },
     element("h3", {}, judgment.name),
-    element("table", {}, ...heads(result), ...["charges", "articles", "penalty"].map((name) => field(name, i, result))),
+    element("table", {}, ...head(result), ...["charges", "articles", "penalty"].map((name) => row(name, i, result))),
     ...bars(result.probabilities?.[i]?.penalty),
   );
   node.style.setProperty("--hue", hue(i));
@@ -271,19 +277,20 @@ function card(judgment, i, result) {
 const OTHER = { model: "classifier", classifier: "model" };
 const isMixed = ({ answered_by }) => new Set(Object.values(answered_by)).size > 1;
 
-// Shows the answers, and beside them the answers that were not taken.
-function heads(result) {
+// The head of the table: the answers, and beside them those that were not taken. A model alone has none.
+function head(result) {
   if (!result.classifier) return [];
   const [by] = Object.values(result.answered_by);
   const columns = isMixed(result) ? [texts.answer, texts.notTaken] : [texts[by], texts[OTHER[by]]];
   return [element("tr", {}, ...[texts.field, ...columns].map((text) => element("th", { scope: "col" }, text)))];
 }
 
-function field(name, i, result) {
+// The row of a field: its name, the answer with its confidence, and the answer that was not taken.
+function row(name, i, result) {
   const judgment = result.answer.judgments[i];
-  const head = element("th", { scope: "row" }, texts[name]);
+  const title = element("th", { scope: "row" }, texts[name]);
   const answer = element("td", {}, ...values(name, judgment));
-  if (!result.classifier) return element("tr", {}, head, answer);
+  if (!result.classifier) return element("tr", {}, title, answer);
   const by = result.answered_by[name];
   const who = (one) => (isMixed(result) ? [texts[one]] : []); // if it is not the same for all fields
   answer.append(element("small", {}, [texts.chance(percent(result.confidence[i][name])), ...who(by)].join(" · ")));
@@ -292,7 +299,7 @@ function field(name, i, result) {
   opinion.append(...who(OTHER[by]).map((text) => element("small", {}, text)));
   const isDifferent = other[name] !== null && asText(other[name]) !== asText(judgment[name]);
   if (isDifferent) opinion.append(element("small", { class: "differs" }, texts.differs));
-  return element("tr", {}, head, answer, opinion);
+  return element("tr", {}, title, answer, opinion);
 }
 
 const asText = (value) => [value].flat().sort().join("、"); // of a class or a label set, whose order does not matter
@@ -311,6 +318,7 @@ function article(id, charges) {
 // A guess is never certain, and a listed one is never impossible.
 const percent = (share) => (share > 0.99 ? "> 99%" : share < 0.01 ? "< 1%" : `${Math.round(share * 100)}%`);
 
+// The likeliest penalties, as bars; `shares` has the probability of each.
 function bars(shares) {
   if (!shares) return [];
   const likeliest = Object.entries(shares).sort((a, b) => b[1] - a[1]).slice(0, 6).filter(([, share]) => share >= 0.005);
@@ -323,6 +331,7 @@ function bars(shares) {
   return [element("h4", {}, texts.chances), list];
 }
 
+// Shows the facts, with the sentences that name defendants in their colors.
 function mark(result) {
   $("marked").replaceChildren(...result.sentences.map(({ text: sentence, defendants: indices }) => {
     if (!indices.length) return document.createTextNode(sentence);
@@ -334,6 +343,7 @@ function mark(result) {
   }));
 }
 
+// Emphasizes the sentences that name defendant i; none for -1.
 function pick(i) {
   for (const node of $("marked").querySelectorAll("mark")) {
     const isNamed = node.dataset.defendants.split(" ").includes(String(i));
