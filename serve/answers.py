@@ -217,10 +217,7 @@ class Answered:
 
     @cached_property
     def _text_hashes(self) -> Rows | None:
-        """Return the rows with the hashes of the answered texts.
-
-        None if `test` is the file that was answered, or if the folder has no such hashes.
-        """
+        """Return the hashes of the answered texts; None if they are not needed, or not recorded."""
         path = self.folder / CASES_FILE
         return None if self.is_answered_file or not path.exists() else Rows(path)
 
@@ -329,10 +326,7 @@ def sha256_of_cases(path: Path) -> str:
 
 
 def with_cases(answers: Answers, gold: Path | None = None, gold_sha256: str = "") -> Answered:
-    """Return answers together with their test file, or with the file `gold` of the same cases.
-
-    UserError: without `gold`, the test file is missing or has changed.
-    """
+    """Return answers with their test file, or with the file `gold`, whose hash is given."""
     record = answers.record
     test = gold or Path(record.test)
     if not gold and not (test.exists() and sha256(test) == record.test_sha256):

@@ -298,7 +298,7 @@ def choose_settings(trained: Trained, words: Sequence[str] = ()) -> GenerateConf
     if config.adapter == "none":
         raise UserError("adapter=none: asks the base alone; use merge or lora")
     check_trained(trained)
-    defaults = GenerateConfig()
+    defaults = GenerateConfig.model_validate({})
     return config.model_copy(update={name: getattr(defaults, name) for name in NOT_CHOSEN_BY})
 
 
