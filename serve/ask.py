@@ -358,7 +358,7 @@ async def answer_all(
     answer: Callable[[Example], Coroutine[Any, Any, None]],
     slots: asyncio.Semaphore,
 ) -> None:
-    """Answer examples, each in a coroutine; take the next one when all questions have a slot.
+    """Answer examples, each in a coroutine; take the next one when no question waits for a slot.
 
     So memory stays constant, and the next prompts are prepared while others are answered. After an
     error, take no further example, but finish those under way, so that their rows are kept.
@@ -374,8 +374,8 @@ async def answer_all(
     async with asyncio.TaskGroup() as group:
         try:
             for example in examples:
-                async with slots:
-                    pass  # in the order of asking: the next example waits behind the questions
+                async with slots:  # slots are given in order, so questions that wait come first
+                    pass
                 if errors:
                     break
                 group.create_task(answer_one(example))

@@ -138,7 +138,10 @@ def edited(submission: Path) -> str:
 
 
 def delete_derived(folder: Path, earlier: Mapping[str, Any]) -> str:
-    """Delete files made from an earlier submission; return who answered it, and the files."""
+    """Delete files made from an earlier submission; return who answered it, and the files.
+
+    For example `was answered by the model; deleted scores.json, made from it`.
+    """
     was = earlier.get("answered_by") or "other answers"
     gone = [name for name in DERIVED if (folder / name).exists()]
     for name in gone:

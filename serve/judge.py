@@ -77,7 +77,7 @@ def checked_case(form: type[SomeFields], fields: Mapping[str, Any]) -> SomeField
             problems.append(f"{named}: no such field; a case has {known}")
         for problem in error.errors():
             if problem["type"] != "extra_forbidden":
-                field, *within = problem["loc"]
+                field, *within = problem["loc"]  # `defendants.2` is the third name
                 numbers = [f".{part}" for part in within if isinstance(part, int)]
                 problems.append(f"{field}{''.join(numbers)}: {problem['msg']}")
         raise BadCase("; ".join(problems[:2])) from None
