@@ -30,7 +30,7 @@ class Job:
 
     @property
     def task(self) -> Task:
-        """Return the task; the steps that it takes for an example, if any, have these settings."""
+        """Return the task. If it takes several calls for an example, `solve` sets how."""
         return load_task(self.task_name, self.solve)
 
     @property
@@ -64,6 +64,7 @@ class Job:
             return self
         from panjue.serve.merge import served_model  # takes seconds, as torch does
 
+        # An endpoint's questions need only the tokenizer, which the base has.
         adapter = "none" if self.config.endpoint else self.config.adapter
         return replace(self, served=served_model(self.trained, adapter, self.config.base))
 
