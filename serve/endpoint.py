@@ -143,7 +143,7 @@ class Endpoint:
         """
         optional = self._optional_fields(request)
         arguments = self._arguments(request, number, optional)
-        failure = ""
+        failure = ""  # an error that is not about this request, so that it ends the run
         try:
             answer = await self._client.chat.completions.with_raw_response.create(**arguments)
             output = read_completion(answer.text)
