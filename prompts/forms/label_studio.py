@@ -27,9 +27,10 @@ def flat_task(row: Row) -> dict[str, Any]:
     read = [_annotated(one) for one in valid]
     if any(one != read[0] for one in read):
         raise NotSaid("annotations that differ")
-    twice = data.keys() & read[0].keys()
-    if twice:  # their values are not compared: a control with the name of a column is a mistake
-        raise NotSaid("two columns of one meaning differ", ", ".join(map(str, twice)))
+    of_both = data.keys() & read[0].keys()
+    differing = sorted(name for name in of_both if data[name] != read[0][name])
+    if differing:
+        raise NotSaid("two columns of one meaning differ", ", ".join(differing))
     return {"id": row.get("id"), **data, **read[0]}
 
 

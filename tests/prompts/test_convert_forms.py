@@ -451,6 +451,9 @@ def test_label_studio(tmp_path: Path) -> None:
     twice["annotations"] *= 2
     unlike = studio(5, chosen("拘役一个月"))
     unlike["annotations"] += studio(5, chosen("拘役二个月"))["annotations"]
+    known, unlike_data = (studio(number, chosen("拘役一个月")) for number in (11, 12))
+    known["data"]["刑期"] = "拘役一个月"
+    unlike_data["data"]["刑期"] = "拘役二个月"
     rows = [
         studio(1, chosen("有期徒刑三年")),
         studio(2, [control("判决书", text=[verdict])]),
@@ -462,9 +465,11 @@ def test_label_studio(tmp_path: Path) -> None:
         studio(8, [control("label", start=0, end=2, text="张某", labels=["人"])]),
         studio(9, chosen("三年")),
         {"id": 10, "data": {"image": "x.png"}, "annotations": [{"result": chosen("拘役一个月")}]},
+        known,
+        unlike_data,
     ]
     done = converted(tmp_path, dumped(rows))
-    assert [row["id"] for row in written(done.out)] == [1, 2, 3, 4]
+    assert [row["id"] for row in written(done.out)] == [1, 2, 3, 4, 11]
     assert persons(done)[0] == [
         ("张某", ["盗窃罪", "诈骗罪"], ["264", "266"], {"imprisonment": 36})
     ]
@@ -475,6 +480,7 @@ def test_label_studio(tmp_path: Path) -> None:
         "spans, which name no person's judgment",
         "a penalty that cannot be read",
         "no facts, or no person and no judgment in words",
+        "two columns of one meaning differ",
     ]
 
 
