@@ -115,11 +115,17 @@ class Place(NamedTuple):
 
 @lru_cache(maxsize=100_000)
 def name_key(name: str) -> str:
-    """Return the common form of all spellings of a name, without roles, asides and white space."""
+    """Return the common form of all spellings of a name, without roles and asides.
+
+    `被告人 张 某（女）` -> `张某`. An aside that tells two persons apart stays: `张某（甲）`.
+    """
     key = folded(plain_text(name).text.strip()).text
     roles = ROLES.match(key)
     key = key[roles.end() :] if roles else key
-    while (aside := ASIDE.search(key)) and not TELLS_APART.fullmatch(aside["aside"] or ""):
+    while aside := ASIDE.search(key):
+        in_brackets = aside["aside"] or ""
+        if TELLS_APART.fullmatch(in_brackets):
+            break
         key = key[: aside.start()]
     return key
 
@@ -127,8 +133,8 @@ def name_key(name: str) -> str:
 def folded(text: str, characters: Container[str] | None = None) -> Rewritten:
     """Return a text in which every name has one form, whatever its white space, width and dots.
 
-    `characters` are those of the names that are looked for. White space beside any other character
-    is in no name and stays. None: the text is itself a name.
+    `characters` are those of the names that are searched for. White space beside any other
+    character is in no name and stays. None: the text is itself a name.
     """
     text = OTHER_FORM.sub(lambda found: OTHER_FORMS[ord(found[0])], text)  # of the same length
 
@@ -147,15 +153,17 @@ def folded(text: str, characters: Container[str] | None = None) -> Rewritten:
 
 
 def _folded_space(text: str, start: int, end: int) -> str:
-    """Return what white space within a name becomes: a space between words, else nothing.
+    """Return what the white space `text[start:end]` becomes: a space between words, else nothing.
 
-    张 某 is 张某 and A B is AB, but in John Smith the space separates two words.
+    `张 某` -> `张某`; `A B` -> `AB`, initials; `John Smith` and `J Smith` stay. U+3000 separates no
+    words, since it pads Chinese names.
     """
-    between_letters = TWO_LETTERS.match(text[start - 1] + text[end])
-    if "\u3000" in text[start:end] or not between_letters:
+    is_padding = "\u3000" in text[start:end]
+    if is_padding or not TWO_LETTERS.match(text[start - 1] + text[end]):
         return ""
-    is_beside_word = TWO_LETTERS.match(text, max(0, start - 2)) or TWO_LETTERS.match(text, end)
-    return " " if is_beside_word else ""
+    ends_word = TWO_LETTERS.match(text, max(0, start - 2))  # of two letters or more
+    begins_word = TWO_LETTERS.match(text, end)
+    return " " if ends_word or begins_word else ""
 
 
 def name_places(text: str, names: Sequence[str]) -> list[Place]:
@@ -174,20 +182,25 @@ def name_places(text: str, names: Sequence[str]) -> list[Place]:
 
 
 def places_in_plain(plain: str, names: Sequence[str]) -> list[Place]:
-    """Do what `name_places` does, for a text that is already plain text."""
+    """Do what `name_places` does, for a text that is already plain text.
+
+    The longest names are searched for first. Each place is then blanked, so that 张某 is not found
+    within 张某甲.
+    """
     keys = list(map(name_key, names))
     in_plain = folded(plain, set("".join(keys)))
     text = in_plain.text
-    keys = [found_key(text, key) for key in keys]
-    has_stems = not set(STEMS).isdisjoint(keys)
+    keys = [key_in_text(text, key) for key in keys]
+    words_are_blanked = set(STEMS).isdisjoint(keys)  # needed only if a name is a stem, such as 甲
     places = []
     for number in sorted(range(len(keys)), key=lambda number: -len(keys[number])):
         key = keys[number]
         if not key:
             continue
-        if has_stems and len(key) == 1:  # after the longer names, since 丁某 may be one
+        if len(key) == 1 and not words_are_blanked:
+            # WITH_STEM also matches 丁某. If that is a name, it is longer and was found before.
             text = WITH_STEM.sub(lambda found: TAKEN * len(found[0]), text)
-            has_stems = False
+            words_are_blanked = True
         found = text.find(key)
         while found >= 0:
             end_found = found + len(key)
@@ -200,16 +213,17 @@ def places_in_plain(plain: str, names: Sequence[str]) -> list[Place]:
     return sorted(places)
 
 
-def found_key(text: str, key: str) -> str:
-    """Return a key, without an aside such as （甲） if the text lacks the key with it."""
+def key_in_text(text: str, key: str) -> str:
+    """Return what to search for: `张某（甲）`, or `张某` if only that can be in the text."""
     aside = ASIDE.search(key)
     return key[: aside.start()] if aside and key not in text else key
 
 
 def _within_word(text: str, start: int, end: int) -> bool:
     """Say whether a Latin word or a number continues beyond a match: ATM does not name A."""
-    ends = (text[start - 1 : start + 1], text[end - 1 : end + 1])
-    return any(map(LATIN_PAIR.fullmatch, ends))
+    around_start = text[start - 1 : start + 1]
+    around_end = text[end - 1 : end + 1]
+    return bool(LATIN_PAIR.fullmatch(around_start) or LATIN_PAIR.fullmatch(around_end))
 
 
 def split_at_names(text: str, names: Sequence[str]) -> list[tuple[str, int | None]]:
@@ -230,7 +244,7 @@ def names_not_in(text: str, names: Sequence[str]) -> list[str]:
     """Return the names that a text does not contain."""
     together = "\n".join(names)
     # Nearly always each name is in the text, in none of the other names, and is too long to be a
-    # part of a word. To find this out takes a tenth of the time.
+    # part of a word. Then no places have to be found, which takes ten times as long.
     if all(
         len(name) > 1 and not name.isascii() and name in text and together.count(name) == 1
         for name in names
@@ -249,6 +263,7 @@ class NameCount:
     first: str = ""
 
     def add(self, example: Example) -> None:
+        """Count the names of an example, and those that its text lacks."""
         missing = names_not_in(example.text, example.names)
         if missing and not self.missing:
             self.first = f"id {example.id}, {missing[0]}"

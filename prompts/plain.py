@@ -21,7 +21,7 @@ CLOSERS = "”’」』）)"
 
 @dataclass(frozen=True)
 class Edit:
-    """A part of a text with its place, and the text that replaces it; either may be empty."""
+    """The place of a replaced part in the new text, and in the old text; either may be empty."""
 
     start: int
     end: int
@@ -37,7 +37,10 @@ class Rewritten:
     edits: tuple[Edit, ...] = ()  # the edits, in order
 
     def old_start(self, place: int) -> int:
-        """Return the place before the edits at which the character at a place begins."""
+        """Return where the character that begins at `place` of the new text begins in the old one.
+
+        If `甲&amp;乙` became `甲&乙`: 1 -> 1, and 2 -> 6.
+        """
         if not self.edits:
             return place
         number = bisect_right(self.edits, place, key=lambda edit: edit.end)
@@ -45,10 +48,14 @@ class Rewritten:
             return self.edits[number].old_start
         if number == 0:
             return place
-        return place - self.edits[number - 1].end + self.edits[number - 1].old_end
+        last = self.edits[number - 1]  # that ends before `place`
+        return place - last.end + last.old_end
 
     def old_end(self, place: int) -> int:
-        """Return the place before the edits at which the character before it ends; 0 stays 0."""
+        """Return where the character that ends at `place` of the new text ends in the old one.
+
+        If `甲&amp;乙` became `甲&乙`: 1 -> 1, and 2 -> 6. 0 stays 0.
+        """
         if not self.edits or place == 0:
             return place
         number = bisect_right(self.edits, place - 1, key=lambda edit: edit.end)
@@ -104,7 +111,8 @@ NUMBERED_SPOT = re.compile(
 
 BREAKS = re.compile(BREAK)
 
-AFTER_END = re.compile(rf"(?:[{ENDS}]|(\d)?\.)[{CLOSERS}]*$")
+AFTER_END = re.compile(rf"(?:[{ENDS}]|(?P<digit>\d)?\.)[{CLOSERS}]*$")
+"""Pattern of the end of a sentence, after which a line breaks: `。`, `！”`, or `3.` of `3.\\n5`."""
 
 ITEM = re.compile(
     r"[一二三四五六七八九十]{1,3}、(?![一二三四五六七八九十])|\d{1,3}[、.．](?!\d)"
@@ -128,39 +136,52 @@ def plain_text(text: str) -> Rewritten:
     has_sentences = any(end in text for end in (*ENDS, "."))
     joint = "" if CHINESE.search(text) else " "
 
+    has_numbers = _has_line_numbers(text)
+
     def replacement(found: re.Match[str]) -> str:
         spot = found[0]
         if spot[0] in "&＆":
-            entity = re.sub("&(?:amp;)+(?=.)", "&", unicodedata.normalize("NFKC", spot))
-            return unescape(entity) if entity[1] == "#" else html5.get(entity[1:], spot)
-        start, end = found.span()
+            return _character(spot)
         n_breaks = len(BREAKS.findall(spot))
-        kept = "\n" if found.re is NUMBERED_SPOT else BREAKS.sub("\n", spot)
         if not n_breaks:  # the first line's number
             return ""
+        kept = "\n" if has_numbers else BREAKS.sub("\n", spot)
+        start, end = found.span()
         is_outside = start == 0 or end == len(text)
         if n_breaks > 1 or not has_sentences or is_outside or ITEM.match(text, end):
             return kept
-        ended = AFTER_END.search(text, max(0, start - 5), start)
+        ended = AFTER_END.search(text, max(0, start - 5), start)  # 5: a stop and its closers
         if not ended:
             return joint
-        is_in_number = bool(ended[1]) and text[end].isdecimal()
-        # The end of a quotation has ended the sentence; the break would be a sentence of its own.
-        return joint if joint == "" and (is_in_number or ended[0][-1] in CLOSERS) else kept
+        if joint == "":  # Chinese
+            is_in_number = ended["digit"] and text[end].isdecimal()  # 3.\n5
+            # After `。”`, the break would be a sentence of its own.
+            if is_in_number or ended[0][-1] in CLOSERS:
+                return joint
+        return kept
 
-    pattern = NUMBERED_SPOT if _has_line_numbers(text) else SPOT
-    return rewrite(text, pattern, replacement)
+    return rewrite(text, NUMBERED_SPOT if has_numbers else SPOT, replacement)
+
+
+def _character(entity: str) -> str:
+    """Return the character of an `ENTITY`: `&amp;#215;` -> `×`; an unknown one stays."""
+    plain = re.sub("&(?:amp;)+(?=.)", "&", unicodedata.normalize("NFKC", entity))
+    return unescape(plain) if plain[1] == "#" else html5.get(plain[1:], entity)
 
 
 def _has_line_numbers(text: str) -> bool:
-    before = 0
+    """Say whether every line begins with a number, one more than the last or 1 for a new page."""
+    last = 0
     n_lines = 0
     for line in BREAKS.split(text):
         if not line.strip():
             continue
         found = re.match(LINE_NUMBER, line)
-        if not found or (n_lines and int(found["number"]) not in (before + 1, 1)):
+        if not found:
             return False
-        before = int(found["number"])
+        number = int(found["number"])
+        if n_lines and number not in (last + 1, 1):
+            return False
+        last = number
         n_lines += 1
     return n_lines > 1
