@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from panjue.prompts.plumbing.errors import UserError, did_you_mean
-from panjue.prompts.task import Data, load_task, task_folders
+from panjue.prompts.task import Data, folders_with
 
 Columns = Mapping[str, str]
 """The task's name of a column -> its name in the user's file. `outcomes/charges` is a column of the
@@ -25,12 +25,13 @@ IN_EVERY_TASK = ("groups",)
 class Missing(NamedTuple):
     """A column that the user has named, but that a row does not have."""
 
-    name: str
-    given: str
+    name: str  # the task's name, with the list in which the object is: outcomes/charges
+    given: str  # the user's name
     columns: Sequence[str]  # columns of the row, or of the object in it
     has_ours: bool  # the row has the column under the task's name
 
     def __str__(self) -> str:
+        """Return `has no column 'content' (columns.fact), but id, fact`, and the way out."""
         found = (
             f"has no column {self.given!r} (columns.{self.name}), but {named_columns(self.columns)}"
         )
@@ -40,24 +41,22 @@ class Missing(NamedTuple):
         return f"{found}; columns.{back} (score and check: --columns {back}) is for our own name"
 
 
-def renamed(row: Mapping[str, Any], columns: Columns) -> tuple[dict[str, Any], list[Missing]]:
+def renamed(
+    row: Mapping[str, Any], columns: Columns, prefix: str = ""
+) -> tuple[dict[str, Any], list[Missing]]:
     """Return a row with the task's names, and the named columns that it lacks.
 
-    UserError: the row has a column under both names. Null under the task's name does not count.
+    An object in the list `outcomes` is renamed like a row, with the `prefix` `outcomes/` for
+    messages. UserError: the row has a column under both names. Null under the task's name does not
+    count.
     """
     missing: list[Missing] = []
-    return _renamed(row, columns, missing, ""), missing
-
-
-def _renamed(
-    row: Mapping[str, Any], columns: Columns, missing: list[Missing], prefix: str
-) -> dict[str, Any]:
-    ours: dict[str, str] = {}
-    inner: dict[str, dict[str, str]] = defaultdict(dict)
+    ours: dict[str, str] = {}  # the user's name -> the task's
+    of_list: dict[str, dict[str, str]] = defaultdict(dict)  # list -> columns of its objects
     for name, given in columns.items():
-        outer, _, rest = name.partition("/")
-        if rest:
-            inner[outer][rest] = given
+        outer, _, inner = name.partition("/")
+        if inner:
+            of_list[outer][inner] = given
             continue
         ours[given] = outer
         if given not in row:
@@ -65,21 +64,26 @@ def _renamed(
             missing.append(Missing(f"{prefix}{name}", given, list(row), has_ours))
     result = {}
     for key, value in row.items():
-        name = ours.get(key, key)
-        if key not in ours and columns.get(key) in row:
-            if value is not None:
-                both = f"{columns[key]!r} (columns.{prefix}{key}) and {key!r}"
-                raise UserError(f"has the columns {both}; leave out one of them")
-            continue
-        result[name] = value
-    for outer, names in inner.items():
+        given_too = columns.get(key)
+        if key in ours or given_too not in row:
+            result[ours.get(key, key)] = value
+        elif value is not None:
+            both = f"{given_too!r} (columns.{prefix}{key}) and {key!r}"
+            raise UserError(f"has the columns {both}; leave out one of them")
+    for outer, names in of_list.items():
         items = result.get(outer)
-        if isinstance(items, list):
-            result[outer] = [
-                _renamed(one, names, missing, f"{outer}/") if isinstance(one, dict) else one
-                for one in items  # the task itself refuses one that is no object
-            ]
-    return result
+        if not isinstance(items, list):
+            continue
+        new_items = []
+        for item in items:
+            if isinstance(item, dict):
+                new_item, missing_here = renamed(item, names, f"{outer}/")
+                missing += missing_here
+                new_items.append(new_item)
+            else:  # the task refuses it
+                new_items.append(item)
+        result[outer] = new_items
+    return result, missing
 
 
 def columns_of_words(words: Sequence[str]) -> dict[str, str]:
@@ -103,8 +107,9 @@ def check_columns(data: Data, columns: Columns) -> None:
             raise UserError(
                 f"columns.{name}: the task has no such column{hint} (there are {shown})"
             )
-    places = Counter((name.rpartition("/")[0], given) for name, given in columns.items())
-    for (_, given), count in places.items():
+    # Objects in the list `outcomes` have columns of their own: `outcomes/charges`.
+    named = Counter((name.rpartition("/")[0], given) for name, given in columns.items())
+    for (_, given), count in named.items():
         if count > 1:
             raise UserError(
                 f"columns: {given!r} is named {count} times; one column has one meaning"
@@ -142,16 +147,15 @@ def answer_column(data: Data) -> str:
 
 
 def _sample(data: Data) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a task's sample; a bundle has no samples."""
-    for name, folder in task_folders().items():
-        if load_task(name).data is data:
-            for sample in sorted(folder.glob("sample.*")):
-                for _, load in data.rows(sample):
-                    yield load()
+    """Yield the rows of a task's sample; the code in a bundle (`panjue bundle`) has no samples."""
+    for folder in folders_with(data):
+        for sample in sorted(folder.glob("sample.*")):
+            for _, load in data.rows(sample):
+                yield load()
 
 
 def named_columns(columns: Sequence[str]) -> str:
-    """Return the names of columns, for a message."""
+    """Return the names of columns, for a message: `id, content and 3 more`."""
     shown = [json.dumps(name, ensure_ascii=False)[1:-1][:40] for name in columns[:MOST_SHOWN]]
     more = len(columns) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
@@ -164,15 +168,13 @@ def about_columns(data: Data, row: Mapping[str, Any], columns: Sequence[str], re
     """
     for name in known_columns(data):
         outer, _, inner = name.rpartition("/")
-        owner = _first_object(row.get(outer)) if outer else row
-        if repr(inner) in reason and owner is not None and inner not in owner:
+        objects = row.get(outer) if outer else [row]
+        if not (isinstance(objects, list) and objects and isinstance(objects[0], Mapping)):
+            continue
+        # The errors of a task's `read` name a column in quotes: `the row has no 'fact'`.
+        if repr(inner) in reason and inner not in objects[0]:
             has = f"an object in {outer!r} has" if outer else "the row has"
-            found = named_columns(list(owner) if outer else columns)
+            found = named_columns(list(objects[0]) if outer else columns)
             way_out = f"columns.{name}=COLUMN (score and check: --columns {name}=COLUMN)"
             return f"; {has} {found}; say {way_out}"
     return ""
-
-
-def _first_object(value: Any) -> Mapping[str, Any] | None:
-    """Return the first object of a list of objects; None if it is not such a list."""
-    return value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else None

@@ -11,7 +11,7 @@ from typing import Any
 from panjue.prompts.forms.values import JSONP
 from panjue.prompts.plumbing.files import BOM
 from panjue.prompts.plumbing.rows import case_rows
-from panjue.prompts.task import Task, load_task, task_folders
+from panjue.prompts.task import Task, folders_with
 
 DATA_PAGE = "prompts/DATA.md"
 
@@ -95,6 +95,7 @@ def other_format(path: Path, task: Task) -> str:
 
 
 def _formats(head: bytes, task: Task) -> Iterator[str]:
+    """Yield the names of the forms that a file with these first bytes may have."""
     for beginning, name in BEGINNINGS.items():
         if head.startswith(beginning):
             yield name
@@ -105,8 +106,9 @@ def _formats(head: bytes, task: Task) -> Iterator[str]:
     for name, wanted in FORMAT_KEYS.items():
         if wanted <= keys and not is_of_task:
             yield name
-    one_object = task.data.rows is not case_rows
-    forms = FORMS if one_object else FORMS | FORMS_OF_OBJECTS
+    # A task with its own function for rows may read a file that is one JSON object.
+    has_a_case_a_line = task.data.rows is case_rows
+    forms = FORMS | FORMS_OF_OBJECTS if has_a_case_a_line else FORMS
     for form, name in forms.items():
         if form.match(text):
             yield name
@@ -120,9 +122,10 @@ def _formats(head: bytes, task: Task) -> Iterator[str]:
 
 
 def _decoded(head: bytes) -> str:
-    """Return the first bytes as text. Excel writes tables in GB18030 and UTF-16."""
+    """Return the first bytes of a file as text. Excel writes tables in GB18030 and UTF-16."""
     for encoding in ("utf-8", "utf-16" if head.startswith(UTF_16) else "gb18030"):
         with suppress(UnicodeDecodeError):
+            # `bytes.decode` would refuse a character that the end of `head` cuts.
             return codecs.getincrementaldecoder(encoding)().decode(head)
     return head.decode("utf-8", errors="replace")
 
@@ -131,20 +134,16 @@ def example_of(task: Task) -> Iterator[str]:
     """Yield how a file of the task looks: a short line, or the path of an example."""
     for first in _sample_rows(task):
         yield f"a line looks like {json.dumps(_short(first), ensure_ascii=False)}"
-    for folder in _folders(task):
+    for folder in folders_with(task.data):
         if not (folder / "sample.jsonl").exists():
             yield from (f"an example is {sample}" for sample in folder.glob("sample.*"))
 
 
 def _sample_rows(task: Task) -> Iterator[dict[str, Any]]:
     """Yield the first row of the task's sample, if the sample has lines."""
-    for folder in _folders(task):
+    for folder in folders_with(task.data):
         if (folder / "sample.jsonl").exists():
             yield json.loads((folder / "sample.jsonl").read_text("utf-8").splitlines()[0])
-
-
-def _folders(task: Task) -> list[Path]:
-    return [folder for name, folder in task_folders().items() if load_task(name).data is task.data]
 
 
 def _short(value: Any) -> Any:

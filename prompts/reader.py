@@ -34,11 +34,12 @@ class Skipped:
     rows: dict[tuple[Path, int | str], str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Return the count and the first row, if there is at least one."""
+        """Return the count and the first row. Call it only if a row was skipped."""
         [(path, place), reason] = next(iter(self.rows.items()))
         return f"bad rows skipped: {len(self.rows)}; the first: {path}:{place}: {reason}"
 
     def show(self) -> None:
+        """Print a line if rows were skipped."""
         if self.rows:
             print(printable(self))
 
@@ -65,7 +66,7 @@ class Reader:
     split_by: SplitBy = "normal text"
     half: Half = ""  # read only this half of the texts
     columns: Columns = field(default_factory=dict)  # the files' own names of columns
-    limit: int | None = None  # read only so many of the examples that may be read
+    limit: int | None = None  # read only the first so many of the examples (of the held-out ones)
     on_bad_row: OnBadRow = "stop"
     skipped: Skipped = field(default_factory=Skipped)
     task_is_guessed: bool = False  # nobody named the task: errors ask whether it is right
@@ -80,7 +81,7 @@ class Reader:
                 is_known = True
                 if self.held_out and not is_held_out(example, self.split_by):
                     continue
-                n_read += 1
+                n_read += 1  # `limit` is that of the training; a hash chooses from its cases
                 if self._is_chosen(example):
                     yield example
                 if n_read == self.limit:
@@ -93,7 +94,7 @@ class Reader:
             self._refuse_other_format(path)
 
     def _is_chosen(self, example: Example) -> bool:
-        """Say whether the hash of its text chooses an example."""
+        """Say whether `highest_hash` and `half` choose an example by its text."""
         if self.highest_hash and self.hash_of(example) > self.highest_hash:
             return False
         return not self.half or half_of(example) == self.half
@@ -112,6 +113,7 @@ class Reader:
             raise Unreadable("; ".join((reason, way_out, *example_of(self.task)))) from None
 
     def _read(self, path: Path) -> Iterator[Example]:
+        """Yield all examples of a file; stop at a bad row, or skip it and record why."""
         place_of_id: dict[str, int | str] = {}
         for place, load in self.task.data.rows(path):
             try:
@@ -143,19 +145,20 @@ class Reader:
         """
         row, missing = renamed(given, self.columns) if self.columns else (given, [])
         if self.task.data.numbered:
-            row = {"id": int(str(place).removeprefix("row ")), **row}
+            number = int(str(place).removeprefix("row "))  # `place` is 3, or `row 3` of a table
+            row = {"id": number, **row}
         try:
             example = self.task.data.read(row)
         except (UserError, KeyError) as error:
             reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
-            for one in missing:
-                if repr(one.name.rpartition("/")[2]) in reason:
-                    raise UserError(str(one)) from None
+            for column in missing:  # if the task needs it, that explains more than its error
+                if repr(column.name.rpartition("/")[2]) in reason:
+                    raise UserError(str(column)) from None
             about = about_columns(self.task.data, row, list(given), reason)
             raise UserError(reason + about) from None
-        for one in missing:
-            if one.has_ours or example.answer is not None:
-                raise UserError(str(one))
+        for column in missing:
+            if column.has_ours or example.answer is not None:
+                raise UserError(str(column))
         groups = {**example.groups, **groups_of(row.get("groups") or {})}
         groups |= self.side.get(str(example.id), {})
         return replace(example, groups=known_groups(groups))
@@ -228,6 +231,7 @@ def text_hash(example: Example) -> str:
 
 
 def hash_by(example: Example, split_by: SplitBy) -> str:
+    """Return the hash of an example's text, by default without differences of print."""
     text = example.text
     if split_by == "normal text":
         text = WHITE_SPACE.sub("", flatten_forms(text))

@@ -35,6 +35,7 @@ Schema = dict[str, Any]
 
 
 def id_of(row: Mapping[str, Any]) -> int | str:
+    """Return the id of a row; UserError: it has none."""
     value = row.get("id")
     if not isinstance(value, int | str) or isinstance(value, bool):
         raise UserError("'id' must be a whole number or a string")
@@ -63,6 +64,7 @@ def closed_object(properties: Mapping[str, Schema]) -> Schema:
 
 
 def no_labels(_examples: Iterable[Example]) -> Labels:
+    """Return no labels, for a task whose answers have none."""
     return Labels()
 
 
@@ -74,25 +76,24 @@ def count_labels(fields: LabelFields, examples: Iterable[Example]) -> Labels:
 def _label_sets(
     fields: LabelFields, examples: Iterable[Example]
 ) -> Iterator[Mapping[str, Sequence[str]]]:
-    """Yield kind -> labels for each gold item."""
+    """Yield name of a field in `Labels` -> its labels, for each gold item (such as a person)."""
+    of_empty_set = [fields.nothing] if fields.nothing else []
     for example in examples:
         for item in fields.items_of(example.answer) if example.answer else ():
             found: dict[str, Sequence[str]] = {}
             for name in fields.fields:
                 labels = item[name] if name in fields.sets else [item[name]]
-                found[fields.kind(name)] = labels or ([fields.nothing] if fields.nothing else [])
+                found[fields.kind(name)] = labels or of_empty_set
             yield found
 
 
 def yield_nothing(*_: object) -> Iterator[Any]:
+    """Return an empty iterator: the default of a function that yields."""
     return iter(())
 
 
-def equal_weight(_example: Example) -> float:
-    return 1.0
-
-
 def answer_as_json(example: Example) -> str:
+    """Return the gold answer in compact JSON."""
     assert example.answer is not None, "a test example has no target"
     return dump(example.answer)
 
@@ -140,6 +141,7 @@ class Ask:
 def _decode_answer(
     decode: Callable[[str, Example, Labels], Decoded], reply: str, example: Example, labels: Labels
 ) -> Decoded:
+    """Decode a reply without its think block, and report that as a repair if there is no other."""
     # If a reply is JSON, text that looks like a think block is part of a string.
     rest = reply if load_json(reply) is not None else after_thinking(reply)
     decoded = decode(rest, example, labels)
@@ -153,7 +155,7 @@ class Score:
     """How answers are scored and shown."""
 
     metrics: tuple[Metric, ...]  # the last one is the headline metric
-    weight: Callable[[Example], float] = equal_weight
+    weight: Callable[[Example], float] = lambda _: 1.0
     fallback: str = "commonest labels"  # name of the fallback in reports
     baselines: Callable[[Example], Iterator[tuple[str, Row, Row]]] = yield_nothing
     """Yields name, gold row and row of trivial or human answers."""
@@ -187,7 +189,7 @@ class Score:
         return self.names[-1]
 
     def metric_of(self, name: str) -> str:
-        """Return the metric that scores a decided field alone."""
+        """Return the metric of one field alone, by which model and text classifier are compared."""
         return self.fields.get(name, self.headline)
 
 
@@ -208,14 +210,18 @@ class Task:
             object.__setattr__(self.ask, "labels", partial(count_labels, self.answer))
 
     def gold(self, example: Example) -> Row:
+        """Return the gold row of an example: in the form of a submission, or its references."""
         if example.references:
             return {"id": example.id, "references": example.references}
         assert example.answer is not None, "a test case has no gold row"
         return self.data.write(example, example.answer)
 
     def as_gold(self, row: Row) -> Row:
-        """Return an answer as its own gold, to show or check it if there is no other gold."""
-        return {**row, "references": [[""]]}  # only tasks with references read this key
+        """Return an answer in place of a gold row, to show or check it if there is no gold.
+
+        Metrics of tasks with references need the key, and find no reference there.
+        """
+        return {**row, "references": [[""]]}
 
     @property
     def open_fields(self) -> list[str]:
@@ -226,14 +232,14 @@ class Task:
     def closed_labels(self) -> Labels | None:
         """Return the labels that the code of the task lists, each with the count 0.
 
-        They are empty if the task has none; None: training has to collect them.
+        Return empty labels if its answers have none, and None if a training has to collect them.
         """
         if self.ask.labels is no_labels:
             return Labels()
         if self.open_fields or not self.answer.fields:
             return None
         counts = {}
-        most = {}
+        most = {}  # as in `Labels`: the largest number of labels in an answer
         for name in self.answer.fields:
             labels = list(self.answer.order[name])
             is_set = name in self.answer.sets
@@ -244,6 +250,7 @@ class Task:
         return Labels(counts, most)
 
     def solving(self, example: Example) -> Solving:
+        """Return the steps to the answer: a call of the model, or those of the task's `solve`."""
         if self.solve is None:
             return once(example)
         return self.solve.steps(example, self.solve.settings)
@@ -270,11 +277,16 @@ def configured(task: Task, given: Mapping[str, Any]) -> Task:
 
 
 def task_folders() -> dict[str, Path]:
-    """Return task -> its folder."""
+    """Return the name of each task -> its folder."""
     files: list[Path] = []
     for root in tasks.__path__:
         files += Path(root).glob("*/task.py")
     return {file.parent.name: file.parent for file in sorted(files)}
+
+
+def folders_with(data: Data) -> list[Path]:
+    """Return the folder of the task with this `data`; several if tasks share it."""
+    return [folder for name, folder in task_folders().items() if load_task(name).data is data]
 
 
 def load_task(name: str, solve: Mapping[str, Any] = MappingProxyType({})) -> Task:
