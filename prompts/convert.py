@@ -6,7 +6,7 @@ Nothing is guessed. A row that does not say for certain what its case needs is l
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -47,8 +47,8 @@ LAST_FORMS: dict[str, dict[str, Form]] = {"judgment": {"table": table.TABLE}}
 
 OUR_COLUMNS = "; columns of a table are 编号, 案情, 被告人, 罪名, 法条, 刑期 (prompts/DATA.md)"
 
-INSTRUCTION = 12
-"""If many questions begin with this number of equal characters, these are an instruction."""
+INSTRUCTION_LENGTH = 12
+"""If `ENOUGH_QUESTIONS` begin with this number of equal characters, these are an instruction."""
 ENOUGH_QUESTIONS = 10
 
 LOOKED_AT = 100
@@ -65,8 +65,9 @@ class Conversion:
     form: Form
     rows: int = 0
     written: int = 0
-    of_nobody: int = 0
-    beginning: str | None = None  # the beginning of all questions; empty if they differ
+    of_nobody: int = 0  # articles that are cited for nobody by name
+    beginning: str | None = None
+    """The first `INSTRUCTION_LENGTH` characters of all questions; empty if they differ."""
     left_out: Counter[str] = field(default_factory=Counter)  # kind of reason -> number of cases
     first_left_out: str = ""
 
@@ -75,7 +76,8 @@ class Conversion:
         yield f"{self.path}: {self.form.title} ({self.source.description}), {self.rows} rows"
         for note in self.form.notes:
             yield f"note: {note}"
-        if self.written >= ENOUGH_QUESTIONS and len(self.beginning or "") == INSTRUCTION:
+        is_long = len(self.beginning or "") == INSTRUCTION_LENGTH  # no question is shorter
+        if self.written >= ENOUGH_QUESTIONS and is_long:
             yield f"note: all questions begin with {self.beginning!r}…, and so do the facts;"
             yield f"  if those of TEST do not, take the instruction out of {self.path} first"
         if self.of_nobody:
@@ -97,8 +99,11 @@ def convert(
     `path` may be a folder of JSON files. Without the name of a `form`, the rows show which it is.
     With `in_years`, the terms of a file in panjue's own form are years, not months.
     """
+    is_ours = _is_made_for(out)
     for file in (out, left_out_path(out), record_path(out)):
-        _refuse(file, out)
+        if file.is_dir():
+            raise UserError(f"{file}: is a folder; name a file")
+        refuse_foreign(file, is_ours, "OUT")
     whose = load_task(task)
     if task == "dialogue":
         raise UserError("convert: the cases of dialogue are folders; no form is read for it")
@@ -108,9 +113,10 @@ def convert(
     if in_years and chosen is not own:
         raise UserError(f"{path}: --years is for panjue's own form; this is {chosen.title}")
     done = Conversion(path, out, source, chosen)
-    with suppress(_Empty), atomic_write(left_out_path(out), _is_made_for(out)) as left_out_file:
+    # `atomic_write` lets its file appear at the end of its block, unless an error leaves the block.
+    with suppress(_Empty), atomic_write(left_out_path(out), is_ours) as left_out_file:
         left = _Hashed(left_out_file)
-        with suppress(_Empty), atomic_write(out, _is_made_for(out)) as cases:
+        with suppress(_Empty), atomic_write(out, is_ours) as cases:
             written = _Hashed(cases)
             _write(done, whose, written, left, is_documents=task == "reading")
             _write_record(done, task, written, left)
@@ -119,7 +125,7 @@ def convert(
         if not done.left_out:
             raise _Empty
     if not done.left_out:
-        delete(left_out_path(out), _is_made_for(out))  # the one of an earlier conversion
+        delete(left_out_path(out), is_ours)  # the one of an earlier conversion
     if not done.written:
         raise UserError(
             f"{path}: {chosen.title}: none of its {done.rows} rows says all that a case needs; "
@@ -133,14 +139,20 @@ class _Empty(Exception):
 
 
 def left_out_path(out: Path) -> Path:
+    """Return the file beside `out` that lists the rows that were left out."""
     return out.with_name(f"{out.name}.left-out.jsonl")
 
 
 def record_path(out: Path) -> Path:
+    """Return the file beside `out` that says how it was made, with hashes of what was written."""
     return out.with_name(f"{out.name}.convert.json")
 
 
 def _form_of(source: SourceFile, task: str, name: str, own: Form) -> Form:
+    """Return the form of a task with this name; without a name, the only one that a first row fits.
+
+    UserError: the task has no such form, or a row fits none or several.
+    """
     forms = {OWN: own, **FORMS_OF_TASK.get(task, {})}
     last = LAST_FORMS.get(task, {})
     names = [*forms, *last]
@@ -172,11 +184,15 @@ def _form_of(source: SourceFile, task: str, name: str, own: Form) -> Form:
 
 
 CaseRows = tuple[RowPlace, list[Row] | NotSaid]
+"""Place of the first row of a case, and its rows; or of a row, and why there is no case."""
 
 
 def _groups(source: SourceFile, form: Form, done: Conversion) -> Iterator[CaseRows]:
-    """Yield the rows of each case, with the place of the first row."""
-    if form.key is None:
+    """Yield the rows of each case when its last row was read; count the rows in `done`.
+
+    Rows of one case, e.g. one for each person, have the same key. A row without a key is a case.
+    """
+    if form.key is None:  # each row is a case
         for place, row in source.rows():
             done.rows += 1
             yield place, row if isinstance(row, NotSaid) else [row]
@@ -185,10 +201,11 @@ def _groups(source: SourceFile, form: Form, done: Conversion) -> Iterator[CaseRo
     waiting: dict[bytes, tuple[RowPlace, list[Row]]] = {}
     for place, row in source.rows():
         done.rows += 1
-        key = row if isinstance(row, NotSaid) else _key(row, form)
         if isinstance(row, NotSaid):
             yield place, row
-        elif isinstance(key, NotSaid):
+            continue
+        key = _key(row, form)
+        if isinstance(key, NotSaid):
             yield place, key
         elif key is None:
             yield place, [row]
@@ -202,26 +219,32 @@ def _groups(source: SourceFile, form: Form, done: Conversion) -> Iterator[CaseRo
 
 
 def _count_keys(source: SourceFile, form: Form) -> tuple[Counter[bytes], set[bytes]]:
-    """Return how many rows each case has, and which cases lie next to unreadable rows."""
+    """Return how many rows each case has, and the doubtful cases, by their keys.
+
+    A row that cannot be read may be a person of the case before or after it. Both are doubtful.
+    """
     counts: Counter[bytes] = Counter()
     doubtful: set[bytes] = set()
-    before: bytes | None = None
-    was_unread = False
+    last_key: bytes | None = None
+    after_unread = False
     for _, row in source.rows():
         key = row if isinstance(row, NotSaid) else _key(row, form)
+        if isinstance(key, NotSaid) and last_key:
+            doubtful.add(last_key)
         if isinstance(key, bytes):
             counts[key] += 1
-        is_unread = isinstance(key, NotSaid)
-        for beside in (before if is_unread else None, key if was_unread else None):
-            if isinstance(beside, bytes):
-                doubtful.add(beside)
-        before = key if isinstance(key, bytes) else before
-        was_unread = is_unread
+            if after_unread:
+                doubtful.add(key)
+            last_key = key
+        after_unread = isinstance(key, NotSaid)
     return counts, doubtful
 
 
 def _key(row: Row, form: Form) -> bytes | NotSaid | None:
-    """Return the hash of what the rows of a case have in common; None if the row is alone."""
+    """Return the hash of what the rows of a case have in common; None if the row is a whole case.
+
+    `NotSaid`: the row does not say to which case it belongs.
+    """
     assert form.key is not None
     try:
         key = form.key(row)
@@ -233,9 +256,8 @@ def _key(row: Row, form: Form) -> bytes | NotSaid | None:
 def _write(
     done: Conversion, task: Task, cases: "_Hashed", left: "_Hashed", *, is_documents: bool
 ) -> None:
-    writer: Callable[[Case], None] = (
-        _Documents(cases).write if is_documents else _Lines(cases).write
-    )
+    """Write the cases, and the rows that are left out with the reason; count both in `done`."""
+    documents = _Documents(cases) if is_documents else None
     known: set[str] = set()
     number = -1
     for place, rows in _groups(done.source, done.form, done):
@@ -247,12 +269,15 @@ def _write(
                 continue
             done.of_nobody += result.pop(chat.OF_NOBODY, 0)
             if done.form in chat.QUESTIONS:
-                start = result["fact"][:INSTRUCTION]
+                start = result["fact"][:INSTRUCTION_LENGTH]
                 done.beginning = start if done.beginning in (None, start) else ""
-            writer(result)
+            if documents:
+                documents.write(result)
+            else:
+                cases.write(dump(result) + "\n")
             done.written += 1
-    if is_documents:
-        cases.write(_Documents.END if done.written else "")
+    if documents and done.written:
+        cases.write(documents.END)
 
 
 def _cases(form: Form, rows: list[Row] | NotSaid) -> Iterator[Case | NotSaid]:
@@ -271,12 +296,16 @@ def _cases(form: Form, rows: list[Row] | NotSaid) -> Iterator[Case | NotSaid]:
 
 
 def _checked(case: Case, number: int, task: Task, known: set[str]) -> Case | NotSaid:
-    """Return the case with an id, or why the task refuses it."""
+    """Return the case with an id, by default `number`, or why the task refuses it.
+
+    `known` are the ids of earlier cases; the id is added.
+    """
     if case.get("id") is None:
         case = {"id": number, **{key: value for key, value in case.items() if key != "id"}}
-    without = {key: value for key, value in case.items() if key != chat.OF_NOBODY}
+    # The caller counts OF_NOBODY and takes it out; the task would refuse such a column.
+    of_task = {key: value for key, value in case.items() if key != chat.OF_NOBODY}
     try:
-        example = task.data.read(without)
+        example = task.data.read(of_task)
     except KeyError as error:
         return NotSaid("not a case of the task", f"it has no {error}")
     except UserError as error:
@@ -288,6 +317,7 @@ def _checked(case: Case, number: int, task: Task, known: set[str]) -> Case | Not
 
 
 def _leave_out(done: Conversion, left: "_Hashed", place: RowPlace, reason: NotSaid) -> None:
+    """Count a row that is left out, and list it with the reason."""
     done.left_out[reason.kind] += 1
     done.first_left_out = done.first_left_out or f"{place}: {printable(reason)}"
     row = dump({"file": str(done.path), "place": place, "reason": str(reason)})
@@ -310,67 +340,60 @@ class _Hashed:
         return self._hash.hexdigest()
 
 
-class _Lines:
-    """Writes cases as JSON lines."""
-
-    def __init__(self, file: _Hashed) -> None:
-        """Write into a file."""
-        self._file = file
-
-    def write(self, case: Case) -> None:
-        self._file.write(dump(case) + "\n")
-
-
 class _Documents:
-    """Writes questions in the form of the task `reading`; questions of one text stay together."""
+    """Writes questions in the form of the task `reading`; questions of one text stay together.
 
-    END = "]}]}\n]}\n"
+    The list `qas` of a text is left open for its next question: `{"paragraphs":[{"qas":[`. The next
+    text, or `END`, closes it.
+    """
+
+    END_OF_TEXT = "]}]}"
+    END = f"{END_OF_TEXT}\n]}}\n"
     OF_TEXT = ("context", "casename")
 
     def __init__(self, file: _Hashed) -> None:
-        """Write into a file."""
+        """Start with no text in the file."""
         self._file = file
-        self._text: Sequence[Any] | None = None
+        self._last_text: list[Any] | None = None  # domain, context and casename
 
     def write(self, case: Case) -> None:
+        """Write a question, after its text if that differs from the last one."""
         text = [case.get("domain"), *map(case.get, self.OF_TEXT)]
         of_text = {key: case[key] for key in self.OF_TEXT if key in case}
         question = {key: case[key] for key in case if key not in (*self.OF_TEXT, "domain")}
-        if text == self._text:
+        if text == self._last_text:
             self._file.write(",")
         else:
             domain = {"domain": case["domain"]} if case.get("domain") is not None else {}
-            beginning = '{"data": [\n' if self._text is None else "]}]},\n"
-            opened = dump({**domain, "paragraphs": [{**of_text, "qas": []}]})
-            self._file.write(beginning + opened.removesuffix("]}]}"))
+            beginning = '{"data": [\n' if self._last_text is None else f"{self.END_OF_TEXT},\n"
+            whole = dump({**domain, "paragraphs": [{**of_text, "qas": []}]})
+            self._file.write(beginning + whole.removesuffix(self.END_OF_TEXT))
         self._file.write(dump(question))
-        self._text = text
-
-
-def _refuse(file: Path, out: Path) -> None:
-    if file.is_dir():
-        raise UserError(f"{file}: is a folder; name a file")
-    refuse_foreign(file, _is_made_for(out), "OUT")
+        self._last_text = text
 
 
 def _is_made_for(out: Path) -> Callable[[Path], bool]:
-    """Return a function that says whether an earlier conversion to `out` wrote a file as it is."""
+    """Return a function that says whether a conversion to `out` wrote a file, unchanged since.
+
+    Only such a file may be replaced or deleted.
+    """
 
     def is_made(path: Path) -> bool:
-        made = _made(out)
+        hashes = _recorded_hashes(out)
         if path.name == record_path(out).name:
-            return bool(made)
-        return path.is_file() and sha256(path) in made.get(path.name, ())
+            return bool(hashes)
+        return path.is_file() and sha256(path) in hashes.get(path.name, ())
 
     return is_made
 
 
-def _made(out: Path) -> dict[str, list[str]]:
-    """Return file name -> hashes, from the record beside `out` of what was written."""
+def _recorded_hashes(out: Path) -> dict[str, list[str]]:
+    """Return name -> hashes of the files that the record beside `out` lists; empty without one."""
     try:
         record = json.loads(record_path(out).read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
+    # A user's file of this name has hardly all three keys.
     if not isinstance(record, dict) or not {"left_out", "form", "made"} <= record.keys():
         return {}
     made = record["made"]
@@ -378,11 +401,15 @@ def _made(out: Path) -> dict[str, list[str]]:
 
 
 def _write_record(done: Conversion, task: str, cases: _Hashed, left: _Hashed) -> None:
-    """Write the record before the files appear, so that both count as ours even after a kill."""
+    """Write the record, before the files appear.
+
+    It has the hashes of the new files, and of those of an earlier conversion that they replace. So
+    panjue may replace what is there even if it is killed before the new files appear.
+    """
     made: dict[str, list[str]] = {}
     for path, hashed in ((done.out, cases), (left_out_path(done.out), left)):
         hashes = [hashed.sha256()]
-        if path.is_file():  # checked before: it is from an earlier conversion
+        if path.is_file():
             hashes.append(sha256(path))
         made[path.name] = hashes
     record = {
