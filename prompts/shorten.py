@@ -24,8 +24,8 @@ letter."""
 
 UP_TO_COMMA = re.compile(r".*?(?:[，,](?!\d)|$)", re.DOTALL)
 MAX_SENTENCE_LENGTH = 200
-"""In characters. With an `anchor`, longer sentences are cut at their commas, since some such texts
-have no full stops at all."""
+"""In characters. If a question is asked (`Example.anchor`), longer sentences are cut at their
+commas, since some such texts have no full stops at all."""
 
 GAP = "……"
 """Replaces dropped sentences in the text, so that the model and readers can see the gap."""
@@ -47,12 +47,9 @@ class Shortened:
 def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> Shortened:
     """Shorten `example.text` until its prompt, as `count` counts, has at most `budget` tokens.
 
-    Sentences without a name are dropped first: the least similar to `example.anchor` first, then
-    from the middle outwards. Then sentences with a name are dropped, the longest first. The first
-    sentence that names each of `example.names` always stays. If no sentence has a name (masked
-    names differ), the first sentence stays, or with an anchor the most similar one, so that no text
-    becomes empty. Training and serving use the same budget, so that both see the same prompts. A
-    case that does not fit gets more in `serve.ask`. The answer and the labels are not read.
+    `leaving_order` says which sentences are dropped first, and which never. Training and serving
+    use the same budget, so that both see the same prompts. A case that does not fit gets more in
+    `serve.ask`. The answer and the labels are not read.
     """
     full = count(example)
     if full <= budget:
@@ -62,8 +59,10 @@ def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> S
     def fits(n_dropped: int) -> bool:
         return count(without(example, sentences, order[:n_dropped])) <= budget
 
-    # Every dropped sentence lowers the count, so binary search finds the fewest; else drop all.
-    fewest = bisect_left(range(1, len(order)), True, key=fits) + 1
+    # Every dropped sentence lowers the count, so binary search finds the fewest. If fewer than all
+    # do not suffice, it ends behind the range, and all are dropped.
+    fewer_than_all = range(1, len(order))
+    fewest = 1 + bisect_left(fewer_than_all, True, key=fits)
     dropped = order[:fewest]
     shorter = without(example, sentences, dropped)
     tokens = count(shorter)
@@ -71,7 +70,7 @@ def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> S
 
 
 def sentences_to_drop(example: Example) -> tuple[list[str], list[int]]:
-    """Return an example's sentences, and the indices of those that may be dropped, in order."""
+    """Return an example's sentences, and the indices of those to drop, the least useful first."""
     max_length = MAX_SENTENCE_LENGTH if example.anchor else None
     sentences = split_sentences(example.text, max_length, example.names)
     return sentences, leaving_order(sentences, example.names, example.anchor)
@@ -100,10 +99,14 @@ def shortened_prompt(
 ) -> ShortenedPrompt:
     """Shorten `example` so that its prompt leaves room for its reply within `max_tokens`.
 
-    The room depends on the task's fallback, not on the gold answer. So a case of 63 defendants gets
-    more room than a case of two, and training and serving get the same result.
+    The room depends on the task's fallback, its answer to an empty reply, and not on the gold
+    answer. So a case of 63 defendants gets more room than a case of two, and training and serving
+    get the same result.
     """
-    room = reply_room(task, example, labels, tokenizer)
+    fallback = dump(task.ask.decode("", example, labels).answer)
+    reserve = task.ask.reserve
+    room = reserve(example) if callable(reserve) else reserve
+    room += len(reply_ids(tokenizer, fallback)) * 3 // 2  # real answers have more or longer labels
     prompts: dict[str, tuple[Messages, list[int]]] = {}  # text -> its prompt, made by `count`
 
     def count(shorter: Example) -> int:
@@ -119,14 +122,6 @@ def shortened_prompt(
         shortened = Shortened(example, full, full, 0, fits=False)
     messages, ids = prompts[shortened.example.text]
     return ShortenedPrompt(shortened, messages, ids, room)
-
-
-def reply_room(task: Task, example: Example, labels: Labels, tokenizer: Any) -> int:
-    """Return the tokens kept free for the reply to `example`, which do not depend on its answer."""
-    fallback = task.ask.decode("", example, labels).answer
-    reserve = task.ask.reserve
-    tokens = reserve(example) if callable(reserve) else reserve
-    return tokens + len(reply_ids(tokenizer, dump(fallback))) * 3 // 2
 
 
 def split_sentences(text: str, max_length: int | None, names: Sequence[str]) -> list[str]:
@@ -163,7 +158,13 @@ def named_by(sentences: Sequence[str], names: Sequence[str]) -> list[set[int]]:
 
 
 def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str) -> list[int]:
-    """Return the indices of the sentences that may be dropped, in the order of dropping them."""
+    """Return the indices of the sentences that may be dropped, the least useful first.
+
+    Sentences without a name come first: those with the least in common with the question `anchor`,
+    and among equal ones (all, without a question) the middle of the text. Then sentences with a
+    name follow, the longest first. The first sentence with each name always stays. If the text has
+    no name, e.g. because they are masked, one sentence stays, so that no text becomes empty.
+    """
     nameless = []
     naming = []  # only names that earlier sentences have introduced
     introduced: set[int] = set()
@@ -173,7 +174,7 @@ def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str) -
         elif names_here <= introduced:
             naming.append(i)
         introduced |= names_here
-    pairs = {anchor[i : i + 2] for i in range(len(anchor) - 1)}
+    pairs = {anchor[i : i + 2] for i in range(len(anchor) - 1)}  # of neighboring characters
     similarity = [sum(pair in sentence for pair in pairs) for sentence in sentences]
     middle = (len(sentences) - 1) / 2
     nameless.sort(key=lambda i: (similarity[i], abs(i - middle)))
@@ -181,9 +182,8 @@ def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str) -
     order = nameless + naming
     if introduced:
         return order
-    # Keep the first sentence, or the last in the order; skip those of only white space.
-    candidates = reversed(order) if anchor else range(len(sentences))
-    kept = next((i for i in candidates if sentences[i].strip()), 0)
+    most_useful_first = reversed(order) if anchor else range(len(sentences))
+    kept = next((i for i in most_useful_first if sentences[i].strip()), 0)
     return [i for i in order if i != kept]
 
 
