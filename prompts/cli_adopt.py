@@ -48,9 +48,10 @@ def adopt_and_ask(adoption: Adoption) -> None:
 
 
 def ask_held_out(trained: Trained, console: Console) -> None:
-    """Ask the held-out cases, and print how well the model and the text classifier answer them.
+    """Ask the held-out cases, and print how well the model answers them.
 
-    Keep the choice of who answers each field beside the weights, like `panjue generate`.
+    If the text classifier can answer, too, print its scores, and keep the choice of who answers
+    each field beside the weights, as `panjue generate` does.
     """
     run = trained.run
     job = make_job(run, trained, generate_settings(run, trained))

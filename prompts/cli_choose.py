@@ -9,11 +9,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from panjue.eval.choice import FEW, best_of
-from panjue.eval.metric_values import (
-    MetricValues,
-    scored,
-    submission_rows,
-)
+from panjue.eval.metric_values import MetricValues, scored, submission_rows
 from panjue.finetune.trained import Trained, read_trained
 from panjue.prompts.cli_generate import held_out_file, refuse_others
 from panjue.prompts.plumbing.errors import UserError
@@ -28,13 +24,7 @@ from panjue.prompts.plumbing.records import (
     RunRecord,
     TrainingSummary,
 )
-from panjue.prompts.plumbing.run import (
-    ANSWERS,
-    HELD_OUT,
-    RESULTS,
-    held_out_losses,
-    kept_adapters,
-)
+from panjue.prompts.plumbing.run import ANSWERS, HELD_OUT, held_out_losses, kept_adapters
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from panjue.serve.decoding import decode
@@ -52,11 +42,18 @@ class Adapter:
     step: int
     loss: float | None  # on all held-out cases; None if this step was not evaluated
 
+    @property
+    def name(self) -> str:
+        """Return its folder, relative to the run folder: `adapter`, `kept/step-20`."""
+        return self.trained.folder.relative_to(self.trained.run).as_posix()
+
 
 def choose_adapter(run: Path, adapters: Sequence[Adapter], config: GenerateConfig) -> None:
-    """Answer half of the held-out cases with each adapter; write RUN/chosen.json.
+    """Answer held-out cases with each adapter; write the best one to RUN/chosen.json.
 
-    The answers are kept, so that a killed command resumes. The caller holds the run's lock.
+    Half of the cases is asked. The other half later decides between the model and the text
+    classifier, since the adapter's score is too good on the cases that chose it. The answers are
+    kept, so that a killed command resumes. The caller holds the run's lock.
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
     jobs = [make_job(run, adapter.trained, config) for adapter in adapters]
@@ -73,11 +70,11 @@ def choose_adapter(run: Path, adapters: Sequence[Adapter], config: GenerateConfi
         with session(jobs[0], console) as asking:
             for adapter, job in zip(adapters, jobs, strict=True):
                 asking.switch(job)
-                values[name_of(adapter)] = step_values(adapter, asking, reader, file)
+                values[adapter.name] = step_values(adapter, asking, reader, file)
     else:
         for adapter, job in zip(adapters, jobs, strict=True):
             with session(job, console) as asking:
-                values[name_of(adapter)] = step_values(adapter, asking, reader, file)
+                values[adapter.name] = step_values(adapter, asking, reader, file)
     chosen = best_adapter(adapters, values)
     delete_other_merge(run, chosen)
     write_json(run / CHOSEN, chosen.model_dump(mode="json"))
@@ -87,8 +84,11 @@ def choose_adapter(run: Path, adapters: Sequence[Adapter], config: GenerateConfi
 
 
 def adapters_of(run: Path) -> list[Adapter]:
-    """Return the adapters of a training, the lowest loss first; UserError: there is only one."""
-    result = run / RESULTS[0]
+    """Return the adapters of a training, the lowest loss first; UserError: there is only one.
+
+    One is the result of the training, the others are in RUN/kept.
+    """
+    result = run / "adapter"
     if not (result / MANIFEST).is_file():
         raise UserError(f"{run}: has no adapter; `panjue sft` with keep=3 keeps several")
     losses = held_out_losses(run)
@@ -96,18 +96,19 @@ def adapters_of(run: Path) -> list[Adapter]:
     step = summary.kept_step if summary else None
     if step is None:  # version 0.4 and earlier did not record it
         step = min(losses, key=lambda step: (losses[step], step), default=0)
-    adopted = RunRecord.read(result).adopted  # which have no loss of ours
+    adopted = RunRecord.read(result).adopted  # another trainer's adapters, whose loss is unknown
     others = {}
-    for of, place in kept_adapters(run).items():
-        if of != step and (adopted or of in losses):
-            others[of] = place
+    for other_step, folder in kept_adapters(run).items():
+        if other_step != step and (adopted or other_step in losses):
+            others[other_step] = folder
     if not others:
         way_out = "train into another folder with keep=3"
         if adopted:
             way_out = "adopt several of its checkpoints: panjue adopt FOLDER FOLDER run=RUN"
         raise UserError(f"{run}: kept one adapter, so there is none to choose; {way_out}")
-    places = {step: result, **others}
-    adapters = [Adapter(read_trained(at, run), of, losses.get(of)) for of, at in places.items()]
+    adapters = []
+    for number, folder in {step: result, **others}.items():
+        adapters.append(Adapter(read_trained(folder, run), number, losses.get(number)))
     return sorted(adapters, key=lambda one: inf if one.loss is None else one.loss)
 
 
@@ -150,20 +151,17 @@ def are_unmerged(jobs: Sequence[Job]) -> bool:
     return True
 
 
-def name_of(adapter: Adapter) -> str:
-    """Return the folder of an adapter, relative to its run folder."""
-    return adapter.trained.folder.relative_to(adapter.trained.run).as_posix()
-
-
 def best_adapter(adapters: Sequence[Adapter], values: Mapping[str, MetricValues]) -> Choice:
-    """Return which adapter answers best by the headline metric of the task."""
+    """Return which adapter answers best by the headline metric of the task.
+
+    `values` are the metric values of each adapter's answers, by the adapter's name.
+    """
     task = load_task(adapters[0].trained.record.task)
     chosen = best_of(values, {WHOLE: task.score.headline})
     candidates = {}
     for adapter in adapters:
-        name = name_of(adapter)
         known = {"sha256": adapter.trained.sha256, "step": adapter.step, "loss": adapter.loss}
-        candidates[name] = chosen.candidates[name].model_copy(update=known)
+        candidates[adapter.name] = chosen.candidates[adapter.name].model_copy(update=known)
     return chosen.model_copy(update={"candidates": candidates, "half": "choosing"})
 
 
@@ -178,18 +176,18 @@ def delete_other_merge(run: Path, chosen: Choice) -> None:
 
 
 def show_candidates(chosen: Choice, console: Console) -> None:
-    """Print the adapters side by side, and which one is chosen and why."""
-    adapters = chosen.candidates.values()
-    first, *_ = adapters
+    """Print the adapters side by side, which one is chosen, and how much better it is."""
+    candidates = list(chosen.candidates.values())
+    first = candidates[0]  # of `adapters_of`: the one with the lowest loss
     best = chosen.best[WHOLE]
-    table = Table(Column("metric", no_wrap=True), *[f"step {of.step}" for of in adapters])
-    losses = ["-" if of.loss is None else f"{of.loss:.4f}" for of in adapters]
+    table = Table(Column("metric", no_wrap=True), *[f"step {one.step}" for one in candidates])
     if first.loss is not None:  # of adopted ones none is known
+        losses = ["-" if one.loss is None else f"{one.loss:.4f}" for one in candidates]
         table.add_row("held-out loss", *losses)
-    add_metrics(table, [*adapters], best.metric)
+    add_metrics(table, candidates, best.metric)
     console.print(table)
     console.print(str(chosen))
-    if chosen.adapter in best.less_first:  # the first one is not compared with itself
+    if chosen.adapter in best.less_first:  # differences from the first one
         mean, low, high = best.less_first[chosen.adapter]
         interval = interval_text((low, high), "+.4f", " to ")
         of_first = "" if first.loss is None else ", of the lowest loss"
@@ -204,7 +202,7 @@ def show_candidates(chosen: Choice, console: Console) -> None:
 def add_metrics(table: Table, candidates: Sequence[Candidate], headline: str) -> None:
     """Add a row for each metric to a table that has a column for each candidate."""
     for metric in candidates[0].metrics:
-        cells = [shown(of, metric) for of in candidates]
+        cells = [shown(one, metric) for one in candidates]
         table.add_row(metric, *cells, style="bold" if metric == headline else None)
 
 
