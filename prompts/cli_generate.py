@@ -24,12 +24,7 @@ from panjue.prompts.plumbing.records import (
     Half,
     weighs_model,
 )
-from panjue.prompts.plumbing.run import (
-    ANSWERS,
-    HELD_OUT,
-    REPLACED_ANSWERS,
-    is_held_out_name,
-)
+from panjue.prompts.plumbing.run import ANSWERS, HELD_OUT, REPLACED_ANSWERS, is_held_out_name
 from panjue.prompts.reader import Reader
 from panjue.serve.answers import (
     DEMO_ANSWERED,
@@ -67,11 +62,15 @@ def generate(run: Path, trained: Trained | None, test: Path, config: GenerateCon
 
     With `answer=auto`, the held-out cases are asked first. On their answers, `eval` compares the
     model with the text classifier. The cases of `test` are asked if the model answers any field.
-    An endpoint may have no training.
+    `trained` is None if an endpoint answers without a training.
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    if config.limit:
-        config = as_try(config, test, config.limit)
+    if config.limit:  # a trial on the first cases, which has its own folders
+        changes = {
+            "answers": config.answers or f"{test.stem}-limit{config.limit}",
+            "held_out_cases": min(config.held_out_cases, config.limit),
+        }
+        config = config.model_copy(update=changes)
     if config.answer == "classifier" and not (trained and trained.has_classifier):
         raise UserError(f"answer=classifier: the training of {run} fitted none")
     job = make_job(run, trained, config)
@@ -85,7 +84,10 @@ def generate(run: Path, trained: Trained | None, test: Path, config: GenerateCon
     with exclusive_lock(cases.folder, other="answers=NAME"):
         with session(job, console) as asking:
             choice = decided(asking, trained, cases) if trained and can_choose(job) else None
-            if is_model_needed(config, choice):
+            model_answers = config.answer != "classifier"
+            if choice:
+                model_answers = "model" in choice.answered_by.values()
+            if model_answers:
                 answered = asking.ask(cases)
             else:
                 answered = asking.without_asking(cases)
@@ -97,15 +99,6 @@ def generate(run: Path, trained: Trained | None, test: Path, config: GenerateCon
         if trained:
             update_card(trained)
     print_tally(tally, answered)
-
-
-def as_try(config: GenerateConfig, test: Path, limit: int) -> GenerateConfig:
-    """Return the settings of a trial on the first cases, which has its own folders."""
-    changes = {
-        "answers": config.answers or f"{test.stem}-limit{limit}",
-        "held_out_cases": min(config.held_out_cases, limit),
-    }
-    return config.model_copy(update=changes)
 
 
 def decode_again(path: Path, answer: AnswerSetting | None) -> None:
@@ -187,44 +180,42 @@ def can_choose(job: Job) -> bool:
     return bool(job.task.answer.fields) and trained.has_classifier
 
 
-def is_model_needed(config: GenerateConfig, choice: Choice | None) -> bool:
-    """Say whether the model answers any field of the test cases."""
-    if config.answer == "auto" and choice:
-        return "model" in choice.answered_by.values()
-    return config.answer != "classifier"
-
-
 def decided(asking: Session, trained: Trained, test: Cases) -> Choice:
-    """Return the choice of who answers each field, by held-out cases asked in the same way.
+    """Return and print the choice of who answers each field, by held-out cases asked as TEST.
 
-    The choice is kept beside the weights. If there is none, or if the settings want another number
-    of cases, the held-out cases are asked. If they cannot be asked, a choice by answers that were
-    made in another way counts, and a line says so. UserError: there is no such choice either.
+    An earlier choice lies beside the weights. If there is none, or if the settings want another
+    number of cases, the held-out cases are asked. If they cannot be asked, a choice by answers that
+    were asked in another way counts, and a line says so. UserError: there is no such choice either.
     """
     job = asking.job
     console = asking.console
     record = record_of(job, test, asked=True)
     choice = choice_for(trained, record)
     differs = asked_otherwise(choice, record) if choice else ""
-    is_of_other_size = choice and choice.most != job.config.held_out_cases
-    if choice is None or differs or (is_of_other_size and not job.config.limit):
+    # With `limit`, few cases are asked, and a choice by more of them is better.
+    is_of_other_size = choice and not job.config.limit and choice.most != job.config.held_out_cases
+    if choice is None or differs or is_of_other_size:
+        # If an adapter was chosen, its score is too good on the half of the cases that chose it.
         found = held_out_file(job, trained, "other" if trained.chosen else "")
         if not isinstance(found, str):
-            choice = decide(asking, trained, test, *found)
+            reader, file = found
+            folder = held_out_folder(job, test)
+            with exclusive_lock(folder, wait=True):
+                held_out = read_cases(file, reader, folder)
+                choice = choice_by(asking, trained, held_out)
+                copy_replies(held_out, test, record)
         elif choice is None:
             raise UserError(
                 f"{trained.run}: nobody can decide who answers, the model or the text classifier: "
                 f"{found}; say answer=model or answer=classifier"
             )
-        elif differs:  # decoding says how
+        elif differs:  # the lines on decoding say what differs
             console.print(f"no held-out cases can be asked: {found}")
     for line in choice_lines(choice):
         console.print(line)
-    of_model = [name for name, who in choice.answered_by.items() if who == "model"]
-    weights = [choice.calibration[name] for name in of_model if name in choice.calibration]
     made = [trained.folder / CHOICE, held_out_folder(job, test)]
     old = " and ".join(str(path) for path in made if path.exists())
-    if weights and old and not weighs_model(weights):
+    if old and lacks_probability(choice):
         console.print(
             "confidences leave out the model's own probability: the held-out cases were answered "
             f"before it was kept; to ask them again, delete {old}"
@@ -232,15 +223,14 @@ def decided(asking: Session, trained: Trained, test: Cases) -> Choice:
     return choice
 
 
-def decide(asking: Session, trained: Trained, test: Cases, reader: Reader, file: Path) -> Choice:
-    """Ask the held-out cases in `file`, and keep the choice of who answers each field better."""
-    job = asking.job
-    folder = held_out_folder(job, test)
-    with exclusive_lock(folder, wait=True):
-        cases = read_cases(file, reader, folder)
-        choice = choice_by(asking, trained, cases)
-        take_over(cases, test, record_of(job, test, asked=True))
-    return choice
+def lacks_probability(choice: Choice) -> bool:
+    """Say whether the model's confidences are calibrated without the probability of its reply.
+
+    Versions before 0.5 did not keep this probability.
+    """
+    of_model = [name for name, who in choice.answered_by.items() if who == "model"]
+    weights = [choice.calibration[name] for name in of_model if name in choice.calibration]
+    return bool(weights) and not weighs_model(weights)
 
 
 def held_out_folder(job: Job, test: Cases) -> Path:
@@ -250,9 +240,10 @@ def held_out_folder(job: Job, test: Cases) -> Path:
 
 
 def choice_by(asking: Session, trained: Trained, held_out: Cases) -> Choice:
-    """Ask held-out cases; keep and return the choice of who answers each field better.
+    """Return the choice of who answers each field better on held-out cases; keep it with `trained`.
 
-    The caller holds the lock of their folder.
+    If no earlier choice was made from them, the model is asked. The caller holds the lock of their
+    folder.
     """
     job = asking.job
     refuse_others(job, held_out)
@@ -265,6 +256,7 @@ def choice_by(asking: Session, trained: Trained, held_out: Cases) -> Choice:
         answered = asking.ask(held_out)
         decode(answered, "model")
         choice = best_by_field(answered)
+    # The same cases may result from another setting, if there are no more of them.
     choice = choice.model_copy(update={"most": job.config.held_out_cases})
     if not job.config.limit:  # the choice of a trial is only for the trial
         keep_choice(trained, choice)
@@ -275,7 +267,8 @@ def held_out_file(job: Job, trained: Trained, half: Half) -> tuple[Reader, Path]
     """Return a reader of the training's held-out cases, and their file; or why there is none.
 
     They are the dev file, or a part of the training file. At most `held_out_cases` of them are
-    taken, those with the lowest hashes, which is a random choice.
+    taken, those with the lowest hashes, which is a random choice; of these, only `half` is asked.
+    `reader.half_of` says what each half is for; an empty text means both.
     """
     record = trained.record
     file = Path(record.dev or record.train)
@@ -293,7 +286,7 @@ def held_out_file(job: Job, trained: Trained, half: Half) -> tuple[Reader, Path]
     lowest = nsmallest(most + 1, map(reader.hash_of, reader.read(file)))
     if not lowest:
         return "the training held out no cases"
-    if len(lowest) > most:
+    if len(lowest) > most:  # else all are taken
         reader = replace(reader, highest_hash=lowest[most - 1])
     reader = replace(reader, half=half)
     if next(reader.read(file), None) is None:
@@ -302,18 +295,26 @@ def held_out_file(job: Job, trained: Trained, half: Half) -> tuple[Reader, Path]
 
 
 def is_made_of(choice: Choice, record: AnswersRecord) -> bool:
-    """Say whether a choice was made from these answers to held-out cases."""
+    """Say whether a choice was made from answers with this record.
+
+    The cases are the same if their file, their half and the highest of their hashes are. They also
+    have to be asked in the same way.
+    """
     of_choice = (choice.file_sha256, choice.half, choice.highest_hash)
     of_record = (record.test_sha256, record.half, record.highest_hash)
     return of_choice == of_record and not asked_otherwise(choice, record)
 
 
-def take_over(held_out: Cases, test: Cases, record: AnswersRecord) -> None:
-    """Copy the rows of held-out cases if they are cases of TEST, so that none is asked twice."""
-    rows = test.folder / COMPLETIONS
+def copy_replies(held_out: Cases, test: Cases, record: AnswersRecord) -> None:
+    """Copy the replies to held-out cases if TEST is the same file, so that none is asked twice.
+
+    `record` is that of the answers to TEST, where the replies go.
+    """
+    replies = test.folder / COMPLETIONS
     of_held_out = held_out.folder / COMPLETIONS
-    if rows.exists() or held_out.sha256 != test.sha256 or not of_held_out.exists():
+    if replies.exists() or held_out.sha256 != test.sha256 or not of_held_out.exists():
         return
-    if not (test.folder / MANIFEST).exists():  # rows need a record of whose they are
+    if not (test.folder / MANIFEST).exists():  # replies need a record of what was asked
+        # It is not decided yet whether the model will be asked; `Session.ask` writes a new record.
         record.model_copy(update={"asked": False}).write(test.folder)
-    shutil.copy(of_held_out, rows)
+    shutil.copy(of_held_out, replies)
