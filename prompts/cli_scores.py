@@ -27,23 +27,19 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 JsonPath = Annotated[Path | None, typer.Option(help="also write the numbers here")]
-
 GoldPath = Annotated[Path | None, typer.Option(help="default: the test file that was answered")]
-
 SubmissionPath = Annotated[Path, typer.Argument(help="a submission, or its run folder")]
-
 OptionalTask = Annotated[
     str | None, typer.Option(help="default: that of the run folder, else judgment")
 ]
-
 OwnColumns = Annotated[
     list[str] | None,
     typer.Option(help="NAME=COLUMN, e.g. fact=content; default: those of the run; repeatable"),
 ]
 
 
-class Meant(NamedTuple):
-    """The submission that the arguments of a command mean, with what belongs to it."""
+class OpenedSubmission(NamedTuple):
+    """The submission that the arguments of a command name, and how to read it."""
 
     submission: Path  # or the folder of answers that contains it
     reader: Reader  # of the task; treats bad rows as the run did
@@ -52,17 +48,18 @@ class Meant(NamedTuple):
 
 def submission_of(
     path: Path, gold: Path, task: str | None, own_columns: Sequence[str] | None = None
-) -> Meant:
-    """Open the submission or the folder of answers that `path` means."""
+) -> OpenedSubmission:
+    """Open a submission, a folder of answers, or a run folder with answers to `gold`."""
     from panjue.serve.answers import read_answers, sha256_of_cases, with_cases
 
     if path.is_file() and ((gold / ANSWERS).is_dir() or (gold / MANIFEST).is_file()):
+        # The arguments are swapped. The message repeats them in the right order.
         raise UserError(f"{gold}: has answers; the file of cases comes first: {path} {gold}")
     digest = sha256_of_cases(gold)
     folder = find_answers(path, gold, digest)
     if folder is None:
         reader = Reader(load_task(task or "judgment"), task_is_guessed=task is None)
-        return Meant(path, with_columns(reader, own_columns), None)
+        return OpenedSubmission(path, with_columns(reader, own_columns), None)
     answers = read_answers(folder)
     record = answers.record
     if task not in (None, record.task):
@@ -70,7 +67,8 @@ def submission_of(
     answered = with_cases(answers, gold, digest)
     answered = replace(answered, reader=with_columns(answered.reader, own_columns))
     is_submission = not path.is_dir() or answered.task.data.submission.is_one(path)
-    return Meant(path if is_submission else folder, answered.reader, answered)
+    submission = path if is_submission else folder
+    return OpenedSubmission(submission, answered.reader, answered)
 
 
 def with_columns(reader: Reader, words: Sequence[str] | None) -> Reader:
@@ -81,7 +79,7 @@ def with_columns(reader: Reader, words: Sequence[str] | None) -> Reader:
 
 
 def say_changes(answered: "Answered | None") -> None:
-    """Print how training, labels or submission have changed since they answered."""
+    """Print how training, labels or submission have changed since the cases were answered."""
     from panjue.serve.decoding import edited
 
     if answered is None:
@@ -126,6 +124,7 @@ def score(
     numbers = {**scores.to_json(), **skipped, **made}
     if json:
         write_json(json, numbers, are_scores)
+    # A run keeps only scores by all labels, and only of a submission as its decoding wrote it.
     if answered is None or labels or decoding_of(scored) is None:
         return
     if reason := not_of_test(answered, scores):
@@ -137,7 +136,10 @@ def score(
 
 
 def not_of_test(answered: "Answered", scores: "ScoreResult") -> str:
-    """Return why these are no scores of the answered test file; empty if they are."""
+    """Return why these are no scores of the test file that the run answered; empty if they are.
+
+    GOLD may be another file: with all cases of the test file, which lacks outcomes or is gone.
+    """
     from panjue.serve.answers import with_cases
 
     if scores.missing or scores.not_in_gold:
@@ -148,10 +150,10 @@ def not_of_test(answered: "Answered", scores: "ScoreResult") -> str:
     if answered.is_answered_file:
         return ""
     try:
-        own = next(with_cases(answered.answers).examples())
-    except UserError:  # if the test file is gone, there are no other outcomes
+        first_of_test = next(with_cases(answered.answers).examples())
+    except UserError:  # the test file is gone
         return ""
-    if own.answer is not None:  # these scores are by the outcomes of another file
+    if first_of_test.answer is not None:
         return f"it has outcomes of its own, and {answered.test} has others"
     return ""
 
@@ -190,13 +192,13 @@ def vote(
     """Let the answers of several trainings vote on each field of each person, without an engine."""
     from panjue.eval.vote import vote as write_vote
 
-    for line in write_vote([voter(run, test) for run in runs], out):
+    for line in write_vote([answers_of_voter(run, test) for run in runs], out):
         print(printable(line))
     print(f"next: {shlex.join(['panjue', 'check', str(out), '--cases', str(test)])}")
 
 
-def voter(run: Path, test: Path) -> "Answered":
-    """Open the answers of a run to TEST."""
+def answers_of_voter(run: Path, test: Path) -> "Answered":
+    """Open the answers of a run to TEST, for a vote; UserError: the run has none."""
     from panjue.serve.answers import read_answers, sha256_of_cases, with_cases
 
     digest = sha256_of_cases(test)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from panjue.eval.score import score
 from panjue.eval.vote import elected, vote
-from panjue.prompts.cli_scores import voter
+from panjue.prompts.cli_scores import answers_of_voter
 from panjue.prompts.fingerprint import model_sha256
 from panjue.prompts.labels import Labels, collect, load_labels, merged_labels
 from panjue.prompts.plumbing.errors import UserError
@@ -81,7 +81,7 @@ def answers_to(folder: Path) -> list[Judged]:
 
 
 def voted(test: Path, out: Path, runs: Sequence[Path]) -> list[str]:
-    return list(vote([voter(run, test) for run in runs], out))
+    return list(vote([answers_of_voter(run, test) for run in runs], out))
 
 
 values = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=7)
