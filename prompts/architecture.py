@@ -28,7 +28,10 @@ def check_quantization(folder: Path, name: str) -> None:
 
 
 def quantization_of(folder: Path) -> Mapping[str, Any]:
-    """Return how a base's weights are quantized, by its config; empty if they are not."""
+    """Return how a base's weights are quantized, by its config; empty if they are not.
+
+    A multimodal model has it in `text_config`, and compressed-tensors had its own key.
+    """
     config = read_object(folder / "config.json")
     of_text = (config.get("text_config") or {}).get("quantization_config")
     return config.get("quantization_config") or of_text or config.get("compression_config") or {}
@@ -81,12 +84,13 @@ def load_language_model(folder: Path, **settings: Any) -> Any:
     )
     faults = [f"has no {key}" for key in sorted(loading["missing_keys"])]
     for key in sorted(loading["unexpected_keys"]):
-        if is_whole or "language_model" in key:
+        if is_whole or "language_model" in key:  # others are of vision or audio
             faults.append(f"has {key}, for which the model has no place")
     if faults:
         more = f" ({len(faults)} such weights)" if len(faults) > 1 else ""
         raise UserError(f"{folder}: {faults[0]}{more}; its weights are of another model")
-    if not is_whole:  # without these, it is saved with the names of a text model
+    if not is_whole:
+        # Saving would undo the renamings of TEXT_KEYS. The result shall have a text model's names.
         conversions = model._weight_conversions
         kept = [one for one in conversions if not isinstance(one, WeightRenaming)]
         model._weight_conversions = kept

@@ -30,10 +30,11 @@ object. Templates of Qwen3's hybrid models then put an empty think block into th
 others ignore the argument; some refuse it, see `template_args`."""
 
 MARKUP = re.compile(r"<(?=[^>\s]{1,64}>)")
+"""Pattern of the `<` of a string that looks like a chat marker or tag: `<|im_end|>`, `<b>`."""
 
 
 def neutralize(text: str) -> str:
-    """Replace the `<` of every string that looks like a chat marker or tag by the full-width `＜`.
+    """Replace every `<` that `MARKUP` matches by the full-width `＜`.
 
     Otherwise the trainer, or an OpenAI-compatible endpoint, would read a `<|im_end|>` in the text
     of a case as a control token of the chat template. The rest of the text does not change.
@@ -65,7 +66,7 @@ def control_ids(tokenizer: Any) -> dict[str, int]:
 def _control_pattern(tokenizer: Any) -> re.Pattern[str] | None:
     """Return a pattern of every control token of a tokenizer; None if there is none.
 
-    Return None if the tokenizer is None: that of an endpoint is unknown.
+    The tokenizer of an endpoint is unknown (None). Then the pattern is that of Mistral's tokens.
     """
     if tokenizer is None:
         return CONTROL_WORD
@@ -137,14 +138,14 @@ def names_opinions(task: str) -> bool:
 
 def without_opinions(template: str) -> str:
     """Return a template without the paragraph that contains `{opinions}`."""
-    paragraphs = template.removesuffix("\n").split("\n\n")
+    end = "\n" if template.endswith("\n") else ""
     kept = []
-    for part in paragraphs:
-        if OPINIONS not in part:
-            kept.append(part)
-        elif "{text}" in part:
+    for paragraph in template.removesuffix(end).split("\n\n"):
+        if OPINIONS not in paragraph:
+            kept.append(paragraph)
+        elif "{text}" in paragraph:
             raise UserError(f"prompt.md: {OPINIONS} needs a paragraph of its own, without {{text}}")
-    return "\n\n".join(kept) + "\n" * template.endswith("\n")
+    return "\n\n".join(kept) + end
 
 
 def render(task: str, example: Example) -> Messages:
@@ -207,6 +208,7 @@ def template_args(tokenizer: Any) -> Mapping[str, Any]:
 
 
 def _templated(tokenizer: Any, messages: Messages, arguments: Mapping[str, Any]) -> list[int]:
+    """Return the token ids of messages in the tokenizer's chat template, on the day `DATE`."""
     ids: list[int] = tokenizer.apply_chat_template(
         messages,
         chat_template=SAME_DAY + tokenizer.get_chat_template(),

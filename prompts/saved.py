@@ -44,23 +44,20 @@ def keep_readable(base: Path, folder: Path) -> None:
 def _take_tokenizer(base: Path, folder: Path) -> None:
     """Copy the base's tokenizer files. If the copy is read as another tokenizer, save it anew.
 
-    transformers also reads config.json. By `model_type` it chooses the class, and by the version in
-    it, it corrects a tokenizer of Mistral. So Qwen3.5's cannot be copied (transformers 5.19).
+    transformers also looks into config.json when it loads a tokenizer, and the config in `folder`
+    differs from the base's. Its `model_type` chooses the tokenizer's class, which is another one
+    for Qwen3.5's language model. Its version decides whether a tokenizer of Mistral is corrected.
     """
-    _copy_tokenizer(base, folder)
-    tokenizer = load_tokenizer(base)
-    if _content(load_tokenizer(folder)) != _content(tokenizer):
-        _delete_tokenizer(folder)
-        tokenizer.save_pretrained(folder)
-
-
-def _copy_tokenizer(base: Path, folder: Path) -> None:
     _delete_tokenizer(folder)
     for pattern in TOKENIZER_FILES:
         for file in base.glob(pattern):
             place = folder / file.relative_to(base)
             place.parent.mkdir(exist_ok=True)
             shutil.copy(file, place)
+    tokenizer = load_tokenizer(base)
+    if _content(load_tokenizer(folder)) != _content(tokenizer):
+        _delete_tokenizer(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def _delete_tokenizer(folder: Path) -> None:
@@ -89,18 +86,21 @@ def with_rope_names(config: Mapping[str, Any], of_base: Mapping[str, Any]) -> di
 
 
 def _rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in `rope_parameters` under transformers 4's names, if there are any."""
+    """Return the settings in `rope_parameters` under transformers 4's names, if there are any.
+
+    `{"rope_theta": 1e6, "rope_type": "default"}` -> `{"rope_theta": 1e6, "rope_scaling": None}`.
+    """
     rope = dict(config.get("rope_parameters") or {})
     found = {}
-    if any(isinstance(value, Mapping) for value in rope.values()):
+    if any(isinstance(value, Mapping) for value in rope.values()):  # one for each kind of layer
         kind = config["model_type"]
-        if kind not in THETA_OF_SLIDING:
+        if kind not in THETA_OF_SLIDING:  # transformers 4 has no names for them
             return {}
         found[THETA_OF_SLIDING[kind]] = rope["sliding_attention"]["rope_theta"]
         rope = dict(rope["full_attention"])
     for name in ("rope_theta", "partial_rotary_factor"):
         if name in rope:
             found[name] = rope.pop(name)
-    if found:
+    if found:  # what is left is the scaling
         found["rope_scaling"] = None if rope == {"rope_type": "default"} else rope
     return found
