@@ -51,7 +51,7 @@ def base_files(folder: Path) -> dict[str, str]:
 
 def base_sha256(files: Mapping[str, str]) -> str:
     """Return one hash over the names and hashes of a base's files."""
-    return _joined(f"{name} {digest}" for name, digest in files.items())
+    return _hash_of_lines(f"{name} {digest}" for name, digest in files.items())
 
 
 def base_change(record: RunRecord, folder: Path) -> str:
@@ -76,10 +76,10 @@ def base_change(record: RunRecord, folder: Path) -> str:
 def model_sha256(folder: Path) -> str:
     """Return the fingerprint of the result of a training.
 
-    For a training of a version before 0.5, it covers all files, because old records have it so.
+    For a training of a version before 0.5, it covers all files, as in the records of its answers.
     """
     if (folder / MANIFEST).exists() and "base_files" not in read_record(folder / MANIFEST):
-        return _joined(map(_line_before_0_5, model_files(folder)))
+        return _hash_of_lines(map(_line_before_0_5, model_files(folder)))
     return base_sha256(trained_files(folder))
 
 
@@ -122,19 +122,22 @@ def _sorted_values(value: Any) -> Any:
 
 
 def _with_lf(path: Path) -> bytes:
+    """Return the content of a text file with LF in place of CRLF."""
+    # A command reads a manifest several times, and `record_bytes` keeps it.
     content = record_bytes(path) if path.name == MANIFEST else path.read_bytes()
     return content.replace(b"\r\n", b"\n")
 
 
-def _joined(lines: Iterator[str]) -> str:
+def _hash_of_lines(lines: Iterator[str]) -> str:
+    """Return the SHA-256 of lines that LF separates."""
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _sampled_sha256(data: BinaryIO, size: int) -> str:
     """Return the hash of a file; above 2 MiB, of its first and last MiB and of samples.
 
-    The samples are 64 KiB of every 16 MiB between. They suffice, because a training changes whole
-    matrices. To read 16 GB takes 19 s, these parts take 1 s.
+    A sample is 64 KiB, one every 16 MiB. They suffice, because a training changes whole matrices.
+    To read 16 GB takes 19 s, these parts take 1 s.
     """
     digest = hashlib.sha256(data.read(MIB))
     for place in range(16 * MIB, size - MIB, 16 * MIB):
@@ -161,16 +164,16 @@ def _hashes_before_0_5(folder: Path) -> Iterator[str]:
     files = model_files(folder)
     lines = {path: _line_before_0_5(path) for path in files}
     unread = sorted(set(files) - set(_found(folder, BASE_FILES)))
-    left_out = chain.from_iterable(combinations(unread, n) for n in range(len(unread) + 1))
+    added_since = chain.from_iterable(combinations(unread, n) for n in range(len(unread) + 1))
     selections = []
-    for names in islice(left_out, MAX_SELECTIONS):
-        selections.append([path for path in files if path not in names])
+    for added in islice(added_since, MAX_SELECTIONS):
+        selections.append([path for path in files if path not in added])
     for paths in selections:
-        yield _joined(lines[path] for path in paths)
+        yield _hash_of_lines(lines[path] for path in paths)
     for path in files:
         if path.suffix in TEXTS:
             content = _with_lf(path)
             digest = _sampled_sha256(BytesIO(content), len(content))
             lines[path] = f"{path.name} {len(content)} {digest}"
     for paths in selections:
-        yield _joined(lines[path] for path in paths)
+        yield _hash_of_lines(lines[path] for path in paths)

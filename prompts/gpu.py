@@ -17,8 +17,11 @@ from panjue.prompts.plumbing.machine import (
 HIDING = ("", "-1", "NoDevFiles")
 """Values of CUDA_VISIBLE_DEVICES that ask for the CPU. Slurm sets the last one."""
 
-NO_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver")
-"""torch's message if there is no GPU, or if CUDA_VISIBLE_DEVICES hides it."""
+NONE_VISIBLE = "No CUDA GPUs are available"
+"""torch's message if there is a driver but no GPU, or if CUDA_VISIBLE_DEVICES hides it."""
+
+NO_DRIVER = "Found no NVIDIA driver"
+"""torch's message if there is no driver."""
 
 NVIDIA_DEVICE = Path("/dev/nvidia0")
 
@@ -38,7 +41,7 @@ def check_gpu(number: int = 0, *, answering: bool = False) -> None:
     """
     import torch
 
-    with warnings.catch_warnings(action="ignore"):  # refuse_unusable repeats it
+    with warnings.catch_warnings(action="ignore"):  # `refuse_unusable` gives the reason
         has_cuda = torch.cuda.is_available() and torch.version.cuda is not None
         if has_cuda:
             number %= torch.cuda.device_count()  # as accelerate does
@@ -64,7 +67,10 @@ def is_hidden() -> bool:
 
 
 def refuse_unusable() -> None:
-    """Raise UserError, with torch's reason, if there is a GPU that torch cannot use."""
+    """Raise UserError, with torch's reason, if there is a GPU that torch cannot use.
+
+    Call it only if torch sees no GPU: only then does `init` raise, with the reason.
+    """
     import torch
 
     try:
@@ -82,11 +88,11 @@ def refuse_unusable() -> None:
                 "to compute on the CPU"
             )
         return
-    if not is_there and reason.startswith(NO_GPU):
+    if not is_there and reason.startswith((NONE_VISIBLE, NO_DRIVER)):
         return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     driver = cards[0].driver if cards else ""
-    if visible and reason.startswith(NO_GPU[0]):
+    if visible and reason.startswith(NONE_VISIBLE):
         way_out = f"CUDA_VISIBLE_DEVICES={visible} names no GPU of this machine; unset it"
     elif not driver or is_old(driver):
         has = f" (this is {driver})" if driver else ""

@@ -103,25 +103,26 @@ def check_weights(folder: Path) -> None:
 
 
 def is_demo(folder: Path) -> bool:
-    """Say whether a model or adapter descends from a base that `panjue base` made.
+    """Say whether a model or adapter was trained from a base that `panjue base` made.
 
-    The manifest of a training names its base. Only the untrained model of `panjue base` has a
-    `start.json`. It takes at most three steps to get there from a merged model.
+    Only such a base has a `start.json`. The manifest of a training names its base, which may be the
+    result of another training. From a merged model, it takes at most three steps.
     """
     for _ in range(3):
         manifest = folder / "manifest.json"
-        if manifest.exists():
-            base = str(read_record(manifest).get("base") or folder)
-            # A relative path may start from another working folder, above this folder.
-            places = [place / base for place in (Path(), *folder.resolve().parents)]
-            folder = next(filter(Path.is_dir, places), Path(base))
+        base = read_record(manifest).get("base") if manifest.exists() else None
+        if not base:
+            break
+        # A relative path may start from another working folder, above this folder.
+        places = [place / base for place in (Path(), *folder.resolve().parents)]
+        folder = next(filter(Path.is_dir, places), Path(base))
     return (folder / "start.json").exists()
 
 
 def is_hub_name(name: str) -> bool:
     """Say whether the name of a base that is no local folder can be a name on the hub."""
     in_hub_form = name.count("/") == 1 and not name.startswith((".", "/", "~"))
-    return in_hub_form and not Path(name).is_dir()
+    return in_hub_form and not Path(name).is_dir()  # owner/model
 
 
 def _from_hub(name: str, files: Sequence[str]) -> Path:
@@ -187,7 +188,8 @@ def load_tokenizer(folder: Path) -> Any:
 def model_files(folder: Path) -> list[Path]:
     """Return the files of a model that are downloaded and copied, sorted by name."""
     found = {path for pattern in MODEL_FILES for path in folder.glob(pattern)}
-    return sorted(found - {folder / CHOICE})  # made when the weights are there
+    # CHOICE (who answers) is written later, for the weights that are there; it is no part of them.
+    return sorted(found - {folder / CHOICE})
 
 
 def is_tiny(model: Path) -> bool:
@@ -199,10 +201,10 @@ def is_tiny(model: Path) -> bool:
 def threads_for(model: Path) -> Iterator[None]:
     """Let the block, and the processes that it starts, compute with few threads if a model is tiny.
 
-    Threads wait for each other after every small matrix product. On an idle machine, two threads
-    that spin for a short time compute 19,000 tokens/s with the demo's base, and one 12,400. Beside
-    a busy process, two compute 9,500 and one 12,200. If threads would wait for a whole time slice
-    beside a busy process, one computes. The user's OMP_NUM_THREADS counts.
+    Two threads if waiting threads spin briefly (see `spin_briefly`), else one, since they wait for
+    each other after every small matrix product. The user's OMP_NUM_THREADS counts more. With the
+    demo's base, two compute 19,000 tokens/s on an idle machine and one 12,400; beside a busy
+    process, two compute 9,500 and one 12,200.
     """
     if not is_tiny(model) or "OMP_NUM_THREADS" in os.environ:
         yield
@@ -210,7 +212,8 @@ def threads_for(model: Path) -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
-    threads = min(before, TINY_THREADS) if SPINS in os.environ else 1
+    waits_briefly = SPINS in os.environ  # set by `spin_briefly`, or by the user
+    threads = min(before, TINY_THREADS) if waits_briefly else 1
     torch.set_num_threads(threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     try:
@@ -221,4 +224,5 @@ def threads_for(model: Path) -> Iterator[None]:
 
 
 def prompt_sha256(task: str) -> str:
+    """Return the hash of a task's `prompt.md`, for records."""
     return sha256(prompt_file(task))
