@@ -53,16 +53,17 @@ ListSettings = Annotated[bool, typer.Option("--settings", help="list all setting
 
 
 def _print_version(wanted: bool) -> None:
+    """Print the version and end, if the option `--version` is given."""
     if wanted:
         print(f"panjue {panjue_version()}")
         raise typer.Exit
 
 
-def _list_settings(module: str, config_class: str, section: str, config: Path) -> None:
+def _list_settings(module: str, class_name: str, section: str, config: Path) -> None:
     """Print the settings of a command with the values that they have in a config file."""
-    known = getattr(import_module(f"panjue.{module}"), config_class)
+    config_class = getattr(import_module(f"panjue.{module}"), class_name)
     values = load_values(config) if config.is_file() else {}
-    print(*setting_lines(known, values.get(section) or {}), sep="\n")
+    print(*setting_lines(config_class, values.get(section) or {}), sep="\n")
 
 
 @app.callback()
@@ -132,6 +133,7 @@ def sft(
     with importing():
         from panjue.finetune.words import training_words
     if settings:
+        # A new training is refused without model and train, but its settings can be listed.
         config, _ = training_words([*given, "model=", "train="])
         _list_settings("finetune.settings", "SftConfig", "sft", config)
         return

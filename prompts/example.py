@@ -55,9 +55,9 @@ class Decoded:
     """Item and field of each value that a readable reply lacks, so that it is the fallback's."""
 
     def without(self, fields: Collection[str], items: int) -> "Decoded":
-        """Return the reply as if it lacked these fields of its items."""
-        taken = [(item, field) for item in range(items) for field in fields]
-        return replace(self, from_fallback=(*self.from_fallback, *taken))
+        """Return the reply as if it lacked these fields of its first `items` items."""
+        lacked = [(item, field) for item in range(items) for field in fields]
+        return replace(self, from_fallback=(*self.from_fallback, *lacked))
 
     def is_fallback(self, item: int, field: str) -> bool:
         """Say whether the reply lacks this field of an item."""
@@ -74,13 +74,16 @@ lead to the same questions, so that a run can resume and be decoded again withou
 
 
 def once(example: Example) -> Solving:
-    """Solve an example with one call: it is the question itself."""
-    [decoded] = yield [example]
+    """Answer an example with one call: ask the example itself, and return its decoded reply."""
+    [decoded] = yield [example]  # see `Solving`
     return decoded.answer
 
 
 def run_steps(solving: Solving, reply: Callable[[int, Example], Decoded]) -> Answer:
-    """Return the answer that results if `reply` answers question 0, 1 and so on."""
+    """Return the answer of these steps, whose questions `reply` answers by number, from 0.
+
+    It gets a number and its question, and gives the decoded reply.
+    """
     numbers = count()
     replies = None
     while True:

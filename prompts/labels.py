@@ -20,7 +20,10 @@ Counts = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of the training answers by field (for `judgment`: charges, articles, penalty)."""
+    """The labels of the training answers by field (for `judgment`: charges, articles, penalty).
+
+    `kind` is the name of a field here; see `LabelFields.kinds`.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -50,6 +53,7 @@ class Labels:
                     yield f"{kind} {', '.join(map(repr, same))} look equal; keep one spelling"
 
     def _by_form(self, kind: str) -> dict[str, list[str]]:
+        """Return normal form -> the labels of a field that have it."""
         forms: dict[str, list[str]] = {}
         for label in self.names(kind):
             forms.setdefault(normal(label), []).append(label)
@@ -78,6 +82,7 @@ class Labels:
         return hashlib.sha256(json_text(asdict(self)).encode()).hexdigest()
 
     def save(self, folder: Path) -> None:
+        """Write the labels to labels.json in a folder."""
         write_json(folder / "labels.json", asdict(self))
 
 
@@ -85,6 +90,7 @@ LABELS = TypeAdapter(Labels)
 
 
 def load_labels(path: Path) -> Labels:
+    """Read a labels.json; UserError: it is not one."""
     try:
         return LABELS.validate_python(read_json(path))
     except ValidationError as error:
@@ -106,11 +112,7 @@ def collect(answers: Iterable[Mapping[str, Iterable[str]]]) -> Labels:
             first, second, *_ = sets.values()
             for label in first:
                 pairs.setdefault(label, Counter()).update(second)
-    return Labels(
-        {kind: _ranked(counter) for kind, counter in counts.items()},
-        dict(most),
-        {label: _ranked(counter) for label, counter in sorted(pairs.items())},
-    )
+    return _labels(counts, dict(most), pairs)
 
 
 def merged_labels(several: Sequence[Labels]) -> Labels:
@@ -131,11 +133,15 @@ def merged_labels(several: Sequence[Labels]) -> Labels:
             most[kind] = max(number, most.get(kind, 0))
         for label, partners in labels.pairs.items():
             pairs.setdefault(label, Counter()).update(partners)
-    return Labels(
-        {kind: _ranked(counter) for kind, counter in counts.items()},
-        most,
-        {label: _ranked(counter) for label, counter in sorted(pairs.items())},
-    )
+    return _labels(counts, most, pairs)
+
+
+def _labels(
+    counts: Mapping[str, Counter[str]], most: Counts, pairs: Mapping[str, Counter[str]]
+) -> Labels:
+    """Return the labels with the commonest first, and `pairs` sorted by label."""
+    ranked = {kind: _ranked(counter) for kind, counter in counts.items()}
+    return Labels(ranked, most, {label: _ranked(pairs[label]) for label in sorted(pairs)})
 
 
 def _ranked(counter: Counter[str]) -> dict[str, int]:
