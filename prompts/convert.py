@@ -265,7 +265,10 @@ def _write(
             number += 1
             result = case if isinstance(case, NotSaid) else _checked(case, number, task, known)
             if isinstance(result, NotSaid):
-                _leave_out(done, left, place, result)
+                done.left_out[result.kind] += 1
+                done.first_left_out = done.first_left_out or f"{place}: {printable(result)}"
+                row = dump({"file": str(done.path), "place": place, "reason": str(result)})
+                left.write(row.encode("utf-8", "replace").decode() + "\n")
                 continue
             done.of_nobody += result.pop(chat.OF_NOBODY, 0)
             if done.form in chat.QUESTIONS:
@@ -316,30 +319,19 @@ def _checked(case: Case, number: int, task: Task, known: set[str]) -> Case | Not
     return case
 
 
-def _leave_out(done: Conversion, left: "_Hashed", place: RowPlace, reason: NotSaid) -> None:
-    """Count a row that is left out, and list it with the reason."""
-    done.left_out[reason.kind] += 1
-    done.first_left_out = done.first_left_out or f"{place}: {printable(reason)}"
-    row = dump({"file": str(done.path), "place": place, "reason": str(reason)})
-    left.write(row.encode("utf-8", "replace").decode() + "\n")
-
-
+@dataclass
 class _Hashed:
     """Writes into a file, and computes the hash of what it writes."""
 
-    def __init__(self, file: IO[str]) -> None:
-        """Start with nothing."""
-        self._file = file
-        self._hash = hashlib.sha256()
+    file: IO[str]
+    hash: Any = field(default_factory=hashlib.sha256)
 
     def write(self, text: str) -> None:
-        self._file.write(text)
-        self._hash.update(text.encode())
-
-    def sha256(self) -> str:
-        return self._hash.hexdigest()
+        self.file.write(text)
+        self.hash.update(text.encode())
 
 
+@dataclass
 class _Documents:
     """Writes questions in the form of the task `reading`; questions of one text stay together.
 
@@ -351,25 +343,23 @@ class _Documents:
     END = f"{END_OF_TEXT}\n]}}\n"
     OF_TEXT = ("context", "casename")
 
-    def __init__(self, file: _Hashed) -> None:
-        """Start with no text in the file."""
-        self._file = file
-        self._last_text: list[Any] | None = None  # domain, context and casename
+    file: _Hashed
+    last_text: list[Any] | None = None  # domain, context and casename
 
     def write(self, case: Case) -> None:
         """Write a question, after its text if that differs from the last one."""
         text = [case.get("domain"), *map(case.get, self.OF_TEXT)]
         of_text = {key: case[key] for key in self.OF_TEXT if key in case}
         question = {key: case[key] for key in case if key not in (*self.OF_TEXT, "domain")}
-        if text == self._last_text:
-            self._file.write(",")
+        if text == self.last_text:
+            self.file.write(",")
         else:
             domain = {"domain": case["domain"]} if case.get("domain") is not None else {}
-            beginning = '{"data": [\n' if self._last_text is None else f"{self.END_OF_TEXT},\n"
+            beginning = '{"data": [\n' if self.last_text is None else f"{self.END_OF_TEXT},\n"
             whole = dump({**domain, "paragraphs": [{**of_text, "qas": []}]})
-            self._file.write(beginning + whole.removesuffix(self.END_OF_TEXT))
-        self._file.write(dump(question))
-        self._last_text = text
+            self.file.write(beginning + whole.removesuffix(self.END_OF_TEXT))
+        self.file.write(dump(question))
+        self.last_text = text
 
 
 def _is_made_for(out: Path) -> Callable[[Path], bool]:
@@ -393,7 +383,7 @@ def _recorded_hashes(out: Path) -> dict[str, list[str]]:
         record = json.loads(record_path(out).read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    # A user's file of this name has hardly all three keys.
+    # With all three keys, it is hardly a user's file of the same name.
     if not isinstance(record, dict) or not {"left_out", "form", "made"} <= record.keys():
         return {}
     made = record["made"]
@@ -408,7 +398,7 @@ def _write_record(done: Conversion, task: str, cases: _Hashed, left: _Hashed) ->
     """
     made: dict[str, list[str]] = {}
     for path, hashed in ((done.out, cases), (left_out_path(done.out), left)):
-        hashes = [hashed.sha256()]
+        hashes = [hashed.hash.hexdigest()]
         if path.is_file():
             hashes.append(sha256(path))
         made[path.name] = hashes

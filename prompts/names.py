@@ -191,16 +191,16 @@ def places_in_plain(plain: str, names: Sequence[str]) -> list[Place]:
     in_plain = folded(plain, set("".join(keys)))
     text = in_plain.text
     keys = [key_in_text(text, key) for key in keys]
-    words_are_blanked = set(STEMS).isdisjoint(keys)  # needed only if a name is a stem, such as 甲
+    has_stems = not set(STEMS).isdisjoint(keys)  # a name is a single stem, such as 甲
     places = []
     for number in sorted(range(len(keys)), key=lambda number: -len(keys[number])):
         key = keys[number]
         if not key:
             continue
-        if len(key) == 1 and not words_are_blanked:
+        if len(key) == 1 and has_stems:  # once, before the first single character
             # WITH_STEM also matches 丁某. If that is a name, it is longer and was found before.
             text = WITH_STEM.sub(lambda found: TAKEN * len(found[0]), text)
-            words_are_blanked = True
+            has_stems = False
         found = text.find(key)
         while found >= 0:
             end_found = found + len(key)

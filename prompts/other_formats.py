@@ -66,10 +66,7 @@ FORMS = {
 }
 """Beginning of a text -> what the file is."""
 
-FORMS_ANYWHERE = {
-    re.compile(r'"answers"\s*:\s*\[\s*\['): "answers of several spans (CAIL2021)",
-}
-"""Pattern of text that no file of a task contains -> what the file is."""
+SEVERAL_SPANS = re.compile(r'"answers"\s*:\s*\[\s*\[')
 
 FORMS_OF_OBJECTS = {
     re.compile(
@@ -79,7 +76,7 @@ FORMS_OF_OBJECTS = {
     re.compile(r"\{\s*\n"): "one object over many lines",
     re.compile(r"\{[^\n]*\}[ \t]*\{[^\n]*\}"): "several objects on a line, as of joined files",
 }
-"""The same, for a file with one object, if files of the task are not one object."""
+"""The same, for a task whose files have an object a line."""
 
 
 def other_format(path: Path, task: Task) -> str:
@@ -106,15 +103,13 @@ def _formats(head: bytes, task: Task) -> Iterator[str]:
     for name, wanted in FORMAT_KEYS.items():
         if wanted <= keys and not is_of_task:
             yield name
-    # A task with its own function for rows may read a file that is one JSON object.
-    has_a_case_a_line = task.data.rows is case_rows
-    forms = FORMS | FORMS_OF_OBJECTS if has_a_case_a_line else FORMS
+    has_object_a_line = task.data.rows is case_rows  # files of other tasks may be one object
+    forms = FORMS | FORMS_OF_OBJECTS if has_object_a_line else FORMS
     for form, name in forms.items():
         if form.match(text):
             yield name
-    for form, name in FORMS_ANYWHERE.items():
-        if form.search(text):
-            yield name
+    if SEVERAL_SPANS.search(text):
+        yield "answers of several spans (CAIL2021)"
     if JSONP.match(text):
         yield "JavaScript around JSON (JSONP)"
     if {"context", "question", "answers"} <= keys and "paragraphs" not in keys:

@@ -41,8 +41,6 @@ class Rewritten:
 
         If `甲&amp;乙` became `甲&乙`: 1 -> 1, and 2 -> 6.
         """
-        if not self.edits:
-            return place
         number = bisect_right(self.edits, place, key=lambda edit: edit.end)
         if number < len(self.edits) and self.edits[number].start <= place:
             return self.edits[number].old_start
@@ -56,8 +54,8 @@ class Rewritten:
 
         If `甲&amp;乙` became `甲&乙`: 1 -> 1, and 2 -> 6. 0 stays 0.
         """
-        if not self.edits or place == 0:
-            return place
+        if place == 0:
+            return 0
         number = bisect_right(self.edits, place - 1, key=lambda edit: edit.end)
         if number < len(self.edits) and self.edits[number].start < place:
             return self.edits[number].old_end
