@@ -183,14 +183,13 @@ def _form_of(source: SourceFile, task: str, name: str, own: Form) -> Form:
     )
 
 
-CaseRows = tuple[RowPlace, list[Row] | NotSaid]
-"""Place of the first row of a case, and its rows; or of a row, and why there is no case."""
-
-
-def _groups(source: SourceFile, form: Form, done: Conversion) -> Iterator[CaseRows]:
-    """Yield the rows of each case when its last row was read; count the rows in `done`.
+def _groups(
+    source: SourceFile, form: Form, done: Conversion
+) -> Iterator[tuple[RowPlace, list[Row] | NotSaid]]:
+    """Yield the rows of each case, or why it cannot be read, with the place of its first row.
 
     Rows of one case, e.g. one for each person, have the same key. A row without a key is a case.
+    Count the rows in `done`.
     """
     if form.key is None:  # each row is a case
         for place, row in source.rows():

@@ -203,10 +203,10 @@ def is_held_out(
 
     It holds out the texts of its dev file, whose hashes are `in_dev`; without one, a tenth of all.
     """
-    text = hash_by(example, split_by)
+    digest = hash_by(example, split_by)
     if in_dev is not None:
-        return text in in_dev
-    return int(text[:8], 16) % 10 == 0
+        return digest in in_dev
+    return int(digest[:8], 16) % 10 == 0
 
 
 WHITE_SPACE = re.compile(r"\s+")

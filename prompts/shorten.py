@@ -144,6 +144,7 @@ def split_sentences(text: str, max_length: int | None, names: Sequence[str]) -> 
         else:
             parts.append(sentence)
     ends = [plain.old_end(end) for end in accumulate(map(len, parts))]
+    # The last sentence ends with the text, even if `plain_text` has dropped its last characters.
     places = pairwise([0, *ends[:-1], len(text)])
     return [text[start:end] for start, end in places if start < end]
 
