@@ -69,7 +69,7 @@ def is_hidden() -> bool:
 def refuse_unusable() -> None:
     """Raise UserError, with torch's reason, if there is a GPU that torch cannot use.
 
-    Call it only if torch sees no GPU: only then does `init` raise, with the reason.
+    Call it if torch sees no GPU: then `init` raises, with the reason.
     """
     import torch
 
@@ -77,6 +77,8 @@ def refuse_unusable() -> None:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         reason = first_line(error).partition(" Please ")[0].rstrip(".")
+    else:  # the driver was loaded in the meantime
+        return
     cards = nvidia_cards()
     name = cards[0].name if cards else "NVIDIA GPU"
     is_there = bool(cards) or NVIDIA_DEVICE.exists()

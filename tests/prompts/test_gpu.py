@@ -123,6 +123,15 @@ def test_the_reason_is_that_of_torch(
     assert str(error.value).startswith(f"GPU: torch cannot use the {said}")
 
 
+def test_a_gpu_that_appears_meanwhile_is_not_refused(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine({**GOOD, "nvidia-smi": nvidia_smi("600.0")})
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", Mock())
+    check_gpu()
+
+
 def test_a_gpu_is_new_enough_and_triton_can_compile_for_it(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
