@@ -148,7 +148,7 @@ class ServedRun:
         """
         advisor = self.question_maker.advisor
         # The model's log-probabilities take time, so only those that count are asked for.
-        fields = self.task.answer if advisor and advisor.weighs_model else LabelFields()
+        fields = self.task.answer if advisor and advisor.needs_logprobs else LabelFields()
         row = await ask(engine, question, next(NUMBERS), fields, on_text=on_text)
         if "refused" in row:
             raise UserError(row["refused"])

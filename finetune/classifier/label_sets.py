@@ -9,7 +9,7 @@ be right are looked at, but only formed sets: of the six likeliest labels of an 
 to three, the four likeliest ones, the five likeliest ones, and all six.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
@@ -74,9 +74,11 @@ class LabelField:
 def label_frequencies(gold: NDArray[np.bool_], is_set: bool) -> tuple[float, ...]:
     """Return the probability of each label if the text says nothing; gold is [items, labels].
 
-    For a class, it is the share of items that have the label. For a label set, this share is taken
-    as the odds p / (1 - p), since the probability of a set of one label is in proportion to its
-    odds. One item with each label and one without it are added, so that no share is 0.
+    For a class, it is the share of items that have the label. For a label set, the odds p / (1 - p)
+    are this share: shares of 0.8 and 0.2 give the probabilities 0.44 and 0.17. Then the set of the
+    first label alone is four times as likely as that of the second, as sets of one label have
+    probabilities in proportion to the odds. One item with each label and, for a label set, one
+    without it are added, so that no share is 0.
     """
     items, labels = gold.shape
     if not is_set:
@@ -134,9 +136,9 @@ ROUNDING = 1e-12
 good labels the first by name."""
 
 
-def by_probability(labels: Iterable[str], probabilities: Probabilities) -> list[str]:
-    """Return the labels, the likeliest first."""
-    return sorted(labels, key=lambda label: (-probabilities[label], label))
+def highest_first(labels: Iterable[str], values: Mapping[str, float]) -> list[str]:
+    """Return labels by their values, the highest first; of equal ones, the first by name."""
+    return sorted(labels, key=lambda label: (-values[label], label))
 
 
 def set_chances(
@@ -150,8 +152,9 @@ def set_chances(
     """
     clipped = {label: min(max(p, TINY), 1 - TINY) for label, p in probabilities.items()}
     odds = {label: p / (1 - p) for label, p in clipped.items()}
-    likely = [p for p in clipped.values() if p > TINY]  # of hundreds of labels, these are few
-    scale = _scale(weights, clipped.values(), likely or clipped.values())
+    # To save time: of hundreds of labels, few are likely, and the others hardly change the scale.
+    likely = [p for p in clipped.values() if p > TINY] or clipped.values()
+    scale = _scale(weights, clipped.values(), likely)
     found = []
     for labels in sets:
         size = min(len(labels), MAX_SIZE)
@@ -165,8 +168,8 @@ def _scale(weights: Sequence[float], probabilities: Iterable[Any], likely: Itera
     """Return the scale of the probabilities of sets: a number, or an array with one for each item.
 
     It is the product of 1 - p of all labels, divided by the mean weight of a set if labels were
-    independent. This mean is computed from the `likely` labels. They may leave out probabilities of
-    `TINY`, which hardly change it, unless all are.
+    independent. The mean is computed from the probabilities in `likely`. These are the ones above
+    `TINY`, or all of them if none is above.
     """
     none = prod(1 - p for p in probabilities)
     expected = sum(map(mul, size_chances(likely), weights))
@@ -188,7 +191,7 @@ MEMBERS = _members()
 SIZES = MEMBERS.sum(axis=1)  # of the sets, [sets]
 
 BY_SIZE = MEMBERS * (np.arange(1, LABELS_OF_SETS + 1)[:, None] == SIZES)[..., None]
-"""`MEMBERS` of only the sets of each size from 1, [sizes, sets, labels]."""
+"""Which sets of each size from 1 have which labels, [sizes, sets, labels]."""
 
 
 def best_sets(
@@ -198,15 +201,19 @@ def best_sets(
 
     A set has at most `max_size` labels. It is empty only if the weight of empty sets allows this.
 
-    The best set of a size has the labels with the largest terms. The term of a label is the sum of
-    2 P(gold) / (size + |gold|) over the formed sets `gold` that have it (Dembczyński et al., "An
-    exact algorithm for F-measure maximization", NIPS 2011). The expected F1 is the sum of the terms
-    of the chosen labels. For example, let {a}, {b} and {a, b} be right with the probabilities 1/9,
-    4/9 and 4/9. Then {b} has an expected F1 of 20/27, {a, b} of 22/27, and b and a are chosen.
+    If `gold` is right, a set has F1 2 * |common labels| / (|set| + |gold|). So each label adds a
+    term of its own to the expected F1 of the set:
+
+        term = sum of 2 * P(gold) / (|set| + |gold|) over the formed sets `gold` that have the label
+
+    Terms depend only on the size of the set, so the best set of a size has the labels with the
+    largest terms (Dembczyński et al., "An exact algorithm for F-measure maximization", NIPS 2011).
+    For example, let {a}, {b} and {a, b} be right with the probabilities 1/9, 4/9 and 4/9. Then {b}
+    has an expected F1 of 20/27, {a, b} of 22/27, and b and a are chosen.
     """
     ranked = []  # the likeliest labels of each item with their probabilities, the likeliest first
     for item in items:
-        ranked.append({label: item[label] for label in by_probability(item, item)[:LABELS_OF_SETS]})
+        ranked.append({label: item[label] for label in highest_first(item, item)[:LABELS_OF_SETS]})
     probabilities = _clipped(ranked, LABELS_OF_SETS)  # [items, labels]
     scale = _scales(weights, items)  # [items]
     sizes = np.arange(min(max_size, LABELS_OF_SETS) + 1)  # of the set to choose, from 0
@@ -215,12 +222,13 @@ def best_sets(
     largest_first = -np.sort(-terms, axis=2)
     is_in_set = np.arange(LABELS_OF_SETS) < sizes[:, None]  # [sizes, labels]
     expected_f1 = np.where(is_in_set, largest_first, 0).sum(axis=2)  # [items, sizes]
-    # The empty set has F1 1 if gold is empty too. The product of no odds is 1.
+    # The empty set has F1 1 if gold is empty too, else 0. The probability of an empty gold is
+    # scale * weight, as there are no odds to multiply.
     expected_f1[:, 0] = scale * weights[0] if weights[0] else -np.inf
     result = []
     for labels, of_item, size in zip(ranked, terms, _best_sizes(expected_f1), strict=True):
-        of_labels = dict(zip(labels, of_item[size].tolist(), strict=False))
-        chosen = by_probability(labels, of_labels)[:size]  # those with the largest terms
+        term_of = dict(zip(labels, of_item[size].tolist(), strict=False))
+        chosen = highest_first(labels, term_of)[:size]
         result.append([label for label in labels if label in chosen])  # the likeliest first
     return result
 
@@ -234,10 +242,12 @@ def _clipped(items: Sequence[Probabilities], columns: int) -> Array:
 
 
 def _scales(weights: Sequence[float], items: Sequence[Probabilities]) -> Array:
-    """Return `_scale` of each item, [items], equal to that which `set_chances` computes for one."""
+    """Return `_scale` of each item, [items], exactly as `set_chances` computes it for one item."""
     probabilities = _clipped(items, max(map(len, items), default=0)).T  # [labels, items]
-    likely = np.where(probabilities > TINY, probabilities, 0)  # 0 changes no size
-    likely = np.where(likely.any(axis=0), likely, probabilities)  # items without a likely one
+    # As there, only likely labels count: one with probability 0 changes no chance of a size.
+    likely = np.where(probabilities > TINY, probabilities, 0)
+    # An item without a likely label keeps all its labels.
+    likely = np.where(likely.any(axis=0), likely, probabilities)
     scale = _scale(weights, probabilities, likely)
     return np.broadcast_to(scale, len(items))  # it is one number if no item has a label
 
@@ -254,10 +264,12 @@ def _formed_chances(weights: Sequence[float], scale: Array, probabilities: Array
 def _terms(formed: Array, sizes: Array) -> Array:
     """Return the terms of labels in sets of these sizes, [items, sizes, labels].
 
-    The term of a label is the sum of 2 P(gold) / (size + |gold|) over the formed sets that have it.
-    `formed` has P(gold) of each formed set, [items, sets].
+    The term of a label is what it adds to the expected F1 of a set of this size that has it: the
+    sum of 2 P(gold) / (size + |gold|) over the formed sets `gold` with this label. `formed` has
+    P(gold) of each formed set, [items, sets].
     """
     # Subscripts: i items, s formed sets, g sizes of these, l labels, n sizes of the set to choose.
+    # `BY_SIZE` has 1 for a formed set, its size and each of its labels, else 0.
     with_label = np.einsum("is,gsl->igl", formed, BY_SIZE)  # P(gold has this size and this label)
     gold_sizes = np.arange(1, LABELS_OF_SETS + 1)
     terms = np.einsum("igl,ng->inl", with_label, 2 / (sizes[:, None] + gold_sizes))

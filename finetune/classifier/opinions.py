@@ -16,7 +16,7 @@ from panjue.finetune.classifier.classifier import Classifier
 from panjue.finetune.classifier.label_sets import (
     Probabilities,
     best_sets,
-    by_probability,
+    highest_first,
     set_chances,
 )
 from panjue.prompts.example import Answer, Decoded, Example, LabelFields, first_reply, is_same
@@ -74,9 +74,12 @@ class Advisor:
     """Corrects the classifier's probability of what the model answers; may be empty."""
 
     @property
-    def weighs_model(self) -> bool:
-        """Say whether the model's own probability counts in a confidence in one of its answers."""
-        by_model = self.calibration.keys() - set(self.answers)  # fields that the model answers
+    def needs_logprobs(self) -> bool:
+        """Say whether the model's log-probabilities count in the confidence in any of its answers.
+
+        The model answers the fields that are not in `self.answers`.
+        """
+        by_model = self.calibration.keys() - set(self.answers)
         return weighs_model(self.calibration[name] for name in by_model)
 
     def opinions(self, example: Example, row: Mapping[str, Any] = EMPTY_REPLY) -> list[Opinion]:
@@ -124,13 +127,17 @@ class Advisor:
         """Return the classifier's answers to a field: one class or label set for each item."""
         label_fields = self.task.answer
         if name in label_fields.classes:
-            return [by_probability(item, item)[0] for item in items]
+            return [highest_first(item, item)[0] for item in items]  # the likeliest class
         size_weights = self.classifier.fields[name].sizes
         max_size = self.labels.most[label_fields.kind(name)]  # the largest set in training
         return best_sets(size_weights, items, max_size)
 
     def show(self, example: Example, opinions: Sequence[Opinion] | None = None) -> Example:
-        """Return the example with the opinions in its prompt, if prompts show them."""
+        """Return the example with the opinions in its prompt, if prompts show them.
+
+        Cases in `self.known` are training cases. Their opinions there come from classifiers that
+        were fitted without them.
+        """
         if not self.in_prompts:
             return example
         text = self.known.get(case_key(example))
@@ -296,7 +303,7 @@ def _field_texts(opinion: Opinion) -> Iterator[str]:
             answered = [answered]
             most = MAX_CLASSES
         likely = [label for label, p in probabilities.items() if p >= SHOWN_FROM]
-        others = by_probability(set(likely).difference(answered), probabilities)
+        others = highest_first(set(likely).difference(answered), probabilities)
         room = max(0, most - len(answered))
         text = _with_percent(answered, probabilities) or "-"
         if others[:room]:

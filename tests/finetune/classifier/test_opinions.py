@@ -17,7 +17,7 @@ from panjue.finetune.classifier.label_sets import (
     LABELS_OF_SETS,
     MEMBERS,
     best_sets,
-    by_probability,
+    highest_first,
     set_chances,
 )
 from panjue.finetune.classifier.opinions import Advisor, Opinion, case_key, opinion_text
@@ -56,14 +56,14 @@ def best_set(sizes: tuple[float, ...], opinion: dict[str, float], most: int) -> 
 def test_the_best_set_is_the_best_of_all_sets(
     opinion: dict[str, float], sizes: tuple[float, ...], most: int
 ) -> None:
-    ranked = by_probability(opinion, opinion)
+    ranked = highest_first(opinion, opinion)
     sets = [frozenset(labels) for labels in all_sets("".join(ranked), 3)]
     sets += [frozenset(ranked[:size]) for size in range(4, len(ranked) + 1)]
     chances = dict(zip(sets, set_chances(sizes, opinion, sets), strict=True))
     chosen = best_set(sizes, opinion, most)
     assert len(chosen) <= most
     assert chosen or sizes[0], "only training's empty sets make an answer empty"
-    assert chosen == by_probability(chosen, opinion)
+    assert chosen == highest_first(chosen, opinion)
     best = max(expected_f1(candidate, chances) for candidate in all_sets("abcdef", most))
     assert expected_f1(frozenset(chosen), chances) == pytest.approx(best)
 
