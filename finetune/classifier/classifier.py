@@ -2,7 +2,8 @@
 
 Two views of a text have n-grams: the whole text of a case, and the clauses that name the person an
 item of the answer is about. The first stage scores them with linear models. For some tasks, trees
-correct the scores: the second stage.
+correct the scores: the second stage. How far a text is known, from 0 to 1, depends on the share of
+its n-grams that have a weight from training.
 """
 
 import json
@@ -93,11 +94,15 @@ class Classifier:
         return [list(islice(by_item, size)) for size in seen.items.sizes.tolist()]
 
     def look_at(self, examples: Sequence[Example]) -> Seen:
-        """Return the n-grams, first-stage scores and facts of one or more examples."""
+        """Return the n-grams, first-stage scores and facts of one or more examples.
+
+        Also return how far the text of each item is known. It is fully known if the share of its
+        n-grams that have a weight is at least that of a usual training text.
+        """
         sizes = [len(example.names) if self.label_fields.items else 1 for example in examples]
         cases = list(map(marked, examples, sizes))
         whole, own = views(cases)
-        rows_of_cases, shares = self.views[0].rows_and_shares(whole)
+        rows_of_cases, shares_with_weight = self.views[0].rows_and_shares(whole)
         rows_of_own, _ = self.views[1].rows_and_shares(own)
         facts_of_items: list[list[float]] = []
         if self.second:  # the first stage reads no facts
@@ -113,7 +118,7 @@ class Classifier:
                 scores=self._scores(rows_of_cases, rows_of_own, np.array(sizes)),
                 facts=np.array(facts_of_items, float),
             ),
-            known=np.repeat(how_known(shares, self.usual_share), sizes),
+            known=np.repeat(how_known(shares_with_weight, self.usual_share), sizes),
         )
 
     def by_both_stages(self, items: Items) -> dict[str, Array]:

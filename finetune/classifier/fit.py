@@ -3,6 +3,10 @@
 Prompts of training show opinions. If they came from a classifier that has seen the answer of the
 case, they would be too good. So they are cross-fitted: the cases are divided into folds, and the
 opinion on a case comes from a classifier that was fitted without its fold.
+
+The first stage is one regression per label, on n-grams. Trees, the second stage, correct its
+scores. The cases come from two files: `train`, and `mix` with further cases, if any. How far a text
+is known, from 0 to 1, depends on the share of its n-grams that other training cases have.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,10 +30,10 @@ from panjue.finetune.classifier.linear import (
     UNUSUAL,
     FirstStage,
     TrainingItems,
-    cross_as_far_as_known,
     cross_calibrated,
     fit_first_stage,
     fit_views,
+    moved_to_frequencies,
     regressions,
 )
 from panjue.finetune.classifier.opinions import Advisor, Opinion, case_key, opinion_text
@@ -78,35 +82,38 @@ def fit(
     task: Task,
     train: Iterable[Example],
     mix: Iterable[Example],
-    known: Labels,
+    known_labels: Labels,
     seed: int,
     console: Console,
 ) -> Fitted:
     """Return the classifier of the fields that `task` decides, fitted on examples with answers.
 
-    Regressions give all items cross-fitted scores. On these, the calibration is fitted with the
-    cases of `train` (Platt scaling for label sets, a temperature for classes; Guo et al., ICML
+    Regressions give all items cross-fitted scores. On these scores, the calibration is fitted with
+    the cases of `train` (Platt scaling for label sets, a temperature for classes; Guo et al., ICML
     2017), and the second stage, if any, with all cases. The less of a text is known, the more its
-    probabilities move to the frequencies of the labels. From these probabilities and the answers
-    follow the weights of set sizes. Labels of mixed-in cases that are not in `known` are ignored.
+    probabilities then move to the frequencies of the labels. Last, the sizes of label sets get
+    weights (`size_weights`). Labels of cases of `mix` that are not in `known_labels` are ignored.
     """
     label_fields = task.answer
-    items = training_items(task, train, mix, known)
+    items = training_items(task, train, mix, known_labels)
     views, rows, shares_known = fit_views(items)
     stages: dict[str, FirstStage] = {}
-    labels = sum(len(label_fields.counts(name, known.counts)) for name in label_fields.fields)
-    with meter(console, FOLDS * labels) as shown:
+    n_labels = 0
+    for name in label_fields.fields:
+        n_labels += len(label_fields.counts(name, known_labels.counts))
+    with meter(console, FOLDS * n_labels) as shown:
         regress = partial(regressions, seed=seed, shown=shown)
         for name in label_fields.fields:
-            stages[name] = fit_first_stage(name, task, items, rows, known, regress)
-    second, crossed = fit_corrections(label_fields, items, stages, console)
+            stages[name] = fit_first_stage(name, task, items, rows, known_labels, regress)
+    second, crossed = second_stage_if_any(label_fields, items, stages, console)
+    # All but the most unusual texts of training, a share of `UNUSUAL`, count as fully known.
     usual_share = float(np.quantile(shares_known, UNUSUAL))
-    text_known = how_known(shares_known, usual_share)  # [items]
+    text_known = how_known(shares_known, usual_share)  # from 0 to 1, [items]
     fields: dict[str, LabelField] = {}
     for name, stage in stages.items():
         if name not in crossed:  # without a second stage
             crossed[name] = cross_calibrated(stage, items.fold)
-        crossed[name] = cross_as_far_as_known(stage, crossed[name], text_known, items.fold)
+        crossed[name] = moved_to_frequencies(stage, crossed[name], text_known, items.fold)
         fields[name] = stage.field
         if stage.field.is_set:
             values = [item[name] for item in items.answers]
@@ -122,14 +129,14 @@ def fit(
 
 
 def training_items(
-    task: Task, train: Iterable[Example], mix: Iterable[Example], known: Labels
+    task: Task, train: Iterable[Example], mix: Iterable[Example], known_labels: Labels
 ) -> TrainingItems:
     """Return the items of at most `MAX_EXAMPLES` cases of `train` and as many of `mix`.
 
-    Cases that training refuses are left out.
+    Cases that training refuses are left out, see `_usable`.
     """
-    own = _usable(task, _sample(train), known)
-    cases = own + _usable(task, _sample(mix), known)
+    own = _usable(task, _sample(train), known_labels)
+    cases = own + _usable(task, _sample(mix), known_labels)
     if not cases:
         raise UserError("train: no example is left to train on, or none has labels")
     answers = [task.answer.items_of(example.answer or {}) for example in cases]
@@ -180,16 +187,19 @@ def show_placeholders(task: Task, labels: Labels, example: Example) -> Example:
     return replace(example, inputs={**example.inputs, "opinions": text})
 
 
-def _usable(task: Task, examples: Iterable[Example], known: Labels) -> list[Example]:
+def _usable(task: Task, examples: Iterable[Example], known_labels: Labels) -> list[Example]:
     """Return the examples without those that training refuses because a label list is empty."""
     usable = []
     for example in examples:
         assert example.answer is not None, "training examples have answers"
         items = task.answer.items_of(example.answer)
         lists = [item[name] for item in items for name in task.answer.sets]
-        # If the task allows an empty list, `decode` has nothing to repair.
-        if all(lists) or not task.ask.decode(task.ask.target(example), example, known).repairs:
-            usable.append(example)
+        if not all(lists):
+            # The right reply is decoded: a repair says that the task allows no empty list.
+            right_reply = task.ask.target(example)
+            if task.ask.decode(right_reply, example, known_labels).repairs:
+                continue
+        usable.append(example)
     return usable
 
 
@@ -199,13 +209,17 @@ def _sample(examples: Iterable[Example]) -> list[Example]:
     return [example for _, example in sorted(lowest, key=itemgetter(0))]
 
 
-def fit_corrections(
+def second_stage_if_any(
     label_fields: LabelFields,
     items: TrainingItems,
     stages: Mapping[str, FirstStage],
     console: Console,
 ) -> tuple[dict[str, FieldTrees], dict[str, Array]]:
-    """Return field -> second stage, if any, and field -> its cross-fitted probabilities."""
+    """Return field -> second stage, if any, and field -> its cross-fitted probabilities.
+
+    Both are empty if there are few cases, or if the task reads no evidence from texts, such as
+    amounts of money: only tasks that do have a second stage.
+    """
     if not label_fields.evidence or len(items.cases) < MIN_CASES:
         return {}, {}
     facts_of_items = []

@@ -2,7 +2,8 @@
 
 An item is the part of an answer about one person, or the whole answer. Its n-grams are those of two
 views: the whole text of its case, and its own clauses, which name the person. To cross-fit is to
-compute something for the cases of each fold from all other folds.
+compute something for the cases of each fold from all other folds. The regressions see the cases of
+two files, `train` and `mix`. Calibration and label frequencies use only those of `train`.
 """
 
 import math
@@ -26,7 +27,7 @@ from panjue.prompts.plumbing.progress import Meter
 from panjue.prompts.task import Task
 
 MAX_COLUMNS = 60_000
-"""Number of n-grams of each view; those that occur in most texts are kept."""
+"""Number of n-grams of each view; those that occur in the most texts are kept."""
 
 MIN_TEXTS = 2
 """Least number of texts in which an n-gram occurs."""
@@ -80,7 +81,8 @@ class TrainingItems:
 def fit_views(items: TrainingItems) -> tuple[list[View], list[csr_array], Array]:
     """Return both views with their chosen n-grams, the vectors of all items, and known shares.
 
-    There are vectors for each view, [items, columns]. For the shares see `shares_known_elsewhere`.
+    There are vectors for each view, [items, columns]. A known share is the share of n-grams of an
+    item's whole text that enough texts of other cases have, [items].
     """
     of_cases: list[Hashes] = []
     own: list[Hashes] = []
@@ -111,11 +113,13 @@ def shares_known_elsewhere(
 ) -> NDArray[np.float64]:
     """Return how much of each item's text training would know without its case, [items].
 
-    This is the share of n-grams that enough other texts have. A new case is not in training either.
-    `texts` has the n-grams of each item's whole case, and `rows` the vectors, [items, columns].
+    This is the share of n-grams that occur in enough texts of other cases. So it can be compared
+    with the share in a new case, which is not in training. `texts` has the n-grams of each item's
+    whole case, which all items of a case share, and `rows` the vectors, [items, columns].
     """
     texts_with = np.bincount(rows.indices, minlength=rows.shape[1])  # [columns]
     row_of = np.repeat(np.arange(len(texts)), np.diff(rows.indptr))  # [stored n-grams of all rows]
+    # The text of a case counts once for each of its items, so all of these are subtracted.
     of_same_case = np.repeat(items.sizes, items.sizes)[row_of]  # items of its case, [stored]
     is_known = texts_with[rows.indices] - of_same_case >= MIN_TEXTS  # [stored]
     known = np.bincount(row_of, is_known, minlength=len(texts))  # [items]
@@ -125,7 +129,10 @@ def shares_known_elsewhere(
 
 
 def fit_view(texts: Sequence[Hashes]) -> View:
-    """Return the n-grams that occur in most texts, with their inverse document frequencies."""
+    """Return the n-grams that occur in the most texts, with their inverse document frequencies.
+
+    At most `MAX_COLUMNS` are kept, and none that occurs in fewer than `MIN_TEXTS` texts.
+    """
     once_a_text = np.concatenate([np.unique(text) for text in texts])  # [n-grams of all texts]
     distinct, counts = np.unique(once_a_text, return_counts=True)  # both [distinct n-grams]
     most = np.argsort(-counts, kind="stable")[:MAX_COLUMNS]
@@ -141,15 +148,15 @@ def fit_first_stage(
     task: Task,
     items: TrainingItems,
     rows: Sequence[csr_array],
-    known: Labels,
+    known_labels: Labels,
     regress: Callable[[csr_array, Array, float], tuple[Array, Array]],
 ) -> FirstStage:
     """Fit the regressions of one field without each fold in turn, and score this fold by them.
 
-    `rows` are the vectors of both views, and `known` has the labels that an answer may have.
+    `rows` are the vectors of both views, and `known_labels` are those that an answer may have.
     `regress` is `regressions` of rows, gold labels and strength.
     """
-    labels = sorted(task.answer.counts(name, known.counts))
+    labels = sorted(task.answer.counts(name, known_labels.counts))
     is_set = name in task.answer.sets
     strength = SET_STRENGTH if is_set else CLASS_STRENGTH
     values = [set(item[name]) if is_set else {item[name]} for item in items.answers]
@@ -171,7 +178,7 @@ def fit_first_stage(
         bias_by_fold.append(bias)
     mean = np.asarray(sum(weights_by_fold) / np.float32(FOLDS))  # [columns of both views, labels]
     mean[np.abs(mean) < MIN_WEIGHT] = 0
-    calibrates = items.is_own & teaches
+    calibrates = items.is_own & teaches  # without items from `mix`
     score = scores.sum(axis=0)  # of both views, [items, labels]
     scale, shift = fit_calibration(score[calibrates], gold[calibrates], is_set)
     frequencies = label_frequencies(gold[calibrates], is_set)
@@ -202,12 +209,14 @@ def cross_calibrated(stage: FirstStage, fold: NDArray[np.int64]) -> NDArray[np.f
     return result
 
 
-def cross_as_far_as_known(
+def moved_to_frequencies(
     stage: FirstStage, probabilities: Array, known: Array, fold: NDArray[np.int64]
 ) -> Array:
-    """Apply `LabelField.as_far_as_known` with cross-fitted frequencies of the labels.
+    """Return probabilities, [items, labels], moved towards cross-fitted label frequencies.
 
-    The less of an item's text is `known`, the more its probabilities move to these frequencies.
+    `known`, [items], says from 0 to 1 how far the text of an item is known. The less it is known,
+    the more its probabilities move. The frequencies are counted on those items of other folds that
+    a calibration is fitted on (`stage.calibrates`).
     """
     result = np.zeros(probabilities.shape)
     for k in range(FOLDS):
