@@ -1,4 +1,9 @@
-"""Turn scores into probabilities, and say how likely an answer of the model is right."""
+"""Turn scores into probabilities, and say how likely an answer of the model is right.
+
+Answers of the model are calibrated by field and group. The group says whether the model and the
+text classifier agree on the answer or differ, and whether the model's log-probability of it is
+known. The four groups are `agree`, `differ`, `agree, with logprob` and `differ, with logprob`.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -180,9 +185,13 @@ def fit_weights(answers: Sequence[tuple[FieldAnswer, bool]]) -> dict[str, Confid
 
 
 def confidence_in(calibration: Calibration, field_answer: FieldAnswer) -> float:
-    """Return the confidence in an answer to a field, calibrated if possible."""
+    """Return the confidence in an answer to a field, from 0 to 1, calibrated if possible.
+
+    If no weights were fitted for `agree, with logprob`, those of `agree` are taken. They ignore the
+    log-probability, as their `model` is 0. The same holds for `differ`. An answer of the classifier
+    is in no group, and keeps the classifier's probability.
+    """
     of_field = calibration.get(field_answer.field, {})
-    # An unfitted group with log-probabilities uses the weights of that without: their `model` is 0.
     without_logprob = of_field.get(field_answer.agreement, UNFITTED)
     weights = of_field.get(field_answer.group, without_logprob)
     of_classifier = weights.classifier * log_odds(field_answer.chance)

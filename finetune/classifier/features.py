@@ -64,11 +64,13 @@ def marked(example: Example, items: int) -> MarkedCase:
     persons = []
     for number in range(items):
         # A text does not tell persons of one name apart; all have the character of the first one.
+        # An answer without a list has one item, even if the case has no name: its number is 0.
         persons.append(keys.index(keys[number]) if number < names else number)
 
     ends = [found.end() for found in CLAUSE_END.finditer(text)]
     bounds = [0, *ends, len(text)]
     clauses: dict[str, list[tuple[int, int]]] = defaultdict(list)  # character of a name -> clauses
+    # At least the first character: without names, the range would end before it starts, an error.
     any_name = re.compile(f"[{chr(FIRST_NAME)}-{chr(FIRST_NAME + max(1, names) - 1)}]")
     for found in any_name.finditer(text):
         number = bisect_right(ends, found.start())

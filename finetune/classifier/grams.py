@@ -99,6 +99,9 @@ def _hashes_of_tokens(first_codes: Hashes, words: dict[int, bytes]) -> tuple[Has
 
     `first_codes` has the code point of the first character of each token. A token is only this
     character, or it is in `words`: number of the token -> bytes of the word.
+
+    A space and a Chinese character, name or number have 1 + 3 bytes. So the hash of a pair follows
+    from the hash of its first token and that of these four bytes, see `_before_four_bytes`.
     """
     alone, after_space = hashes_of_characters()
     codes = np.minimum(first_codes, 0xFFFF)  # only words begin above, and they are hashed below
@@ -107,7 +110,7 @@ def _hashes_of_tokens(first_codes: Hashes, words: dict[int, bytes]) -> tuple[Has
         tokens[number] = crc32(word)
     pairs = _before_four_bytes(tokens[:-1]) ^ after_space[codes[1:]]
     for number, word in words.items():
-        if number:  # the second of a pair, where a space and the word are not four bytes
+        if number:  # it is the second of a pair; a space and a word need not be four bytes
             pairs[number - 1] = crc32(b" " + word, int(tokens[number - 1]))
     return tokens, pairs
 
@@ -143,14 +146,15 @@ def _words(text: str, starts: NDArray[Any], is_letter: NDArray[np.bool_]) -> dic
 def _mask_names(codes: Hashes, ends: NDArray[Any], texts: Sequence[Text]) -> None:
     """Replace each name in the code points of all texts by `PERSON` or `OTHER`, in place.
 
-    Characters above the last name of a text are its own. `ends` has the places between the texts.
+    `PERSON` is the name that the text is about. Characters above that of the text's last name are
+    no names, but were in the case, and stay. `ends` has the places between the texts.
     """
     places = np.flatnonzero((codes >= FIRST_NAME) & (codes < FIRST_NUMBER))  # [candidates]
     numbers = codes[places].astype(np.int64) - FIRST_NAME
     text_of = np.searchsorted(ends, places)
     is_name = numbers < np.array([one.names for one in texts])[text_of]
-    is_own = numbers == np.array([one.own for one in texts])[text_of]
-    codes[places] = np.where(is_name, np.where(is_own, PERSON, OTHER), codes[places])
+    is_person = numbers == np.array([one.own for one in texts])[text_of]
+    codes[places] = np.where(is_name, np.where(is_person, PERSON, OTHER), codes[places])
 
 
 def _is_character(codes: Hashes) -> NDArray[np.bool_]:
@@ -183,8 +187,12 @@ def hashes_of_characters() -> tuple[Hashes, Hashes]:
 
 
 @cache
-def _bytes_before_four() -> Hashes:
-    """Return `_before_four_bytes` of each byte of a checksum, [4, 256]."""
+def _table_for_four_more() -> Hashes:
+    """Return a table for the checksum of a text with four more bytes, [4, 256].
+
+    It has what a byte of the text's own checksum contributes, by the byte's place (the lowest byte
+    first) and its value. `_before_four_bytes` combines the contributions of all four bytes.
+    """
     zeros = bytes(4)
     table = np.zeros((4, 256), np.uint32)
     for place in range(4):
@@ -201,7 +209,7 @@ def _before_four_bytes(checksums: Hashes) -> Hashes:
     hash of two tokens follows from the hashes of each, if the second one and the space before it
     have four bytes.
     """
-    table = _bytes_before_four()
+    table = _table_for_four_more()
     result: Hashes = table[0][checksums & 255]
     result ^= table[1][checksums >> 8 & 255]
     result ^= table[2][checksums >> 16 & 255]

@@ -135,7 +135,11 @@ class FieldTrees:
         return bool(self.scaling)
 
     def dump(self) -> dict[str, Any]:
-        """Return the stage as JSON values; in files, `scaling` is called `start`."""
+        """Return the stage as JSON values.
+
+        "start" is `scaling`, the scale and shift before the trees; files of trained classifiers
+        have this key. "finish" has the scale and shift after the trees.
+        """
         return {
             "trees": self.trees.model_to_string(),
             "start": self.scaling,
@@ -168,7 +172,8 @@ def corrected_probabilities(stage: Mapping[str, FieldTrees], items: Items) -> di
             found = candidates(items, name)
             added = of_field.trees.predict(found.rows, raw_score=True, num_threads=1)
             logits = found.logits(of_field.scaling) + added
-            result[name] = np.zeros(items.scores[name].shape[1:])
+            _, *shape = items.scores[name].shape  # the first axis is that of the two views
+            result[name] = np.zeros(shape)
             result[name][found.item, found.label] = calibrated(logits, *of_field.finish)
         else:  # a class, which the stage has after the label sets
             rows = class_rows(items, name, result, of_field.classes)
@@ -274,7 +279,7 @@ def _fit_set(
         data.set_categorical_feature([0])  # the label
         return FieldTrees(lightgbm.train(SET_TREES, data, ROUNDS), scaling)
 
-    *parts, whole = _without_each_fold(train, shown)
+    *parts, whole = _without_each_fold(train, shown)  # `whole` is fitted on all items
     logits = np.zeros(len(rows))
     for number, part in enumerate(parts):
         aside = fold_of_row == number
@@ -308,7 +313,7 @@ def _fit_class(
 ) -> tuple[FieldTrees, Array]:
     """Return the second stage of a class, and its cross-fitted probabilities, [items, classes].
 
-    `of_sets` has those of the label sets, [items, labels].
+    `of_sets` has those of the label sets, [items, labels]. `fold` is the fold of each item.
     """
     import lightgbm
 
@@ -338,11 +343,12 @@ def _fit_class(
         # The learning rate is half of that for sets.
         return FieldTrees(lightgbm.train(settings, data, 2 * ROUNDS))
 
-    *parts, whole = _without_each_fold(train, shown)
+    *parts, whole = _without_each_fold(train, shown)  # `whole` is fitted on all items
     crossed = np.zeros(classes.shape)
     for number, part in enumerate(parts):
         aside = fold == number
-        crossed[aside] = np.maximum(part.trees.predict(rows[aside], num_threads=1), TINY)
+        probabilities = part.trees.predict(rows[aside], num_threads=1)
+        crossed[aside] = np.maximum(probabilities, TINY)  # none is 0
     return replace(whole, classes=tables(fold >= 0)), crossed  # tables of the items of all folds
 
 
