@@ -8,7 +8,8 @@ the text is `known` from training, the more. All this holds for the classifier t
 cases. Opinions on its training cases come from classifiers that were fitted without them.
 
 The n-grams of a text have an order: all tokens, all pairs of neighbors, then the tokens for the
-position of an item in its list. A name is one character: `FIRST_NAME` plus its number.
+position of an item in its list. Only some n-grams have a weight: those kept in training. In a
+marked case, each name is one character: `FIRST_NAME` plus its number.
 """
 
 from collections import defaultdict
@@ -130,7 +131,9 @@ def reasons(
     """Return for each item of each example: field -> likeliest labels, reasons of those answered.
 
     The classifier was fitted on other examples. At most some hundred are `answered`, with field ->
-    labels for each of their items. `most` limits the reasons; `of_sets=0` saves much time.
+    labels for each of their items. `most` limits the reasons; `of_sets=0` saves much time. An
+    answered label is left out if the field has trees and they do not look at the label; this can
+    only be in a label set.
     """
     if not examples:
         return []
@@ -143,7 +146,7 @@ def reasons(
     for name, of_field in classifier.fields.items():
         probabilities = of_field.as_far_as_known(before[name], seen.known)
         numbers = {label: number for number, label in enumerate(of_field.labels)}
-        wanted = []  # an item, and the number of a label that was answered for it
+        wanted = []  # pairs: an item, and the number of a label that was answered for it
         for item, labels in enumerate(labels_of_items):
             wanted += [(item, numbers[label]) for label in labels[name] if label in numbers]
         of_trees = _trees_say(classifier, seen.items, name, before, wanted, most)
@@ -212,10 +215,11 @@ class _Grams:
     ) -> tuple[Array, Array]:
         """Return what n-grams, [kept], and sentences contribute to the log-odds of a label.
 
-        `column` is that of the label in the weights of this text's view, `of_view`.
+        `column` is that of the label in the weights of this text's view, `of_view`. An n-gram that
+        the text has three times contributes a third at each of its places.
         """
         of_grams = self.values * _weights(of_view, column, self.columns)
-        of_places = of_grams[self.places] * self.shares
+        of_places = of_grams[self.places] * self.shares  # `places` has the n-gram at each place
         return of_grams, np.bincount(self.sentences, of_places, minlength=n_sentences)
 
     def text_of(self, hashed: int) -> str | None:
@@ -261,10 +265,13 @@ class _ItemGrams:
         # of the case, then for each of the own clauses.
         hashes = np.concatenate([of_case.hashes, of_own.hashes])
         self._hashes, self._numbers = np.unique(hashes, return_inverse=True)
-        if EVERY_CASE in of_own.text.position:  # its tokens read alike, so they are one word too
+        if EVERY_CASE in of_own.text.position:
+            # Without a list, all tokens of the position read `EVERY_CASE`, so they are one word
+            # too, the first one. They are the last n-grams of the own clauses. `occurrences` has
+            # the number of each in `of_own.hashes`, or -1 without a weight.
             of_position = of_own.occurrences[-len(of_own.text.position) :]
             with_weight = len(of_case.hashes) + of_position[of_position >= 0]
-            self._numbers[with_weight] = self._numbers[with_weight[:1]]
+            self._numbers[with_weight] = self._numbers[with_weight[:1]]  # nothing if all are -1
 
     def strongest(
         self, classifier: Classifier, column: int, most: Most
@@ -279,6 +286,7 @@ class _ItemGrams:
             of_grams, in_sentences = text.contributions(of_view, column, len(by_sentence))
             by_text.append(of_grams)
             by_sentence += in_sentences
+        # `_numbers` has the word of each n-gram of the case, then of the own clauses.
         by_word = np.bincount(self._numbers, np.concatenate(by_text), minlength=len(self._hashes))
         words = []
         for number in strongest(by_word, most.words):
@@ -302,17 +310,19 @@ def _grams_of_items(
         lengths = map(len, split_sentences(example.text, None, example.names))
         bounds = list(pairwise(accumulate(lengths, initial=0)))
         starts = [start for start, _ in bounds]
-        # The sentence of each character of `case.text`.
+        # For each character of `case.text`, the number of the last sentence that starts before it
+        # or at its place in the text of the example.
         sentences = np.searchsorted(starts, _places_in_text(case), side="right") - 1
         text = Text(case.text, case.names)
         of_case = _grams(text_view, rows_of_cases, number, hashes_of_cases[number], text, sentences)
         for person, own in enumerate(case.own):
             position = position_read(person, len(case.own))
-            if not classifier.label_fields.items:
+            if not classifier.label_fields.items:  # no list, so the position is always the same
                 position = (EVERY_CASE,) * len(position)
             text = Text(own, case.names, case.persons[person], position)
             of_clauses = [sentences[start:end] for start, end in case.own_bounds[person]]
-            in_clauses = np.concatenate([sentences[:0], *of_clauses])  # there may be no clause
+            # The first part is empty: there may be no clause, and NumPy joins at least one part.
+            in_clauses = np.concatenate([sentences[:0], *of_clauses])
             of_own = _grams(own_view, rows_of_items, item, hashes_of_items[item], text, in_clauses)
             yield _ItemGrams(of_case, of_own, bounds)
             item += 1
@@ -323,11 +333,14 @@ def _grams(
 ) -> _Grams:
     """Read a text from its vector, the row of this number, and the hashes of all its n-grams.
 
-    The position in `text` has readable form. `sentences` has the sentence of each character.
+    The tokens of the item's position, which `hashes` has in another form, are readable in `text`.
+    `sentences` has the sentence of each character. For example, if a text has the n-grams a, b, c,
+    a, and b has no weight, then a is number 0, c is number 1, `occurrences` is 0, -1, 1, 0,
+    `places` is 0, 1, 0, and `shares` is 1/2, 1, 1/2.
     """
     part = slice(*rows.indptr[number : number + 2])  # slices of a sparse array itself are slow
     columns = rows.indices[part]
-    kept = view.kept[columns]
+    kept = view.kept[columns]  # the hashes of the text's n-grams with a weight, ascending
     numbers, have_weight = places_among(kept, hashes)
     occurrences = np.where(have_weight, numbers, -1)
     tokens = token_places(text.text)
@@ -352,15 +365,16 @@ def _grams(
 def _places_in_text(case: MarkedCase) -> Array:
     """Return for each character of a marked case the place in the text of its example.
 
-    `marked` made the case from the plain text, and `plain_text` made that from the example's text.
+    The text was rewritten twice: `plain_text` made a plain text from that of the example, and
+    `marked` replaced each name in the plain text by one character.
     """
     edits = []
-    removed = 0  # characters of names before, of which one each is left
+    removed = 0  # how much shorter the names so far have become
     for start, end, _ in case.name_places:
         new_start = start - removed
         edits.append(Edit(new_start, new_start + 1, old_start=start, old_end=end))
         removed += end - start - 1
-    in_plain = _old_starts(Rewritten(case.text, tuple(edits)))
+    in_plain = _old_starts(Rewritten(case.text, tuple(edits)))  # places in the plain text
     in_text: Array = _old_starts(case.plain)[in_plain]
     return in_text
 
@@ -404,8 +418,8 @@ def _trees_say(
 ) -> dict[tuple[int, int], TreesSay]:
     """Return what a field's trees add to the scores of `wanted` pairs of an item and a label.
 
-    Labels of a set that the trees do not look at are absent. `before` has the probabilities of the
-    label sets, which the trees of a class see.
+    Pairs whose label the trees of a set do not look at are absent. `before` has the probabilities
+    of the label sets, which the trees of a class see.
     """
     of_field = classifier.second.get(name)
     if of_field is None or not wanted:
@@ -416,7 +430,7 @@ def _trees_say(
     rows = class_rows(items, name, before, of_field.classes)
     features = class_features(classifier, name, rows.shape[1])
     by_class = trees_of_classes(of_field.trees)
-    items_of: dict[int, list[int]] = defaultdict(list)  # class -> the items that have it as answer
+    items_of: dict[int, list[int]] = defaultdict(list)  # class -> the items wanted with it
     for item, number in wanted:
         items_of[number].append(item)
     result = {}
@@ -424,7 +438,7 @@ def _trees_say(
         parts = by_class[number].predict(rows[of_class], pred_contrib=True, num_threads=1)
         for item, contributions in zip(of_class, parts, strict=True):
             given = float(contributions.sum())
-            average = float(contributions[-1])
+            average = float(contributions[-1])  # after those of the features, LightGBM adds it
             strong = _strongest_features(contributions, features, rows[item], most.of_classes)
             result[item, number] = TreesSay(None, given, average, strong)
     return result
@@ -508,13 +522,18 @@ def _strongest_features(
 
 
 def class_features(classifier: Classifier, name: str, count: int) -> list[tuple[str, str]]:
-    """Return for each of the `count` columns of `class_rows` its name, and what it is about."""
+    """Return for each of the `count` columns of `class_rows` its name, and what it is about.
+
+    First come the scores of the classes. Then, for each label set, come the shares of the classes
+    to expect with the item's labels of this set. Last come the `PLACES`, and the evidence in the
+    whole text and in the own clauses.
+    """
     labels = classifier.fields[name].labels
     features = [("score", label) for label in labels]
     for other in classifier.second[name].classes:
         features += [(f"as usual for the {other}", label) for label in labels]
     features += [(place, "") for place in PLACES]
-    n_evidence = (count - len(features)) // 2  # the last columns, of both texts
+    n_evidence = (count - len(features)) // 2  # half of the other columns are of each text
     # Only the numbers of this function have names; a task may bring its own.
     is_known = classifier.label_fields.evidence is evidence
     about = EVIDENCE if is_known else [f"evidence {number}" for number in range(n_evidence)]
