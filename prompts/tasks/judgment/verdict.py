@@ -204,6 +204,12 @@ class _Convict:
     fines_before_decision: int = 0  # number of `fines` before 决定执行
     has_earlier_sentence: bool = False
 
+    def last_crime(self) -> _Crime:
+        """Return the crime that was read last; a text may name a person without any."""
+        if not self.crimes:
+            raise NotSaid("a person without a crime", self.name)
+        return self.crimes[-1]
+
     def is_waiting(self) -> bool:
         """Say whether the last crime has no penalty yet."""
         return bool(self.crimes) and self.crimes[-1].penalty is None
@@ -388,14 +394,15 @@ class _Reading:
             several = _several_penalties(written)
             if several:  # then 决定执行 follows
                 [person] = self._current
-                person.crimes += [_Crime(person.crimes[-1].charges, one) for one in several]
+                charges = person.last_crime().charges
+                person.crimes += [_Crime(charges, one) for one in several]
                 return
         if penalty is None:
             raise NotSaid("a penalty that cannot be read", text)
         if not self._current or (len(self._current) > 1 and each not in ("均", "各")):
             raise NotSaid("a penalty without one person", text)
         for person in self._current:
-            last = person.crimes[-1]
+            last = person.last_crime()
             if last.penalty is None:
                 last.penalty = penalty
             elif not fine:
