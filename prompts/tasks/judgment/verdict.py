@@ -1,7 +1,9 @@
 """Read a judgment in words: 被告人张某犯盗窃罪，判处有期徒刑三年. Anything uncertain is an error.
 
 If a clause of a text is not understood, the text is refused: the clause might be a second crime, or
-the term that counts.
+the term that counts. The current persons are those whom the next clause is about: the last ones
+named. The decision is the penalty for all crimes of a person together, after 决定执行. Accessory
+clauses, such as 并处罚金二千元 or 缓刑一年, stand beside a penalty and do not change its term.
 """
 
 import re
@@ -35,7 +37,7 @@ class Verdict(NamedTuple):
 
 
 def verdict_of(text: str, citing: str = "") -> Verdict:
-    """Read a judgment. If another text cites its articles, this text is `citing`.
+    """Read a judgment. The text `citing`, if given, cites its articles in place of `text`.
 
     `依照《刑法》第264条,判决如下:张某犯盗窃罪,判处拘役四个月` gives 张某 the charge 盗窃罪, the
     article 264 and four months of `detention`.
@@ -70,7 +72,7 @@ def verdict_of(text: str, citing: str = "") -> Verdict:
 
 
 def principal_of(text: str, name: str = "") -> dict[str, Any]:
-    """Return a person's official penalty, principal and fine: 拘役四个月，并处罚金二千元.
+    """Return a person's official `penalty` from 拘役四个月，并处罚金二千元: the term and the fine.
 
     Raises:
         NotSaid: the words name no penalty, several, or another person than `name`.
@@ -78,7 +80,8 @@ def principal_of(text: str, name: str = "") -> dict[str, Any]:
     plain, _ = _prepared(text)
     if WITHOUT_VERB.match(plain.text.translate(FORMAL)):
         plain, _ = _prepared(f"判处{text}")
-    unnamed = _Convict("", 0, [_Crime({"": None})])  # the text need not name person and crime
+    # The text need not name the person and the crime, so both have an empty name at first.
+    unnamed = _Convict(name="", start=0, crimes=[_Crime(charges={"": None})])
     persons = _Reading(plain, unnamed).persons()
     named = [person for person in persons if person.name]
     if named and name and [person.name for person in named] != [name]:
@@ -118,7 +121,8 @@ CONVICTED = re.compile(
     r"(?:触犯|构成|犯有?|成立)了?(?P<rest>.+罪.*)"
 )
 CONVICTED_BEFORE_NAME = re.compile(
-    rf"(?:对{TITLE}(?P<first>.+?))?以(?P<charges>.+?罪)(?:对|判处|追究)?(?:{TITLE}(?P<last>.+?))?"
+    rf"(?:对{TITLE}(?P<name_before>.+?))?以(?P<charges>.+?罪)(?:对|判处|追究)?"
+    rf"(?:{TITLE}(?P<name_after>.+?))?"
     r"(?:判处)?(?P<penalty>(?:有期徒刑|拘役|管制|无期徒刑|死刑|免予|罚金).*)"
 )
 SENTENCED = re.compile(
@@ -247,7 +251,8 @@ class _Reading:
         self._plain = plain
         self._current = [unnamed] if unnamed else []  # the persons whom the next clause is about
         self._persons = {person.name: person for person in self._current}
-        self._earlier_sentence_of_anybody = False  # one was revoked before anybody was named
+        # An earlier sentence was revoked before anybody was named: it may be anybody's.
+        self._earlier_sentence_of_anybody = False
 
     def persons(self, start: int = 0) -> list[_Convict]:
         """Read all clauses from a place on, and return the persons; each has a crime."""
@@ -291,7 +296,7 @@ class _Reading:
         for person in self._current:
             person.has_earlier_sentence = True
         if not self._current:  # 撤销…对被告人张某宣告缓刑的部分, before the judgment itself
-            self._earlier_sentence_of_anybody = True
+            self._earlier_sentence_of_anybody = True  # `_named` notes it for everybody
         return True
 
     def _read_decision(self, text: str) -> bool:
@@ -306,6 +311,7 @@ class _Reading:
         penalty = sentence() if fine else penalty_of(written)  # 决定执行罚金: no term
         if penalty is None:
             raise NotSaid("a penalty that cannot be read", text)
+        # A fine from here on, as in 决定执行有期徒刑五年,并处罚金三万元, includes those before it.
         person.fines_before_decision = len(person.fines)
         person.decided.append(penalty)
         if fine:
@@ -315,14 +321,18 @@ class _Reading:
         return True
 
     def _read_charges_first(self, text: str, start: int) -> bool:
-        """Read a crime named before its penalty: 以盗窃罪判处张某拘役; else return False."""
+        """Read 以盗窃罪判处被告人张某拘役三个月 or 对被告人张某以盗窃罪判处拘役三个月.
+
+        The name is `name_after` the charge, or `name_before` it. A clause without a name is about
+        the current person. Return False for another clause.
+        """
         found = CONVICTED_BEFORE_NAME.fullmatch(text)
         if not found:
             return False
         charges = charges_in(found["charges"])
         if charges is None:
             raise NotSaid("an unknown charge", found["charges"])
-        name = "last" if found["last"] else "first"  # 对被告人张某以盗窃罪判处拘役
+        name = "name_after" if found["name_after"] else "name_before"
         if found[name]:
             self._current = self._named(start + found.start(name), start + found.end(name))
         for person in self._one_person(text):
@@ -337,34 +347,39 @@ class _Reading:
             return False
         rest = found["rest"]
         ends = [place + 1 for place, sign in enumerate(rest) if sign == "罪"]
-        known = [(end, charges) for end in reversed(ends) if (charges := charges_in(rest[:end]))]
-        if not known:
+        charges = None
+        for end in reversed(ends):  # the longest beginning that can be read as crimes
+            charges = charges_in(rest[:end])
+            if charges:
+                break
+        if not charges:
             raise NotSaid("an unknown charge", rest[: ends[-1]])
-        end, charges = known[0]  # the most that can be read as crimes
         names = found["names"]
         if names and names not in ("该被告人", "被告人"):
             self._current = self._named(start, start + found.end("names"))
         if not self._current:
             raise NotSaid("a crime without a person", text)
         if "分别" in found["how"] and len(self._current) > 1 and len(charges) > 1:
+            # 张某、李某分别犯盗窃罪、诈骗罪: each may have one of them
             raise NotSaid("crimes of several persons together", text)
         for person in self._current:
             self._add_charges(person, charges)
+        # 犯盗窃罪一罪判处…, 犯盗窃罪未遂的判处…: these words change nothing
         after = re.sub("^(?:一罪|未遂|既遂|中止|预备)?(?:的)?", "", rest[end:])
         if after and not self._read_penalty(after):
             raise NotSaid("a clause that is not understood", text)
         return True
 
     def _read_penalty(self, text: str) -> bool:
-        """Read a penalty: 判处有期徒刑三年, 免予刑事处罚, 对张某处拘役; else return False."""
-        bare = EXEMPT.fullmatch(text) or text.startswith("单处罚金")
+        """Read a clause that is a penalty, with or without 判处; else return False."""
+        needs_no_verb = EXEMPT.fullmatch(text) or text.startswith("单处罚金")  # 免予刑事处罚
         is_waiting = len(self._current) == 1 and self._current[0].is_waiting()
         of_named = OF_THE_NAMED.fullmatch(text)
-        if found := SENTENCED.fullmatch(text):
+        if found := SENTENCED.fullmatch(text):  # 判处有期徒刑三年, or with `each` 各判处拘役三个月
             self._add_penalty(found["penalty"], text, found["each"] or "")
-        elif bare or (is_waiting and penalty_of(text)):  # 张某犯盗窃罪，有期徒刑三年
+        elif needs_no_verb or (is_waiting and penalty_of(text)):  # 张某犯盗窃罪，有期徒刑三年
             self._add_penalty(text, text)
-        elif of_named and of_named["name"] in self._persons:
+        elif of_named and of_named["name"] in self._persons:  # 对张某处拘役三个月
             self._current = [self._persons[of_named["name"]]]
             self._add_penalty(of_named["penalty"], text)
         else:
@@ -372,10 +387,12 @@ class _Reading:
         return True
 
     def _add_penalty(self, written: str, text: str, each: str = "") -> None:
-        """Add a penalty to the crimes of the current persons: 三年有期徒刑并处罚金二千元.
+        """Add a penalty to the last crime of each current person; `text` is the whole clause.
 
-        After 均 or 各 as `each`, all of them get it. After 分别, one person may get one for each
-        crime: 有期徒刑三年、二年. `text` is the clause, which errors quote.
+        - `written` may have an accessory clause, which is read apart: 三年有期徒刑并处罚金二千元.
+        - It may begin with a name, as in 判处被告人张某拘役三个月. Then 张某 is the current person.
+        - If `each` is 均 or 各, several persons get it. If it is 分别, one person may get several
+          penalties, one for each crime: 有期徒刑三年、二年.
         """
         if joined := AND_ACCESSORY.fullmatch(written):
             self._add_penalty(joined[1], text, each)
@@ -384,7 +401,7 @@ class _Reading:
             return
         fine = FINE.fullmatch(written)
         penalty = sentence() if fine else penalty_of(written)  # a fine alone: no term
-        if penalty is None and (named := OF_NAMED.fullmatch(written)):  # 判处被告人张某拘役三个月
+        if penalty is None and (named := OF_NAMED.fullmatch(written)):
             name = re.sub(f"^{TITLE}", "", named["name"])
             if name in self._persons:
                 self._current = [self._persons[name]]
@@ -392,7 +409,9 @@ class _Reading:
                 return
         if penalty is None and each == "分别" and len(self._current) == 1:
             several = _several_penalties(written)
-            if several:  # then 决定执行 follows
+            if several:
+                # Which crime has which does not matter. A person with several penalties needs a
+                # decision, and only this counts.
                 [person] = self._current
                 charges = person.last_crime().charges
                 person.crimes += [_Crime(charges, one) for one in several]
@@ -411,11 +430,12 @@ class _Reading:
             self._add_fine(fine["amount"], text)
 
     def _read_accessory(self, text: str) -> bool:
-        """Read a clause that changes no term: 并处罚金二千元, 缓刑一年; else return False."""
+        """Read an accessory clause, and its fine if there is one; else return False."""
         if not ACCESSORY.fullmatch(text):
             return False
-        if PRINCIPAL.search(text) and not OF_TIME.match(text):
-            return False  # 没收违法所得并判处有期徒刑 has a term; 缓刑 or 刑期 only refers to one
+        refers_to_term = OF_TIME.match(text)  # 刑期自…起, 缓刑…: it may repeat 有期徒刑
+        if PRINCIPAL.search(text) and not refers_to_term:
+            return False  # 没收违法所得并判处有期徒刑一年 has a term of its own
         if text.startswith(("均", "各")) and len(self._persons) > len(self._current):
             raise NotSaid("accessory penalties of several persons together", text)
         if fine := re.fullmatch("(?:并处?|附加|另|各|均|分别|且|单处|处|合计|共)*罚金(.*)", text):
@@ -423,9 +443,9 @@ class _Reading:
         return True
 
     def _read_subject(self, text: str, start: int) -> bool:
-        """Make 张某 the current person in 被告人张某的行为; else return False.
+        """Make 张某 the current person after 被告人张某的行为; return False for another clause.
 
-        It is left of 被告人张某的行为触犯《刑法》第264条, since `_prepared` cuts out citations.
+        This is what remains of 被告人张某的行为触犯《刑法》第264条 without the citation.
         """
         found = SUBJECT.fullmatch(text)
         if found:
@@ -466,20 +486,23 @@ class _Reading:
             name = self._plain.text[first:last]
             shown = self._plain.as_given(first, last)
             person = self._persons.setdefault(name, _Convict(shown, first))
-            person.has_earlier_sentence |= self._earlier_sentence_of_anybody
+            if self._earlier_sentence_of_anybody:  # it may be this person's
+                person.has_earlier_sentence = True
             persons.append(person)
         return persons
 
     def _leave_person(self, text: str) -> None:
-        """Leave the current persons if a clause that was not understood is about somebody else.
+        """Make nobody the current person after a clause about somebody else: 李某系从犯.
 
-        After 李某系从犯, a penalty without a name may be that of 李某, and is refused.
+        If a penalty without a name follows, it may be that of 李某. Without a current person,
+        `_add_penalty` refuses it.
         """
         titled = re.match(TITLE, text)
         rest = text[titled.end() :] if titled else text
         if any(rest.startswith(person.name) for person in self._current):
             return
-        if titled or OF_A_ROLE.match(rest) or any(map(rest.startswith, self._persons)):
+        begins_with_name = any(map(rest.startswith, self._persons))
+        if titled or begins_with_name or OF_A_ROLE.match(rest):
             self._current = []
 
 
