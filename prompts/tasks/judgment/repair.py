@@ -1,4 +1,9 @@
-"""Read the judgments in a reply, whatever is around them and however labels are spelled."""
+"""Read the judgments in a reply, whatever is around them and however labels are spelled.
+
+A judgment is an object of the reply with the name of a defendant. What it lacks comes from the
+fallback: the commonest labels in training. `Labels.most` limits the length of a list of labels: a
+defendant gets at most as many charges or articles as any defendant in training.
+"""
 
 import unicodedata
 from collections import Counter
@@ -48,7 +53,7 @@ def decode(reply: str, example: Example, labels: Labels) -> Decoded:
 
 
 def in_reply(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an answer in the form of a reply."""
+    """Return an answer as a reply writes it: with the names of `name_in_reply`, such as `＜李>`."""
     judgments = [{**one, "name": name_in_reply(one["name"])} for one in answer["judgments"]]
     return {"judgments": judgments}
 
@@ -56,7 +61,7 @@ def in_reply(answer: Mapping[str, Any]) -> dict[str, Any]:
 Positions = tuple[int, ...]
 """Positions in the case of the defendants with the name in an object of a reply: (0,).
 
-They are several if defendants have the same name, and none if no defendant has it."""
+They are several if defendants have the same name, and empty if no defendant has it."""
 
 PositionsOf = Callable[[Mapping[str, Any]], Positions | None]
 """Function from an object of a reply to its positions, or None if it is no judgment."""
@@ -67,14 +72,14 @@ def _judgments_by_position(
 ) -> tuple[dict[int, Mapping[str, Any]], list[str]]:
     """Return position of a defendant -> object in the reply, and the repairs.
 
-    Of several objects for a defendant, the last of the most complete ones counts. A name in another
-    width, case or spacing counts if only one defendant can be meant. Defendants of one name are
-    told apart by their order in one list.
+    If a defendant has several objects, the most complete one counts; among equally complete ones,
+    the last. A name in another width, case or spacing counts if only one defendant can be meant.
+    Namesakes, defendants with the same name, are told apart by their order in one list.
     """
     positions_of = _finder(names)
     judgments: dict[int, Mapping[str, Any]] = {}
-    best: dict[int, tuple[bool, int]] = {}
-    namesakes: Counter[Positions] = Counter()  # defendants of one name -> number of their objects
+    best: dict[int, tuple[bool, int]] = {}  # position -> completeness of its object in `judgments`
+    namesakes: Counter[Positions] = Counter()  # positions of namesakes -> number of their objects
     repairs = []
     for value, is_whole in objects:
         positions = positions_of(value)
@@ -87,16 +92,18 @@ def _judgments_by_position(
             namesakes[positions] += 1
             continue
         [position] = positions
-        if position in judgments:
+        is_first = position not in judgments
+        if not is_first:
             repairs.append(f"{names[position]}: {TWICE}")
         completeness = (is_whole, len(value.keys() & KEYS))
-        if completeness >= best.get(position, completeness):
+        if is_first or completeness >= best[position]:
             best[position] = completeness
             judgments[position] = value
     for positions, n_objects in namesakes.items():
         name = names[positions[0]]
         own = _in_one_list(objects, positions, positions_of)
-        judgments.update(zip(positions, own, strict=False))  # a cut reply has fewer
+        # The first object is that of the first namesake. A reply that was cut has fewer objects.
+        judgments.update(zip(positions, own, strict=False))
         if not own:
             repairs.append(f"{name}: {len(positions)} of this name cannot be told apart, dropped")
         elif n_objects > len(own):
@@ -105,10 +112,11 @@ def _judgments_by_position(
 
 
 def _finder(names: Sequence[str]) -> PositionsOf:
-    """Return a function that finds the positions of an object of a reply by its name.
+    """Return a function from an object of a reply to the positions of the defendants it names.
 
-    The positions are none if nobody has the name, or if it is similar to different names: `ａ` to
-    `a` and `A`. An object without a name, or with nothing else, is no judgment: None.
+    They are an empty tuple if no defendant has the name, or if it is similar to several different
+    names: `ａ` to `a` and `A`. The function returns None for an object that is no judgment, since
+    it has no name, or has nothing but a name.
     """
     exact = _by_form(name_in_reply, names)
     similar = _by_form(_loose, names)
@@ -127,13 +135,15 @@ def _finder(names: Sequence[str]) -> PositionsOf:
 def _in_one_list(
     objects: Sequence[Found], positions: Positions, positions_of: PositionsOf
 ) -> list[Mapping[str, Any]]:
-    """Return the judgments of the defendants of one name, in order; empty if it is uncertain.
+    """Return the objects of namesakes in order, such as two 李某; empty if that is uncertain.
 
-    The first 李某 of a list is the first 李某 of the case, if the list has one object for each. It
-    may have fewer only if the reply ends within it: the others would have followed. Of several such
-    lists, the last of the most complete ones counts.
+    `positions` are those of the namesakes in the case. The first 李某 of a list is the first one of
+    the case, if the list has one object for each. Only a list within which the reply ends may have
+    fewer. If there are several such lists, the most complete one counts; among equally complete
+    ones, the last.
     """
-    is_whole = {id(found.value): found.is_whole for found in objects}  # equal objects may differ
+    # By identity: of two equal objects, one may be cut. `objects` includes the items of all lists.
+    is_whole = {id(found.value): found.is_whole for found in objects}
     lists = []
     for found in objects:
         if isinstance(found.value.get("judgments"), list):
@@ -147,10 +157,13 @@ def _in_one_list(
         for item in items:
             if isinstance(item, dict) and positions_of(item) == positions:
                 own.append(item)
-        if len(own) > len(positions) or (has_end and len(own) < len(positions)):
+        has_too_many = len(own) > len(positions)
+        has_too_few = has_end and len(own) < len(positions)
+        if has_too_many or has_too_few:
             continue
         are_whole = all(is_whole[id(item)] for item in own)
-        completeness = (len(own), are_whole, sum(len(item.keys() & KEYS) for item in own))
+        n_fields = sum(len(item.keys() & KEYS) for item in own)
+        completeness = (len(own), are_whole, n_fields)
         if completeness >= best:
             best = completeness
             most_complete = own
@@ -173,15 +186,18 @@ def _loose(name: str) -> str:
 class Person:
     """One defendant's judgment, with its repairs and its fields from the fallback."""
 
-    def __init__(self, found: Mapping[str, Any], labels: Labels) -> None:
-        """Set the person's object in the reply; it may be empty."""
-        self._found = found
+    def __init__(self, given: Mapping[str, Any], labels: Labels) -> None:
+        """Set the person's object in the reply; it is empty if the reply has none."""
+        self._given = given
         self._labels = labels
         self.repairs: list[str] = []
         self.from_fallback: list[str] = []
 
     def judgment(self) -> dict[str, Any]:
-        """Read the judgment; missing parts get the commonest labels."""
+        """Read the judgment; replace what is missing by the commonest labels in training.
+
+        Missing articles become those of the charges.
+        """
         known_charges = self._labels.normal_forms.get("charges", {})
         charges = self._read_labels("charges", lambda text: snap(text, known_charges))
         with_charge: set[str] = set()
@@ -190,12 +206,13 @@ class Person:
         known = self._labels.normal_forms.get("articles", {})
         articles = self._read_labels("articles", lambda text: article_of(text, known, with_charge))
         penalty = self._read_penalty()
-        if not self._found:
-            self.repairs = ["no answer"]
+        if not self._given:
+            self.repairs = ["no answer"]  # instead of one for each missing field
         charges = charges or self._commonest("charges")
         return {
             "charges": charges,
             "articles": articles or self._articles_of(charges),
+            # `GUESSED` is for labels without any penalty
             "penalty": penalty or self._labels.commonest("penalty") or PENALTIES[GUESSED],
         }
 
@@ -205,7 +222,7 @@ class Person:
         exact = self._labels.counts.get(field, {})
         read: list[str] = []
         # Limit an endless list: no answer needs many more labels than those in training.
-        for written in strings_in(self._found.get(field))[: 4 * most]:
+        for written in strings_in(self._given.get(field))[: 4 * most]:
             label = written if written in exact else label_of(written)
             if label is None:
                 self.repairs.append(f"{field} {written[:40]!r} unknown, dropped")
@@ -225,7 +242,7 @@ class Person:
 
     def _read_penalty(self) -> str:
         """Return the penalty class of an object; empty if it names none or several."""
-        written = strings_in(self._found.get("penalty"))
+        written = strings_in(self._given.get("penalty"))
         read = {text: PENALTY_WORDS.get(normal(text)) for text in written}
         named = set(filter(None, read.values()))
         if len(named) != 1:
@@ -246,9 +263,10 @@ class Person:
 
     def _articles_of(self, charges: Sequence[str]) -> list[str]:
         """Return the commonest article of each charge in training, or else the commonest of all."""
+        most = self._labels.most.get("articles", 0)
         articles = []
         for charge in charges:
             article = next(iter(self._labels.pairs.get(charge, ())), None)
             if article and article not in articles:
                 articles.append(article)
-        return articles[: self._labels.most.get("articles", 0)] or self._commonest("articles")
+        return articles[:most] or self._commonest("articles")
