@@ -80,20 +80,21 @@ def article_name(article: str) -> str:
 
 
 def article_of(written: str, known: Mapping[str, str], with_charge: Container[str]) -> str | None:
-    """Return the label that an article of a reply means, or None.
+    """Return the label that an article of a reply means; None if that is not certain.
 
-    `known` has `normal(label)` -> label. `with_charge` has the articles that training has with a
-    charge of the same reply. 之二 is never dropped: 287 is another crime than 287.2. A paragraph
+    `known` has `normal(label)` -> label. `with_charge` has the articles of those training answers
+    that share a charge with the reply. 287.2 never becomes 287, which is another crime. A paragraph
     (款) may be another crime, too:
 
     - `第264条第1款` -> `264`, if no label is a paragraph of 264.
     - `第303条第3款` -> None, if only `303-1` and `303-2` are labels.
-    - `第303条` -> `303-1`, if it is the only label of 303, and in `with_charge`.
+    - `第303条` -> `303-1`, if it is the only label of 303, and the charge confirms it: it is in
+      `with_charge`.
     """
     text = re.sub(r"\s+", "", flatten_forms(written)).strip("。.,、;:\"'“”‘’*")
     parts = WRITTEN.fullmatch(IN_BRACKETS.sub(r"\1", text))
     if not parts or (parts["point"] and parts["inserted"]):
-        return None
+        return None  # no article, or one such as 133.1之一, whose .1 and 之一 say the same twice
     article = str(number(parts["article"]))
     inserted = parts["point"] or parts["inserted"]  # the 2 of 287.2 or 第287条之二
     if inserted:

@@ -1,4 +1,9 @@
-"""The names of the crimes in the Criminal Law, and the crimes that a text lists."""
+"""The names of the crimes in the Criminal Law, and the crimes that a text lists.
+
+charges.txt has one name on each line. `[窝藏、包庇]罪` has a choice of parts: a judgment names one
+or more of them, such as 窝藏罪. A line has an article only if it is an inserted one (之一):
+`287.2 帮助信息网络犯罪活动罪`.
+"""
 
 import re
 from functools import cache, lru_cache
@@ -11,10 +16,9 @@ CRIME = "罪"
 JOIN = "、"
 
 LINE = re.compile(r"(?m)^(?:(?P<article>[0-9]+\.[0-9]+) )?(?P<name>\S+罪)$")
-"""Pattern of a line of charges.txt, but not of its comments: `287.2 帮助信息网络犯罪活动罪`."""
+"""Pattern of a line of charges.txt, but not of its comments."""
 
 CHOICE = re.compile(r"\[([^\]]+)\]")
-"""Pattern of the parts of a name from which a judgment chooses: `[窝藏、包庇]罪`."""
 
 BETWEEN = re.compile(f"(?<={CRIME})(?:[、,;/|]|以及|和|与|及)+|[;/|]+")
 """Pattern of separators of whole names. A word such as 及 may be part of a name, except after
@@ -62,11 +66,16 @@ def charges_in(written: str) -> tuple[str, ...] | None:
 
 
 def _only_split(text: str) -> tuple[str, ...] | None:
-    """Return the only way to read a text as crimes between 、; None if there is none or several."""
+    """Return the only way to read a text as crimes between 、 or commas: 盗窃、诈骗 -> both crimes.
+
+    The name of a crime may contain 、 itself. So every run of pieces that is a name counts as a
+    crime. None if no way reads the whole text, or several do.
+    """
     pieces = re.split("[、,]", text)
     if len(pieces) > MAX_PIECES:
         return None
-    # Number of the first pieces -> the ways to read them; a third way would change nothing.
+    # Number of the first pieces -> the ways to read them. Two ways show that it is uncertain, so
+    # that a third one is not kept.
     ways: list[list[tuple[str, ...]]] = [[()]]
     for end in range(1, len(pieces) + 1):
         found: list[tuple[str, ...]] = []
@@ -83,7 +92,7 @@ MAX_PIECES = 40
 
 
 WITHOUT_CRIME = ("17.1", "37.1")
-"""Inserted articles of the general part, which define no crime, so that charges.txt lacks them."""
+"""Inserted articles of the general part."""
 
 LAST_ARTICLE = 452
 
@@ -99,7 +108,10 @@ def is_article(article: str) -> bool:
 
 @cache
 def _inserted_articles() -> set[str]:
-    """Return the articles that amendments have inserted after others (之一): 133.1, 287.2, 17.1."""
+    """Return all articles that amendments have inserted after others (之一): 133.1, 287.2.
+
+    charges.txt lacks those that define no crime, such as 17.1 on the age of responsibility.
+    """
     of_crimes = {article for _, article in _lines() if article}
     return of_crimes.union(WITHOUT_CRIME)
 
@@ -122,14 +134,14 @@ def _lines() -> tuple[tuple[str, str | None], ...]:
 
 @cache
 def _whole_names() -> dict[str, str]:
-    """Return flattened form -> name with all parts of its choices, such as 窝藏、包庇罪."""
+    """Return flattened form -> name with all parts: 窝藏、包庇罪 for the line `[窝藏、包庇]罪`."""
     names = [re.sub(r"[\[\]]", "", name) for name, _ in _lines()]
     return {flatten_forms(name): name for name in names}
 
 
 @cache
 def _partial_names() -> re.Pattern[str]:
-    """Return a pattern of the crimes with choices, by any parts of each choice: 窝藏罪 is one."""
+    """Return a pattern of the names with some or all parts: `[窝藏、包庇]罪` is also 窝藏罪."""
     return re.compile("|".join(_pattern(name) for name, _ in _lines() if "[" in name))
 
 

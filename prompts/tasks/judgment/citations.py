@@ -1,4 +1,8 @@
-"""Find the articles that a text cites, and cut the citations out of the text."""
+"""Find the articles that a text cites, and cut the citations out of the text.
+
+A citation has several parts, which are found one by one: a law, articles, paragraphs (款), words
+such as 依照. A bare article has no 第: 267条 in 第264条、267条.
+"""
 
 import re
 import unicodedata
@@ -69,7 +73,7 @@ SPACES = re.compile(r"(?<![A-Za-z])[^\S\n]+|[^\S\n]+(?![A-Za-z])")
 
 ARTICLE = (
     rf"(?P<article>{WRITTEN_NUMBER})"
-    rf"(?:条之(?P<inserted>{WRITTEN_NUMBER})|之(?P<before>{WRITTEN_NUMBER})条|条)"
+    rf"(?:条之(?P<inserted>{WRITTEN_NUMBER})|之(?P<inserted_before>{WRITTEN_NUMBER})条|条)"
     rf"(?:第(?P<paragraph>{WRITTEN_NUMBER})款)?"
 )
 CITATION = re.compile(
@@ -77,16 +81,13 @@ CITATION = re.compile(
     r"|(?P<law>(?:中华人民共和国)?(?:刑法典|刑法))(?!修正案|解释)"
     r"|(?P<other>[\u4e00-\u9fff]{2,24}?(?:(?<!刑)法|解释|规定|条例|意见|办法|决定|修正案)(?=第))"
     rf"|第{ARTICLE}|"
-    + ARTICLE.replace("?P<", "?P<bare_")  # without 第
-    + rf"|第(?P<next>{WRITTEN_NUMBER})款"
+    + ARTICLE.replace("?P<", "?P<bare_")
+    + rf"|第(?P<next_paragraph>{WRITTEN_NUMBER})款"
     rf"|(?P<item>第?{WRITTEN_NUMBER}项)"
     r"|(?P<words>根据|依照|依据|按照|适用|违反了?|触犯了?(?=第|《|刑法)|参照|该法|同法"
     r"|的?相关规定|之规定|的规定)"
 )
-"""Pattern of a part of a citation: a law, an article, or a word such as 依照.
-
-In 第264条第二款、第三款, `paragraph` is 二 and `next` is 三. In 133条之一 the 一 is `inserted`; in
-133之一条, it is `before`."""
+"""Pattern of a part of a citation."""
 
 JOINING = re.compile(r"[、,\s]*(?:和|与|及|以及|并)?[、,\s]*")
 CRIMINAL_LAW = re.compile(r"(?:中华人民共和国)?刑法(?:典)?(?:\([^()]*\))?")
@@ -100,7 +101,8 @@ Cited = list[tuple[int, str]]
 def without_citations(plain: Plain) -> tuple[Plain, Cited]:
     """Cut the citations out of a text; return the rest, and the articles of the Criminal Law.
 
-    `依照《刑法》第264条、第67条第3款之规定,判处罚金` -> `、,判处罚金`, with 264 and 67-3.
+    What is between the parts of a citation stays, here 、: `依照《刑法》第264条、第67条第3款之规定,
+    判处罚金` -> `、,判处罚金`, with 264 and 67-3.
     """
     cited: Cited = []
     spans = []
@@ -112,24 +114,25 @@ def without_citations(plain: Plain) -> tuple[Plain, Cited]:
         between = plain.text[end : token.start()]
         continues = end > 0 and JOINING.fullmatch(between) is not None
         if token["bare_article"] and not continues:
-            continue  # three cartons (条) of cigarettes
-        if token["next"] and not (continues and article):
-            continue
+            continue  # 三条 without 第 may be three cartons of cigarettes
+        if token["next_paragraph"] and not (continues and article):
+            continue  # only 第三款 of 第264条第二款、第三款 is the next paragraph of an article
         if between in ("至", "到") and article:
             raise NotSaid("a range of articles", plain.text[max(0, end - 8) : token.end()])
         law = token["book"] or token["law"] or token["other"]
         if law:
             is_criminal = CRIMINAL_LAW.fullmatch(law) is not None
             article = ""
-        bare = "bare_" if token["bare_article"] else ""
+        bare = "bare_" if token["bare_article"] else ""  # names of the groups of a bare article
         written = token[f"{bare}article"]
         if written:
-            inserted = token[f"{bare}inserted"] or token[f"{bare}before"]
+            # the 一 of 第133条之一, or of 第133之一条
+            inserted = token[f"{bare}inserted"] or token[f"{bare}inserted_before"]
             article = str(number(written)) + (f".{number(inserted)}" if inserted else "")
             if is_criminal and not is_article(article):
                 raise NotSaid("an article that the Criminal Law does not have", token[0])
-        if is_criminal and (written or token["next"]):
-            paragraph = token["next"] or token[f"{bare}paragraph"]
+        if is_criminal and (written or token["next_paragraph"]):
+            paragraph = token["next_paragraph"] or token[f"{bare}paragraph"]
             with_paragraph = f"{article}-{number(paragraph)}" if paragraph else article
             cited.append((token.start() - removed, with_paragraph))
         spans.append((token.start(), token.end()))

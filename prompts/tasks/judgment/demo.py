@@ -109,7 +109,10 @@ def _severity(deed: Deed, *, leads: bool, repeats: bool) -> int:
 
 
 def _outcome(draw: random.Random, name: str, deeds: list[Deed], severity: int) -> dict[str, Any]:
-    """Sentence by the severity of the gravest crime, which article 69 allows for several terms."""
+    """Return a person's outcome. `severity` is that of the gravest crime.
+
+    Article 69 allows that the term for several crimes equals the longest term for one of them.
+    """
     if severity == 0:
         penalty = sentence(detention=draw.randint(1, 6))
     elif severity == LIFE:

@@ -35,7 +35,7 @@ def read(row: Mapping[str, Any]) -> Example:
     answer: Answer | None = None
     if judgments is not None:
         answer = {"judgments": _in_order(names, judgments)}
-        notes += _fractions(row["outcomes"])
+        notes += _notes_on_fractions(row["outcomes"])
     return Example(
         id=key,
         text=fact,
@@ -101,8 +101,8 @@ def _judgment(outcome: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"{error} is missing") from None
 
 
-def _fractions(outcomes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a note for each term that is no whole number of months, as it may be in years."""
+def _notes_on_fractions(outcomes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a note for each term such as 1.5 months: terms may be in years by mistake."""
     for outcome in outcomes:
         for term in TERMS:
             months = outcome["penalty"][term]

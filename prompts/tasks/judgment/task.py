@@ -120,7 +120,7 @@ def _has_form(judgment: Any) -> bool:
     for field in FIELDS:
         labels = judgment[field]
         if type(labels) is not list or {*map(type, labels)} != {str}:
-            return False
+            return False  # nor does the schema allow an empty list, which has no types
         if len(labels) != len(set(labels)):
             return False
     penalty = judgment["penalty"]

@@ -17,7 +17,7 @@ LENGTH = (
     rf"(?:(?:(?P<years>{COUNT})年(?P<half>半)?|(?P<half_year>半年))整?"
     rf"(?:[零又另加]?(?P<months_more>{COUNT})个?月)?|(?P<months>{COUNT})个?月)整?"
 )
-"""Pattern of 三年, 三年六个月 (6 is `months_more`), 一年半, 半年 or 六个月 (6 is `months`)."""
+"""Pattern of 三年, 三年六个月, 一年半, 半年 or 六个月."""
 
 KIND = "(?P<kind>有期徒刑|拘役|管制)"
 TERMS = (
@@ -51,7 +51,8 @@ def penalty_of(written: str) -> dict[str, Any] | None:
 def _term(match: re.Match[str]) -> dict[str, Any] | None:
     """Return the penalty of a match of `TERMS`; None if the law does not allow its length.
 
-    有期徒刑三年六个月 -> 42 months of imprisonment.
+    有期徒刑三年六个月 -> 42 months of imprisonment. Its 六 is `months_more`, but that of 拘役六个月
+    is `months`. 一年半 has a `half`, and 半年 is a `half_year`.
     """
     years = number(match["years"] or "零")
     months_more = number(match["months_more"] or "零")
