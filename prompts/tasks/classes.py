@@ -29,7 +29,7 @@ class Classes:
     several: bool = False  # an answer is a set of classes, which may be empty
     named: bool = False  # whether files have the words instead of their positions
     numbers: Sequence[str] = ()
-    """With `named`: words of the numbers 0, 1, … that some files have nevertheless."""
+    """With `named`: the classes of 0, 1, … in files that have numbers nevertheless."""
     text: str = "text"  # field with the text; FairLex's own files have `text`
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Fields by which scores are reported -> names of their numbers; empty if they have names."""
@@ -106,7 +106,11 @@ class Classes:
         return [self.words[place] for place in sorted(places)]
 
     def _plain(self, item: Any) -> Any:
-        """Return a word without invisible characters, and the word of one of the `numbers`."""
+        """Return a class of a file in plain form; other values stay.
+
+        A word loses its invisible characters. A number becomes the word that `numbers` has at this
+        position, if it has one.
+        """
         if isinstance(item, str):
             return visible(item)
         is_number = type(item) is int and 0 <= item < len(self.numbers)

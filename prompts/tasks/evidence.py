@@ -52,8 +52,7 @@ WORDS = """
 """Words of judgments for roles, conduct before and after, means, injuries, drugs and posts."""
 
 BY_FIRST_CHARACTER: dict[str, list[int]] = defaultdict(list)
-"""First character -> numbers of words. Most texts lack most of these characters, so they need not
-be searched."""
+"""First character -> positions in `WORDS` of the words that begin with it."""
 for _number, _word in enumerate(WORDS):
     BY_FIRST_CHARACTER[_word[0]].append(_number)
 
@@ -75,11 +74,11 @@ def evidence(text: str) -> list[float]:
             money.append(value)
     acts = sum(map(text.count, ACTS))
     dates = len(YEAR_AND_MONTH.findall(text))
-    words = [0] * len(WORDS)
-    for character, numbers in BY_FIRST_CHARACTER.items():
-        if character in text:
-            for number in numbers:
-                words[number] = text.count(WORDS[number])
+    words = [0] * len(WORDS)  # how often the text has each of `WORDS`
+    for character, positions in BY_FIRST_CHARACTER.items():
+        if character in text:  # saves time: most texts lack most of these characters
+            for position in positions:
+                words[position] = text.count(WORDS[position])
     return [*_sizes(money), *_sizes(grams), acts, dates, *words]
 
 

@@ -70,6 +70,7 @@ def same_id(value: object) -> str:
 
 @contextmanager
 def _writing_table(path: Path) -> Iterator[WriteRow]:
+    """Open a table, and yield the function that writes a row to it."""
     with atomic_write(path) as out:
         table = csv.writer(out, lineterminator="\n")
         table.writerow(COLUMNS)

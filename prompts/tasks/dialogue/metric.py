@@ -76,7 +76,7 @@ def _events(row: Row | None) -> dict[str, list[dict[str, Any]]]:
 
 def _shown_fields(right: Sequence[Row], given: Sequence[Row]) -> list[Field]:
     """Return the fields of a sentence: gold, and the best of the given sextuples."""
-    gold: Row = right[0] if right else {}
+    gold: Row = right[0] if right else {}  # gold has at most one for a sentence
     best: Row = given[0] if given else {}
     if right and given:
         best = max(given, key=lambda one: _sextuple_points(gold, one))
@@ -125,7 +125,10 @@ def _event_points(right: Row, given: Row) -> float:
 
 
 def _emotion_points(right: Row, given: Row) -> float:
-    """Return the points of an emotion with a right reason: one half each for state and source."""
+    """Return the points of an emotion: one half for the state, one half for the source.
+
+    The reasons mean the same, since `_event_points` matches only such emotions.
+    """
     points = int(right["state"] == given["state"])
     points += int(right["source_id"] == given["source_id"])
     return points / 2

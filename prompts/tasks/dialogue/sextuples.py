@@ -160,8 +160,10 @@ def _text_of(value: Mapping[str, Any], field: str) -> str:
 
 
 def reserve(example: Example) -> int:
-    """Return how many tokens a usual reply may have beyond 1.5 times an empty one.
+    """Return how many tokens to keep free for the texts of a reply.
 
-    It has up to 40 for a sentence's sextuple, and 192 for a speaker's events.
+    A usual reply has up to 40 for the sextuple of each sentence, and 192 for the events of each
+    speaker; 64 are spare, as in other tasks. For the rest of the reply, its JSON without texts, the
+    caller adds 1.5 times the tokens of an empty answer.
     """
     return 64 + 40 * len(example.turns) + 192 * len(speakers(example.turns))

@@ -55,15 +55,15 @@ def read(row: Mapping[str, Any]) -> Example:
         events = {} if problem else events_by_holder(row["emo"])
         holders = [{"holder": name, "events": own} for name, own in events.items()]
         answer = {"sentences": sextuples, "holders": None if problem else holders}
-        # Scoring takes gold with unknown labels, but training refuses it. States may be empty.
+        # Scoring takes gold with unknown labels, but training refuses it.
         notes += unknown_sentiments(sextuples)
-        notes += unknown_states(events, (*SENTIMENTS, ""))
+        notes += unknown_states(events, states=(*SENTIMENTS, ""))  # in gold, a state may be empty
         notes += silent_holders(events, speakers(turns))
     return Example(
         id=str(id_of(row)),
         text=transcript(turns),
         names=tuple(map(head, turns)),  # `shorten` keeps the lines with these beginnings
-        inputs=inputs(turns, ()),
+        inputs=inputs(turns, events=()),  # no call has found events yet
         answer=answer,
         groups={"turns": _length_group(len(turns))},
         turns=tuple(turns),

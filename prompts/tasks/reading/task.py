@@ -1,4 +1,8 @@
-"""Questions about a case, answered from its text (CAIL2019 阅读理解, data set CJRC)."""
+"""Questions about a case, answered from its text (CAIL2019 阅读理解, data set CJRC).
+
+A question may have several references: gold answers by different people. An answer is a span (a
+part of the text), YES, NO or an empty text (`""`), which says that the text has no answer.
+"""
 
 import re
 from collections import Counter
@@ -85,6 +89,7 @@ def read(row: Mapping[str, Any]) -> Example:
     groups = known_groups({"domain": row.get("domain")})
     domain = groups.get("domain")
     if texts and domain not in (None, *DOMAINS):
+        # The contest's scorer has no other domain, and fails.
         notes.append(f"domain {domain!r} is neither civil nor criminal: the contest stops there")
     answer = None
     if texts:
@@ -95,7 +100,7 @@ def read(row: Mapping[str, Any]) -> Example:
         text=context,
         inputs={"question": question, "casename": case},
         answer=answer,
-        references=leave_one_out(texts),
+        references=leave_one_out(texts),  # an answer is scored by each of these sets
         groups=groups,
         anchor=question,
         notes=tuple(notes),
@@ -103,17 +108,19 @@ def read(row: Mapping[str, Any]) -> Example:
 
 
 def _references_of(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the texts of all references; `""` says that the text has no answer.
+    """Return the texts of all references; none in a test file without gold.
 
-    A test file without gold has blanks as references and as `is_impossible`. So there are no
-    references if all of them are blank and `is_impossible` is neither "true" nor absent.
+    If all texts are blank, `is_impossible` decides whether this is gold:
+
+    - "true": it is, the text has no answer.
+    - absent: it is, with the texts that are listed.
+    - another value, such as a blank: it is not, the row is from a test file.
     """
     texts = _texts([] if row.get("answers") is None else row["answers"])
-    if any(map(str.strip, texts)) or "is_impossible" not in row:
-        return texts
-    if row["is_impossible"] in ("true", True):
-        return texts or ("",)
-    return ()
+    are_blank = not any(map(str.strip, texts))
+    if are_blank and "is_impossible" in row:
+        return (texts or ("",)) if row["is_impossible"] in ("true", True) else ()
+    return texts
 
 
 def _texts(answers: Any) -> tuple[str, ...]:
@@ -144,7 +151,10 @@ def leave_one_out(texts: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
 
 
 def kind_of(reference: str) -> str:
-    """Return the type of an answer in the form of the files, apart from white space."""
+    """Return the type of an answer as files write it: `YES` -> yes, `""` -> unknown, else span.
+
+    White space does not count: ` Y ES ` is YES.
+    """
     return KIND_OF_TEXT.get("".join(reference.split()), "span")
 
 
@@ -228,11 +238,13 @@ def check(example: Example, row: Row, _labels: Labels | None) -> Iterator[str]:
 
 
 def baselines(example: Example) -> Iterator[tuple[str, Row, Row]]:
-    """Yield `human`, each reference against the others if any, and `first sentence`."""
-    sets = example.references
+    """Yield the name, gold row and predicted row of the baselines `human` and `first sentence`.
+
+    For `human`, each reference is an answer that is scored by the other references.
+    """
+    sets = example.references  # of a, b and c: (b, c), (a, c), (a, b)
     if len(sets) > 1:
-        # The text that the first set leaves out is the first text of the second set.
-        texts = (sets[1][0], *sets[0])
+        texts = (sets[1][0], *sets[0])  # a, and b, c
         for others, text in zip(sets, texts, strict=True):
             yield "human", {"references": [others]}, {"answer": text}
     first = re.split("[。！？；]", example.text, maxsplit=1)[0]
