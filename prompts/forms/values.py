@@ -70,8 +70,9 @@ class _Text:
         """Read the first chunk."""
         self._read = read
         self.buffer = ""
-        self.place = 0  # position of the next character
+        self.place = 0  # position of the next character in the buffer
         self.line = 1  # line of that character
+        self._dropped = 0  # number of characters of that line before the buffer
         self.is_whole = False
         self.more(CHUNK)
 
@@ -79,8 +80,15 @@ class _Text:
         """Read more, and drop the part before the position."""
         chunk = self._read(size)
         self.is_whole = not chunk
+        self._dropped = self.column
         self.buffer = self.buffer[self.place :] + chunk
         self.place = 0
+
+    @property
+    def column(self) -> int:
+        """Return how many characters of its line are before the position."""
+        start = self.buffer.rfind("\n", 0, self.place) + 1  # 0: the line begins before the buffer
+        return self.place - start if start else self._dropped + self.place
 
     def skip_to(self, place: int) -> None:
         self.line += self.buffer.count("\n", self.place, place)
@@ -141,7 +149,7 @@ def _skip_invalid(text: _Text, problem: str, *, in_list: bool) -> Any:
 
     Return the reason. If the row is a dictionary of Python, `{'fact': '…'}`, return its value.
     """
-    indent = len(text.buffer[: text.place].rpartition("\n")[2])
+    indent = text.column
     line = text.skip_line()
     if line.startswith(("{'", '{"')):
         try:
@@ -151,11 +159,11 @@ def _skip_invalid(text: _Text, problem: str, *, in_list: bool) -> Any:
         if isinstance(value, dict):
             return value
     while text.place < len(text.buffer) or not text.is_whole:
-        if text.place == len(text.buffer):
-            text.more(CHUNK)
-            continue
         start = LINE_START.match(text.buffer, text.place)
         assert start is not None
+        if start.end() == len(text.buffer) and not text.is_whole:  # more indentation may follow
+            text.more(CHUNK)
+            continue
         is_end_of_list = in_list and start["sign"] == "]" and len(start["indent"]) <= indent
         is_inside = len(start["indent"]) > indent or start["sign"] in CLOSING
         if is_end_of_list or not is_inside:

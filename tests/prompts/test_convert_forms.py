@@ -1,5 +1,6 @@
 """Ten rows of each source, in the form in which it is published: what is read, what is left out."""
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ import pytest
 
 from panjue.prompts.convert import Conversion, convert, left_out_path
 from panjue.prompts.forms.record import NO_UNIT
-from panjue.prompts.plumbing.errors import UserError
+from panjue.prompts.forms.values import json_values
+from panjue.prompts.plumbing.errors import NotSaid, UserError
 from panjue.prompts.reader import Reader
 from panjue.prompts.task import load_task
 from tests.prompts.test_cli import Panjue
@@ -728,6 +730,24 @@ def test_what_is_lost_of_a_list_on_one_line_is_said(tmp_path: Path) -> None:
         ["row 2", "not JSON, with the rest of its line"],
         ["row 4", "not JSON, with the rest of its line"],
     ]
+
+
+def test_a_bad_row_costs_no_other_wherever_a_chunk_of_the_text_ends() -> None:
+    text = """[
+  {"id": 1},
+  {"id": 2, "text": "it goes on", bad,
+    "more": 1
+  },
+  {"id": 3},
+    {"id": 4}, {bad},
+    {"id": 5}
+]
+"""
+    for size in range(1, len(text) + 1):
+        file = io.StringIO(text)
+        rows = [value for _, value in json_values(lambda _, file=file, size=size: file.read(size))]
+        assert [row["id"] for row in rows if isinstance(row, dict)] == [1, 3, 4, 5], size
+        assert sum(isinstance(row, NotSaid) for row in rows) == 2, size
 
 
 def test_bytes_that_are_no_utf8_cost_their_row_alone(tmp_path: Path) -> None:
