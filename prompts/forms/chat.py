@@ -1,4 +1,8 @@
-"""Questions with replies in the forms of other trainers: Alpaca, ShareGPT, OpenAI's messages."""
+"""Questions with replies in the forms of other trainers: Alpaca, ShareGPT, OpenAI's messages.
+
+The reply has the judgment. In prose, it may cite articles of the general part for several persons
+without saying for whom: `OF_NOBODY` counts these.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -17,24 +21,26 @@ TURN_TEXTS = ("value", "content")
 
 
 def case_of(fact: str, reply: str) -> Case:
-    """Return the case of facts and a reply that judges them, in JSON, in lines or in words."""
+    """Return the case of facts and a reply with the judgment, in JSON, in lines or in prose."""
     if not fact.strip():
         raise NotSaid("no facts")
     outcomes, of_nobody = _read_reply(reply)
     case: Case = {"fact": fact, "defendants": [one["name"] for one in outcomes]}
     case["outcomes"] = outcomes
-    if of_nobody:  # a note for the user says how many
+    if of_nobody:  # `panjue convert` takes the number out of the case and tells the user
         case[OF_NOBODY] = len(of_nobody)
     return case
 
 
 OF_NOBODY = "articles of nobody"
-"""Key of a case for the number of articles that its text cites without saying for whom. This number
-is counted and not written."""
+"""Key of a case for the number of these articles."""
 
 
 def _read_reply(reply: str) -> Verdict:
-    """Return what a reply says about each person; only in words may it cite articles of nobody."""
+    """Return what a reply says about each person.
+
+    Only a reply in prose may cite articles without saying for whom (`of_nobody`).
+    """
     text = after_thinking(reply).strip()
     if not text:
         raise NotSaid("an empty reply")

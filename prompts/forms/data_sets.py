@@ -55,7 +55,8 @@ def months_alone(months: Any, fine: Any) -> dict[str, Any]:
 
 
 def _cail2018(row: Row) -> Iterator[Case]:
-    meta = row.get("meta", row)  # the copy on Hugging Face has the fields beside the facts
+    """Yield the case of a row with the judgment of one person under `meta` or beside the facts."""
+    meta = row.get("meta", row)
     term = meta.get("term_of_imprisonment", meta)
     if not isinstance(term, Mapping):
         raise NotSaid("a penalty that cannot be read", str(term))
@@ -69,7 +70,7 @@ def _cail2018(row: Row) -> Iterator[Case]:
         penalty = sentence(death_penalty=True)
     elif term.get("life_imprisonment") is True:
         penalty = sentence(life_imprisonment=True)
-    else:
+    else:  # with 0 months, the fine is the whole penalty
         penalty = months_alone(term.get("imprisonment"), fine)
     articles = whole_articles(meta.get("relevant_articles"), charges)
     yield _case(row, [(name, charges, articles, penalty)])
@@ -185,14 +186,15 @@ def _case(row: Row, persons: Sequence[Person]) -> Case:
     return {key: value for key, value in case.items() if value is not None}
 
 
-def _has_meta(row: Row) -> bool:
+def _is_cail2018(row: Row) -> bool:
+    """Say whether a row has the judgment under `meta`, or as on Hugging Face beside the facts."""
     is_nested = isinstance(row.get("meta"), Mapping) and "accusation" in row["meta"]
     return is_nested or {"accusation", "relevant_articles", "imprisonment"} <= row.keys()
 
 
 CAIL2018 = Form(
     "CAIL2018",
-    _has_meta,
+    _is_cail2018,
     _cail2018,
     notes=(
         NO_PARAGRAPHS,

@@ -78,8 +78,10 @@ def _questions(document: Row) -> Iterator[Case | NotSaid]:
     """
     domain = {"domain": document["domain"]} if "domain" in document else {}
     paragraphs = document["paragraphs"]
-    # In place of no list, a paragraph that cannot be read: so the document is listed as left out.
-    for paragraph in paragraphs if isinstance(paragraphs, list) else [None]:
+    if not isinstance(paragraphs, list):
+        yield NotSaid("a paragraph without questions")
+        return
+    for paragraph in paragraphs:
         of_text = paragraph if isinstance(paragraph, dict) else {}
         questions = of_text.get("qas")
         if not isinstance(questions, list) or not questions:

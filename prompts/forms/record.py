@@ -128,7 +128,7 @@ def penalty_in(record: Row) -> dict[str, Any]:
     given = [value for value in (months, term, own or None) if value is not None]
     if not given:
         raise NotSaid("a person without a penalty")
-    if len(given) > 1:
+    if len(given) > 1:  # they are in different forms, so even equal ones are not compared
         raise NotSaid("two columns of one meaning differ", "the penalty is there twice")
     if months is not None:
         return sentence(imprisonment=_whole_months(months))
@@ -139,7 +139,8 @@ def penalty_in(record: Row) -> dict[str, Any]:
         return _of_fields(term)
     if not isinstance(term, str) or re.fullmatch(r"[\d.]+", term.strip()):
         raise NotSaid(NO_UNIT, str(term))
-    if term.strip() in PENALTY_WORDS and not penalty_of(term):
+    # Some classes are a penalty at the same time: 死刑, 免予刑事处罚.
+    if term.strip() in PENALTY_WORDS and penalty_of(term) is None:
         raise NotSaid("a class of penalties in place of a term", term)
     return principal_of(term)
 

@@ -40,12 +40,13 @@ class SourceFile:
     path: Path
     description: str  # such as "JSON, GB18030, gzip"
     encoding: str = ""
-    delimiter: str = ""  # names of the columns of a table
+    delimiter: str = ""  # what separates the columns of a table in text
+    is_parquet: bool = False
 
     @property
     def is_table(self) -> bool:
         """Say whether it is a table, so that a cell may have a list or number as a text."""
-        return bool(self.delimiter) or self.description == "Parquet"
+        return bool(self.delimiter) or self.is_parquet
 
     def rows(self) -> Iterator[SourceRow]:
         """Yield (place, row); in place of a row that cannot be read, yield the reason."""
@@ -53,7 +54,7 @@ class SourceFile:
             for path in sorted(self.path.rglob("*.json")):
                 for place, row in source_of(path).rows():
                     yield f"{path.relative_to(self.path)}:{place}", row
-        elif self.description.startswith("Parquet"):
+        elif self.is_parquet:
             yield from _parquet_rows(self.path)
         else:
             with _text(self.path, self.encoding) as file:
@@ -81,7 +82,7 @@ def source_of(path: Path) -> SourceFile:
     if head.startswith(PARQUET):
         if compression:
             raise Unreadable(f"{path}: is Parquet in gzip; gunzip it first")
-        return SourceFile(path, "Parquet")
+        return SourceFile(path, "Parquet", is_parquet=True)
     for beginning, name in BEGINNINGS.items():
         if head.startswith(beginning):
             raise Unreadable(f"{path}: is {name}; give JSON, CSV, Parquet or gzip of them")
@@ -269,7 +270,11 @@ def _check_within(value: Any) -> None:
 
 
 def _table_rows(file: IO[str], delimiter: str) -> Iterator[SourceRow]:
-    csv.field_size_limit(sys.maxsize)
+    """Yield (line, row) of a table whose first line names the columns.
+
+    A line `sep=;` above that one is skipped: it tells Excel the delimiter.
+    """
+    csv.field_size_limit(sys.maxsize)  # a judgment may be longer than the usual 131,072 characters
     reader = csv.reader(file, delimiter=delimiter)
     header: list[str] = []
     while True:

@@ -8,15 +8,18 @@ from panjue.prompts.plumbing.errors import NotSaid
 
 
 def _cmrc2018(row: Row) -> Iterator[Case | NotSaid]:
-    context = row["context_text"]
+    """Yield the questions of a text: `{"context_text": "…", "qas": [{"query_text": "…"}]}`."""
     questions = row["qas"]
-    for question in questions if isinstance(questions, list) and questions else [None]:
+    if not isinstance(questions, list) or not questions:
+        yield NotSaid("a text without questions")
+        return
+    for question in questions:
         if not isinstance(question, Mapping):
             yield NotSaid("a text without questions")
             continue
         case = {
             "id": question.get("query_id"),
-            "context": context,
+            "context": row["context_text"],
             "casename": row.get("title") or "",
             "question": question.get("query_text"),
         }

@@ -43,7 +43,10 @@ def key_of_case(row: Row) -> object:
 
 
 def table_cases(*rows: Row) -> Iterator[Case]:
-    """Yield the case of all rows with one id: of each person, or of one judgment in words."""
+    """Yield the case of the rows with one id.
+
+    Each row has the judgment of one person. Or a single row has the judgment of all in prose.
+    """
     facts = {str(column(row, FACT) or "") for row in rows}
     if len(facts) > 1:
         raise NotSaid("rows of one id with different facts")

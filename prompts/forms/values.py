@@ -14,7 +14,7 @@ LONGEST_ROW = 2**28
 """Most characters of a row. A longer one is no row, but a text with a bracket that never closes."""
 
 BETWEEN = re.compile(r"(?:[\s,\ufeff\x1e]+|//[^\n]*(?:\n|$))+")
-"""Pattern of what may be between two values: white space, commas, byte order marks, remarks."""
+"""Pattern of what may be between two values: white space, commas, byte order marks, comments."""
 
 JSONP = re.compile(
     r"[\s\ufeff]*(?:/\*.*?\*/\s*)?"
@@ -36,8 +36,8 @@ def json_values(read: Callable[[int], str]) -> Iterator[tuple[int | str, Any]]:
     The place is the line. In a list, which may be on one line, it is the number of the row.
 
     A row is a value at the top of the text, or an item of a list at the top. So the text may have
-    lines, an object over several lines, a list, several lists, or joined files. Memory holds only
-    the row that is read.
+    lines, an object over several lines, a list, several lists, or joined files. A list of plain
+    values such as `[1, 2]` is one row, and no list of rows. Memory holds only the row that is read.
     """
     text = _Text(read)
     if prefix := JSONP.match(text.buffer):
@@ -99,7 +99,8 @@ class _Text:
         while True:
             found = pattern.match(self.buffer, self.place)
             end = found.end() if found else self.place
-            # At the end of the buffer, a match may continue. A single `/` may begin a remark.
+            # A match up to the end of the buffer may continue in the next chunk. So may the comment
+            # that a `/` there begins: `//` is in the pattern, `/` alone is not.
             if end < len(self.buffer) - 1 or self.is_whole:
                 self.skip_to(end)
                 return end < len(self.buffer)
@@ -127,6 +128,8 @@ def _value(text: _Text, *, in_list: bool) -> Any:
         except RecursionError:
             problem = "it is nested too deeply"
         except json.JSONDecodeError as error:
+            # The value may be valid, but end in the next chunk: within a string, or within
+            # another word or escape, whose error is at the end of the buffer.
             is_open = error.msg.startswith("Unterminated string")
             may_be_cut = is_open or error.pos > len(text.buffer) - NEAR_END
             is_short = len(text.buffer) - text.place < LONGEST_ROW
@@ -145,9 +148,12 @@ def _value(text: _Text, *, in_list: bool) -> Any:
 
 
 def _skip_invalid(text: _Text, problem: str, *, in_list: bool) -> Any:
-    """Skip a row that is no JSON: its line, and the following lines with more indentation.
+    """Skip a row that is no JSON, and return the reason.
 
-    Return the reason. If the row is a dictionary of Python, `{'fact': '…'}`, return its value.
+    Skip its line, and the following lines that are empty, or begin with more indentation or a
+    closing bracket: all three of `{"a": bad,`, `  "b": 1`, `}`. Stop at the `]` of the rows' list.
+
+    If the row is a dictionary of Python, `{'fact': '…'}`, skip its line and return the value.
     """
     indent = text.column
     line = text.skip_line()
