@@ -84,19 +84,22 @@ def section_values(
 def built_section(
     cls: type[SomeConfig], values: Mapping[str, Any], path: Path, overrides: Sequence[str]
 ) -> SomeConfig:
-    """Build `cls` from values; the error for a wrong one names its word, or else the file."""
+    """Build `cls` from the values of a section; refuse a wrong value, naming its place.
+
+    The place is the last word that set it, `seed=x: Input should be …`, or else the file:
+    `config.yaml: seed: Input should be …`.
+    """
     try:
         config = cls.model_validate(dict(values))
     except ValidationError as error:
         complaint = first_complaint(error, settings_of(cls))
-        place = str(path)
         setting = str((first_error(error)["loc"] or ("",))[0])
-        for word in overrides:
-            if re.split("[.=]", word)[0] == setting:
-                place = word
-        if place != str(path):  # the word names the setting already
-            complaint = complaint.removeprefix(f"{place.partition('=')[0]}: ")
-        raise UserError(f"{place}: {complaint}") from None
+        set_by = [word for word in overrides if re.split("[.=]", word)[0] == setting]
+        if not set_by:
+            raise UserError(f"{path}: {complaint}") from None
+        key = set_by[-1].partition("=")[0]
+        problem = complaint.removeprefix(f"{key}: ")  # the word names the setting already
+        raise UserError(f"{set_by[-1]}: {problem}") from None
     config._path = path
     return config
 
@@ -120,7 +123,8 @@ def refuse_options(words: Sequence[str], known: Container[str]) -> None:
         if not equals and not following.startswith("-") and "=" not in following:
             value = following
         key = option.lstrip("-").replace("-", "_")
-        # Some of our names say which commands have the setting: `engine.… (generate, serve)`.
+        # OURS has `lora_rank` -> `lora.r`, or with the commands that have the setting
+        # `gpu_memory_utilization` -> `engine.… (generate, serve)`, where … is the key.
         name, _, commands = OURS.get(key, key).partition(" ")
         if not commands and re.split("[.=]", name)[0] not in known:
             hint = did_you_mean(option, {"--settings", "--help"} - {option})

@@ -81,11 +81,11 @@ class Found(NamedTuple):
 
 
 class _Parsed(NamedTuple):
-    """The objects of a text from one `{` on."""
+    """An object of a text, with the objects within it."""
 
-    values: list[dict[str, Any]]  # the objects; inner ones come first
-    end: int  # end of the outermost object, or where it stops being JSON
-    is_valid: bool
+    values: list[dict[str, Any]]  # those that have ended; inner ones come first
+    end: int  # end of the outer object, or where it stops being JSON
+    is_valid: bool  # False if the outer object does not end, or stops being JSON
 
 
 MAX_PARTS = 1000
@@ -107,14 +107,16 @@ def json_objects(reply: str) -> list[Found]:
             return found
         parsed = _parse(reply, start)
         following = reply.find("{", parsed.end)
-        cut = [] if parsed.is_valid or following >= 0 else _parse_cut(reply[start:])
-        found += cut or [Found(value, True) for value in parsed.values]
+        # The reply can end within this object only if no other one begins after the error.
+        may_be_cut = not parsed.is_valid and following < 0
+        cut = _parse_cut(reply[start:]) if may_be_cut else []
+        found += cut or [Found(value, is_whole=True) for value in parsed.values]
         start = following
     return []
 
 
 def _parse(text: str, start: int = 0) -> _Parsed:
-    """Parse the object at `start`, as far as it is JSON.
+    """Parse the object at `start`, as far as it is JSON, and return it with all inner objects.
 
     Numbers become texts as they are written, since labels are texts: `[264]` -> `["264"]`.
     """
@@ -149,9 +151,9 @@ BRACKETS = {"{": "}", "[": "]"}
 def _parse_cut(text: str) -> list[Found]:
     """Return the objects of a text that ends within an object: `{"a":[1,2` -> `{"a":["1"]}`.
 
-    The text is cut back to what is certain, here `{"a":[1`, and its open brackets are closed. A
-    complete string at the very end is also certain, unless it is a key: then closing the brackets
-    gives no JSON.
+    The text is cut back to what is certain, here `{"a":[1`, and its open brackets are closed.
+    Numbers become texts, as in `_parse`. A complete string at the very end is also certain, unless
+    it is a key: then closing the brackets gives no JSON.
     """
     open_brackets: list[str] = []  # in the order in which they are closed
     after_string = certain = 0
@@ -172,7 +174,7 @@ def _parse_cut(text: str) -> list[Found]:
     for end in (after_string, certain) if ends_in_string else (certain,):
         parsed = _parse(text[:end] + closing)
         if parsed.is_valid:
-            # Inner objects come first, so the ones that were open are the last.
+            # An object is in `values` when it ends. So those that `closing` ended are the last.
             n_whole = len(parsed.values) - closing.count("}")
             return [Found(value, i < n_whole) for i, value in enumerate(parsed.values)]
     return []

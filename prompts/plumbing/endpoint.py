@@ -59,10 +59,11 @@ NOT_BY_PROXY = "localhost,127.0.0.1,::1"
 
 @contextmanager
 def making_client() -> Iterator[None]:
-    """Raise UserError with the variables of proxies and certificates if a client cannot be made.
+    """Raise UserError if the block cannot make a client because of the user's environment.
 
-    The block makes a client. The client asks addresses of this machine directly, since no proxy
-    reaches them.
+    The error names the variables of proxies, or those of certificates, that are set. The client
+    asks addresses of this machine directly, since no proxy reaches them. For this, `no_proxy` is
+    changed for the rest of the process.
     """
     direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
     if NOT_BY_PROXY not in direct:
@@ -70,6 +71,7 @@ def making_client() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the libraries have no common class for it
+        # OSError: certificates cannot be read. Any other: the address of a proxy cannot be used.
         kind = CERTIFICATES if isinstance(error, OSError) else PROXIES
         names = sorted(name for name in os.environ if name.upper() in kind)
         if not names:

@@ -290,6 +290,7 @@ def json_text(value: Json) -> str:
 
 
 def read_json(path: Path) -> Json:
+    """Return the value in a JSON file. An error of the disk or of the content names the file."""
     with _naming(path), open_bytes(path) as file, located(str(path)):
         return parse_json(file.read())
 
@@ -351,9 +352,10 @@ def difference(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
         was = before.get(key)
         now = after.get(key)
         key_of_path = key.removesuffix("_sha256")
-        if was == now or f"{key}_sha256" in keys:
+        has_hash = f"{key}_sha256" in keys  # of `train`: `train_sha256` decides, see below
+        if was == now or has_hash:
             continue
-        if key_of_path != key and key_of_path in keys:
+        if key_of_path != key and key_of_path in keys:  # `train_sha256` is listed as `train`
             was = before.get(key_of_path)
             now = after.get(key_of_path)
             changed = "was changed" if was == now else f"-> {now}"
@@ -413,8 +415,9 @@ def exclusive_lock(
     The kernel releases the lock when the process ends in any way. A thread may nest such blocks. If
     the lock has made the folder and the block leaves it empty, the folder is deleted.
 
-    A lock for a part of the folder has another `name` of its file. Another process is waited for
-    with `wait`, and otherwise refused; the error names the setting `other`, such as `run=FOLDER`.
+    `name` is the file of the lock; locks of other names in the same folder are independent. If
+    another process has the lock, wait for it with `wait`, or else raise UserError. The error
+    suggests another value of the setting `other`, such as `run=FOLDER`.
     """
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)

@@ -75,7 +75,10 @@ def short_disks(needed_gb: int) -> Iterator[str]:
 
 
 def glibc_problem() -> str:
-    """Return a line if glibc is too old or missing; else an empty text."""
+    """Return a line if the C library is musl, or a glibc that is too old; else an empty text.
+
+    An unknown version or processor counts as good.
+    """
     _, said = said_by("ldd", "--version")
     first, _, _ = said.partition("\n")
     if "musl" in first:
@@ -91,7 +94,7 @@ def glibc_problem() -> str:
 
 
 def card_problems() -> Iterator[str]:
-    """Yield what is wrong with the NVIDIA driver and the cards, if nvidia-smi exists."""
+    """Yield what is wrong with the NVIDIA driver and the cards of a machine with nvidia-smi."""
     cards = nvidia_cards()
     if not cards:
         _, said = said_by("nvidia-smi")

@@ -24,12 +24,15 @@ RECORD_KEYS = {
 
 
 def has_record(folder: Path) -> bool:
-    """Say whether panjue made a folder: it has a record with the keys of every version."""
+    """Say whether panjue made a folder: a file in it is one of our records, by name and keys.
+
+    Only the keys count that the record has in every version of panjue.
+    """
     return any(keys <= record_keys(folder / name) for name, keys in RECORD_KEYS.items())
 
 
 def is_base(folder: Path) -> bool:
-    """Say whether a folder has an untrained model that `panjue base` made."""
+    """Say whether a folder has an untrained model of `panjue base`, which writes `start.json`."""
     return RECORD_KEYS["start.json"] <= record_keys(folder / "start.json")
 
 
@@ -71,8 +74,9 @@ def refuse_foreign(path: Path, is_ours: IsOurs = lies_in_ours, other: str = "pla
 def refuse_claim(folder: Path, names: Iterable[str], other: str) -> None:
     """Refuse a folder that panjue did not make if a file there has one of our `names`.
 
-    Our record in the folder would make this file ours, and panjue could replace it. `other` is the
-    setting that chooses another folder, such as `run=FOLDER`, for the error.
+    Call it before a record is written there. With a record, the folder would count as ours, and
+    panjue could replace this file of the user. `other` is the setting that chooses another folder,
+    such as `run=FOLDER`, for the error.
     """
     if not has_record(folder):
         for name in names:
@@ -80,7 +84,7 @@ def refuse_claim(folder: Path, names: Iterable[str], other: str) -> None:
 
 
 def check_output(path: Path | None) -> None:
-    """Refuse to write numbers anywhere but to a new NAME.json, or to one with earlier numbers."""
+    """Refuse to write scores anywhere but to a new NAME.json, or over one with earlier scores."""
     if path is None:
         return
     other = "NAME.json"

@@ -83,7 +83,10 @@ class Record(BaseModel):
         return self.model_dump(include=names, mode="json")
 
     def difference(self, new: Self, *affected: str) -> str:
-        """Return, in one line, how the entries of `part(*affected)` differ in `new`."""
+        """Return, in one line, how the entries of `part(*affected)` differ in `new`.
+
+        `old.difference(new, WEIGHTS)` -> `seed: 1 -> 2`, because `seed` affects the WEIGHTS.
+        """
         return difference(self.part(*affected), new.part(*affected))
 
 
@@ -357,7 +360,11 @@ class ConfidenceWeights(BaseModel):
 
 
 def weighs_model(calibration: Iterable[Mapping[str, ConfidenceWeights]]) -> bool:
-    """Say whether the model's own probability counts in a confidence in any of these fields."""
+    """Say whether the model's own probability counts in a confidence in any of these fields.
+
+    `calibration` has group of answers -> weights for each field. The answers of a group such as
+    `agree, with logprob` have the model's log-probability; those of `agree` have none.
+    """
     return any(group.endswith(WITH_LOGPROB) for groups in calibration for group in groups)
 
 
@@ -419,7 +426,10 @@ class Choice(BaseModel):
         return self.candidates[self.adapter].sha256
 
     def __str__(self) -> str:
-        """Return which adapter is best and why, in one line."""
+        """Return which adapter is best and why, in one line.
+
+        Only for a choice among the adapters of several steps, not between model and classifier.
+        """
         best = self.best[WHOLE]
         score = f"{best.metric} {self.score(WHOLE, best.candidate):.4f}"
         step = self.candidates[best.candidate].step

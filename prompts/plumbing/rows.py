@@ -66,7 +66,7 @@ class Faulty:
     reason: str
 
 
-REMARK = re.compile(rb"^[ \t]*//.*", re.MULTILINE)
+COMMENT = re.compile(rb"^[ \t]*//.*", re.MULTILINE)
 
 
 def list_items(path: Path, key: str | None = None) -> list[Any]:
@@ -76,7 +76,7 @@ def list_items(path: Path, key: str | None = None) -> list[Any]:
     comments. `check_item` refuses errors within an item.
     """
     with open_bytes(path) as file, located(str(path)):
-        raw = REMARK.sub(b"", file.read().removeprefix(BOM))
+        raw = COMMENT.sub(b"", file.read().removeprefix(BOM))
         # A byte that is no UTF-8 becomes a character that UTF-8 cannot have.
         text = raw.decode("utf-8", "surrogateescape")
         try:
@@ -103,12 +103,16 @@ NO_UTF8 = re.compile("[\udc80-\udcff]")
 
 
 def check_item(item: Any) -> None:
-    """Refuse an item of `list_items` if a part of it cannot be read."""
+    r"""Refuse an item of `list_items` if a part of it cannot be read.
+
+    Such a part is a `Faulty` in place of an object, or a text with a byte that is no UTF-8 or with
+    an escape such as `\ud83d`, half of a character.
+    """
     try:
         text = json.dumps(item, ensure_ascii=False, default=_refuse)
     except RecursionError:
         raise UserError("it is nested too deeply") from None
-    if NO_UTF8.search(text):
+    if NO_UTF8.search(text):  # `list_items` made these characters of bytes
         raise UserError("not UTF-8; save the file as UTF-8")
     check_text(item)
 

@@ -178,7 +178,7 @@ def weights_that_answered(answers: Path, recorded: str | None) -> Path | None:
     if folder.parent.name == ANSWERS:
         run = folder.parent.parent
         name = Path(recorded).name
-        # The last one, since an adapter alone may be the run folder.
+        # `run` comes last: a folder of weights alone may be the run folder. All have labels.json.
         for place in (run / name, run / KEPT / name, run):
             if (place / "labels.json").is_file():
                 return place
@@ -188,10 +188,10 @@ def weights_that_answered(answers: Path, recorded: str | None) -> Path | None:
 def find_answers(path: Path, gold: Path | None = None, gold_sha256: str = "") -> Path | None:
     """Return the folder of answers in a run folder, or the one around a submission; else None.
 
-    If a run has several, the answers to the file `gold` are meant. If there are none, `gold` may be
-    the test file with gold answers, so answers with its name are meant. Answers to only the first
-    cases are meant if there are no others. Answers to held-out cases are meant only if `path` is
-    their folder.
+    Of several in a run, take those to the file `gold`. If there are none, `gold` may be the test
+    file with gold answers added, so take those of its name. Then prefer folders with a reply, and
+    answers to all cases. If several are left, raise UserError. Answers to held-out cases are found
+    only if `path` is their folder.
     """
     if path.name == ANSWERS and not (path / MANIFEST).is_file():  # RUN/answers in place of RUN
         path = path.parent
@@ -200,7 +200,7 @@ def find_answers(path: Path, gold: Path | None = None, gold_sha256: str = "") ->
         if _is_of_answers(place):
             return place
     folders = answer_folders(path)
-    # What none of the folders fulfills rules none out.
+    # A condition that no folder meets is dropped: `or folders`.
     if gold and len(folders) > 1:
         same_file = [one for one in folders if _recorded(one, "test_sha256") == gold_sha256]
         same_name = [one for one in folders if one.name == gold.stem]
@@ -211,7 +211,7 @@ def find_answers(path: Path, gold: Path | None = None, gold_sha256: str = "") ->
     if len(folders) > 1:
         names = ", ".join(map(str, folders))
         raise UserError(f"{path}: has several answers; say which: {names}")
-    if not folders:
+    if not folders:  # for another trainer's folder, the error names the way out
         refuse_unadopted(path)
     return folders[0] if folders else None
 
@@ -224,7 +224,7 @@ def refuse_unanswered(path: Path) -> NoReturn:
         raise UserError(f"{path}: is a file alone; give the folder of answers, or its run folder")
     weights = weights_folder(path)
     run = run_around(path)
-    is_adapter = weights == path
+    is_adapter = weights == path  # RUN/adapter was given in place of RUN
     if is_adapter and any(run.glob(f"{ANSWERS}/*/{MANIFEST}")):
         raise UserError(f"{path}: has no answers; give its run folder, {run}")
     other = "" if weights else " in a run folder, and nothing trained is in this one"
