@@ -138,7 +138,10 @@ def _parse(text: str, start: int = 0) -> _Parsed:
     try:
         _, end = decoder.raw_decode(text, start)
     except json.JSONDecodeError as error:
-        return _Parsed(values, max(error.pos, start + 1), is_valid=False)
+        # No quote follows in a string without an end, and so no object with a key.
+        is_in_string = error.msg.startswith("Unterminated string")
+        end = len(text) if is_in_string else max(error.pos, start + 1)
+        return _Parsed(values, end, is_valid=False)
     except RecursionError:
         return _Parsed(values, len(text), is_valid=False)
     return _Parsed(values, end, is_valid=True)
