@@ -1,4 +1,8 @@
-"""Compare the model's answer to each field with the text classifier's answer."""
+"""Compare the model's answer to each field with the text classifier's answer.
+
+For each field, the same one of the two is handed in for all cases, unless the model gave no answer.
+An agreement says whether the two answers are the same, and who is right: `agree, right`.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +22,7 @@ AGREEMENTS = {
 """Results of comparing the two answers to a field -> the same in Chinese."""
 
 WITHOUT_GOLD = {"agree, right": ("agree", "一致"), "differ, model right": ("differ", "不一致")}
-"""The two results that are left without gold -> how a page shows them then."""
+"""The two results that are left without gold -> how a page shows them in English and Chinese."""
 
 NO_REPLY = "not in the reply"
 """The result if the model has no answer to compare, so that the classifier's is handed in."""
@@ -27,8 +31,8 @@ NO_REPLY = "not in the reply"
 def used_replies(decoding: Mapping[str, Any]) -> bool:
     """Say whether replies of the model went into a submission with this `decode.json`.
 
-    If it counts no calls, the text classifier answered everything, or runs voted. `decoding` is
-    empty if there is none of this submission, which is then taken to come from replies.
+    If it counts no calls, the text classifier answered everything, or the submission is a vote of
+    several runs. If `decoding` is empty, nothing is known of that, and replies are assumed.
     """
     return not decoding or bool(decoding.get("calls"))
 
@@ -43,14 +47,15 @@ def compared_opinions(
 ) -> Iterator[list[tuple[Field, str]]]:
     """Yield for each item, field by field: the answer that was not handed in, and the agreement.
 
-    Model and text classifier have both answered; `by_field` says whose answer to a field was handed
-    in, by default the model's. The agreement of the two is a key of `AGREEMENTS`, or `NO_REPLY`.
-    `decoded` is the model's reply to `example`; if it is None, all fields are compared.
+    `by_field` says whose answer to a field was handed in, by default the model's. The agreement is
+    a key of `AGREEMENTS`, or `NO_REPLY` if the reply `decoded` to `example` lacks the field: then
+    the model has no answer to compare. If `decoded` is None, all fields are compared.
     """
     positions = {person: position for position, person in enumerate(numbered(example.names))}
     persons = numbered(name for name, _ in model_items)
     by_person = zip(persons, model_items, classifier_items, strict=True)
     for person, (_, of_model), (_, of_classifier) in by_person:
+        # Only gold may have this person. Then the model was not asked, and the position is None.
         position = positions.get(person) if task.answer.items else 0
         compared = []
         fields = zip(task.answer.fields, of_model, of_classifier, strict=True)
@@ -67,8 +72,12 @@ def compared_opinions(
 
 
 def without_gold(compared: Sequence[tuple[Field, str]]) -> list[tuple[Field, str]]:
-    """Return compared fields for a case without gold: two answers only agree or differ."""
-    differ = "differ, model right"  # which `WITHOUT_GOLD` shows as "differ"
+    """Return compared fields of a case without gold, where nobody knows who is right.
+
+    The answer that was handed in counts as gold, so that answers which agree are `agree, right`.
+    All others get one key of `AGREEMENTS`; pages show it as `differ` alone (`WITHOUT_GOLD`).
+    """
+    differ = "differ, model right"
     return [(field, differ if how.startswith("differ") else how) for field, how in compared]
 
 

@@ -55,7 +55,10 @@ class Baselines:
             self._values[name].add(example, np.mean(values, axis=0))
 
     def _answers(self, example: Example, gold: Row) -> Iterator[tuple[str, Row, Row]]:
-        """Yield (name of the baseline, gold row, row) for each answer of the baselines."""
+        """Yield (name of the baseline, gold row, row) for each answer of the baselines.
+
+        The gold row of a human answer has only the other people's answers.
+        """
         task = self._task
         if self._labels:
             fallback = task.ask.decode("", example, self._labels)  # answers an empty reply

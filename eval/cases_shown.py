@@ -1,4 +1,9 @@
-"""Answered cases with all that is known about their answers, for the page and `panjue explain`."""
+"""Answered cases with all that is known about their answers, for the page and `panjue explain`.
+
+A field is decided if the task has a list of its labels, so that model or classifier may answer it.
+Items are the persons of gold, or without gold those of the answer. Replies and confidences have one
+entry for each person of the submission row, in order. Gold may list others, or in another order.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -93,7 +98,10 @@ class _Files:
     """The submission, the replies and the confidences of a folder of answers."""
 
     def __init__(self, answered: Answered, decoding: Mapping[str, Any], *, has_gold: bool) -> None:
-        """Open the files; `decoding` is the `decode.json` of the submission, or empty."""
+        """Open the files; `decoding` is the `decode.json` of the submission.
+
+        It is empty if there is none, or if the submission was changed after decoding.
+        """
         self._answered = answered
         self._decoding = decoding
         self._has_gold = has_gold
@@ -104,6 +112,7 @@ class _Files:
         if decoding and path.exists():
             self._confidences = Confidences(answered.task, path)
         self._is_vote = bool(answered.record.voted)
+        # Without any `decode.json`, `edited` returns an empty text, too.
         self._is_edited = not decoding and bool(edited(self._rows.path))
         is_of_replies = used_replies(decoding) and not (self._is_vote or self._is_edited)
         self._completions = answered.rows() if is_of_replies else None
@@ -114,11 +123,12 @@ class _Files:
         task = self._answered.task
         row = self._rows.get(example.id)
         gold = self._gold(example, row)
-        # The model was asked about the persons of its row. Those of the example may be gold's.
+        # The model was asked about the persons of the row. Those of `example` may be gold's.
         asked = replace(example, names=tuple(item_names(task, row or {})) or example.names)
         calls = self._calls(example)
         decoded = None
-        if calls and self._decoding and not task.solve:  # the one reply is the answer
+        # With `task.solve`, several calls make the answer, so that no reply alone is the answer.
+        if calls and self._decoding and not task.solve:
             decoded = task.ask.decode(first_reply(calls[0]), asked, self._answered.labels)
         return _Answer(
             example=example,
@@ -180,12 +190,13 @@ class _Files:
         task = self._answered.task
         decoded = answer.decoded
         by_field = self._decoding.get("by_field", {})
-        # The row of a call may have opinions, by position: they fit only the persons of its file.
+        # A row of completions may contain the classifier's opinions, one for each person in order.
+        # They do not fit if the cases are read from a gold file, which may list other persons.
         reply = answer.calls[0] if answer.calls and self._answered.is_answered_file else None
         of_classifier = row_of_classifier(task, self._advisor, answer.example, reply)
         classifier_items = list(items_of(task, gold, of_classifier))
         model_items = answer.items
-        if decoded and "classifier" in by_field.values():  # not all items are the model's
+        if decoded and "classifier" in by_field.values():  # the row mixes the answers of both
             of_model = task.data.write(answer.asked, decoded.answer)
             model_items = list(items_of(task, gold, of_model))
         opinions = compared_opinions(
@@ -194,12 +205,15 @@ class _Files:
         return list(opinions if self._has_gold else map(without_gold, opinions))
 
     def _whys(self, answer: _Answer, reasons: PersonReasons) -> list[list[FieldWhy]]:
-        """Return `CaseShown.whys`, joined by person: gold may list persons in another order."""
+        """Return for each item, field by field, who answered it and why: `CaseShown.whys`.
+
+        A person of gold is looked up by name among those that the model was asked about.
+        """
         task = self._answered.task
         if not (answer.row and task.answer.fields):
             return []
-        asked = persons(task, answer.asked.names)
-        positions = {person: position for position, person in enumerate(asked)}
+        asked_persons = persons(task, answer.asked.names)
+        positions = {person: position for position, person in enumerate(asked_persons)}
         logprobs: ModelLogprobs = {}
         if answer.decoded:
             logprobs = model_logprobs(answer.calls[0], answer.decoded, task.answer)

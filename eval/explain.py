@@ -59,9 +59,10 @@ def explain(answered: Answered, key: str, person: str | None) -> Iterator[str]:
     has_reasons = any(why.reasons for whys in case.whys for why in whys)
     if not has_reasons:
         yield f"nothing to explain: {why_nothing(answered)}"
-    elif fitted := fitted_on_these(answered):
+    elif training := fitted_on_these(answered):
+        # Each training fits its own text classifier; an earlier one gives only the model's weights.
         known = "An earlier training of the model had these cases: the model"
-        if answered.trained and fitted is answered.trained.record:
+        if answered.trained and training is answered.trained.record:
             known = "The text classifier was fitted on these cases: it"
         yield f"{known} is surer of them than of new ones."
     for number in chosen:
@@ -113,7 +114,9 @@ def item_lines(answered: Answered, example: Example, case: CaseShown, number: in
     yield ""
     if name:
         yield name
-    if not case.whys:  # the task has no decided fields, so one answered all of them
+    # No field of the task has a list of labels that a text classifier could choose from. Then all
+    # fields have the same answerer.
+    if not case.whys:
         for field in fields:
             yield f"{field.name}: {predicted_labels(field)}"
         by = "model"
@@ -154,9 +157,10 @@ def answerer_in_words(by: str, answered: Answered) -> str:
 
 
 def other_answer(why: FieldWhy, opinion: tuple[Field, str] | None) -> str:
-    """Return what the model or the classifier said whose answer was not handed in; may be empty.
+    """Return what the other one answered, if model or classifier gave the answer; else nothing.
 
-    `opinion` is that answer and its agreement with the one handed in, as in `CaseShown.opinions`.
+    `opinion` is the answer that was not handed in, and a key of `AGREEMENTS`, such as `agree,
+    right`, or `NO_REPLY`. It is None if only one of them has answered.
     """
     if why.by not in ("model", "classifier"):
         return ""
@@ -198,7 +202,11 @@ def reason_lines(task: Task, field: str, example: Example, why: FieldWhy) -> Ite
 
 
 def stages(why: Why) -> Iterator[str]:
-    """Yield each stage of a probability: `linear model +1.20 (…)`, …, `calibrated 79.2%`."""
+    """Yield each stage of a probability: `linear model +1.20 (…)`, …, `calibrated 79.2%`.
+
+    If trees choose among the classes of a field, the softmax replaces the calibration, since the
+    probabilities of all classes must sum to 1. That of a label of a set stands alone.
+    """
     yield f"linear model {why.score:+.2f} ({why.bias:+.2f} whatever the text)"
     trees = why.trees
     is_class = trees is not None and trees.scaled is None  # trees scale the labels of a set only
@@ -208,7 +216,6 @@ def stages(why: Why) -> Iterator[str]:
         yield f"trees {trees.given:+.2f} ({trees.average:+.2f} on average)"
     if why.is_left_out:
         yield f"not among the {CANDIDATES} labels that the trees look at"
-    # The probabilities of all classes sum to 1; that of a label of a set stands alone.
     yield f"{'beside the other classes' if is_class else 'calibrated'} {why.before:.1%}"
     if why.known < 1 and why.frequency is not None:
         yield f"text known by {why.known:.0%}, frequency {why.frequency:.1%}: {why.probability:.1%}"
@@ -217,8 +224,9 @@ def stages(why: Why) -> Iterator[str]:
 def for_and_against(what: str, parts: Sequence[tuple[str, float]], joint: str) -> Iterator[str]:
     """Yield lines of reasons for a label, then of reasons against it; the strongest come first.
 
-    `parts` are texts with their contributions, from the strongest for the label to the strongest
-    against it, as in `Why`. `joint` separates two texts.
+    `what` names the kind of reasons: `words`. `parts` are texts with their contributions, from the
+    strongest for the label to the strongest against it, as in `Why`. `joint` separates two texts;
+    with a line break in it, each text gets its own line.
     """
     speaking_for = [text for text, contribution in parts if contribution >= CONTRIBUTES_FROM]
     against = [text for text, contribution in parts if contribution <= -CONTRIBUTES_FROM]

@@ -83,9 +83,13 @@ def persons(task: Task, names: Sequence[str]) -> list[PersonKey]:
 
 
 def answered_labels(task: Task, row: Row) -> dict[PersonKey, dict[str, list[str]]]:
-    """Return person -> field -> labels of a submission row, named as the classifier names them."""
+    """Return person -> field -> labels of a submission row, named as the classifier names them.
+
+    Rows of classes may have numbers: `{"id": 1, "label": 0}`. `Score.classes` returns their words,
+    and `nothing` for an empty set.
+    """
     names = persons(task, item_names(task, row))
-    if not task.answer.items and task.score.classes:  # `classes` knows the form of their rows
+    if not task.answer.items and task.score.classes:
         [field] = task.answer.fields
         labels = [label for label in task.score.classes(row) if label != task.answer.nothing]
         return {names[0]: {field: labels}}
@@ -104,7 +108,8 @@ def field_reasons(
 ) -> list[PersonReasons]:
     """Return for each example what the classifier says of each person of the example.
 
-    There are reasons for the labels in the example's row of the submission, if it has one.
+    There are reasons for the labels in the example's row of the submission, if it has one. For each
+    label, `most` limits the number of words, sentences and features of the trees.
     """
     nothing: dict[str, list[str]] = {field: [] for field in task.answer.fields}
     persons_of = [persons(task, example.names) for example in examples]

@@ -9,7 +9,11 @@ from panjue.prompts.tasks.metrics import Item, Row, by_name, field_of, texts
 
 
 def class_fields(task: Task) -> Sequence[str]:
-    """Return the fields of `items_of` whose values are classes."""
+    """Return the fields of `items_of` for which errors are counted by label or class.
+
+    Fields of persons all have labels. An answer without persons has at most one such field, to
+    which `items_of` gives the name `class`.
+    """
     if task.answer.items:
         return task.answer.fields
     return ("class",) if task.score.classes else ()
