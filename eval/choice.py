@@ -70,8 +70,8 @@ def best_of(values: Mapping[str, MetricValues], metrics: Mapping[str, str]) -> C
 def best_by_field(answered: Answered) -> Choice:
     """Return who is better at each field on held-out cases, the model or the text classifier.
 
-    `answered` has the model's replies to these cases. The choice records the cases, how the model
-    was asked, and the calibration of confidences.
+    `answered` has the model's replies to these cases. The choice records the model, the cases by
+    their hashes, how the model was asked, and the calibration of confidences.
     """
     answered.answers.refuse_changes()
     task = answered.task
@@ -79,7 +79,7 @@ def best_by_field(answered: Answered) -> Choice:
     assert advisor, "where there is no classifier, nothing is chosen"
     values = {"model": MetricValues(task), "classifier": MetricValues(task)}
     field_answers: list[tuple[FieldAnswer, bool]] = []
-    texts = []
+    text_hashes = []
     replies = answered.rows()
     for example in counted(answered.examples(), len(replies)):
         reply = answered.row(replies, {"id": example.id})
@@ -94,11 +94,16 @@ def best_by_field(answered: Answered) -> Choice:
             values[name].add(example, metric_values(task, gold, row, f"id {example.id}"))
         logprobs = model_logprobs(reply, decoded, task.answer)
         field_answers += model_judgments(advisor, example, decoded, opinions, logprobs)
-        texts.append(text_hash(example))
+        text_hashes.append(text_hash(example))
     metrics = {name: task.score.metric_of(name) for name in task.answer.fields}
-    choice = best_of(values, metrics).of_model(answered.record.trained_sha256 or "")
-    more = {"calibration": calibration_of(field_answers), "texts": tuple(texts)}
-    return choice.model_copy(update={**made_from(answered.record), **more})
+    choice = best_of(values, metrics)
+    choice = choice.of_model(answered.record.trained_sha256 or "")  # adds the model's hash
+    updates = {
+        **made_from(answered.record),  # the file, and the settings of the replies
+        "calibration": calibration_of(field_answers),
+        "texts": tuple(text_hashes),
+    }
+    return choice.model_copy(update=updates)
 
 
 def row_of_reply(task: Task, example: Example, decoded: Decoded) -> Row | None:
@@ -128,19 +133,24 @@ def model_judgments(
 ) -> Iterator[tuple[FieldAnswer, bool]]:
     """Yield the model's answer to each field that its reply has, and whether the answer is right.
 
-    Confidences are calibrated on them.
+    Confidences are calibrated on these answers.
     """
     assert example.answer, "cases without gold are refused before"
     gold = advisor.task.answer.items_of(example.answer)
     answer = advisor.complete(decoded, opinions)
     for field_answer in advisor.judgments(decoded, answer, opinions, logprobs):
-        if field_answer.agreement:  # empty if the classifier answers what the reply lacks
+        # `agree` or `differ` if both answered; empty if the reply lacks the field, so that the
+        # value is the classifier's.
+        if field_answer.agreement:
             gold_value = gold[field_answer.item][field_answer.field]
             yield field_answer, is_same(gold_value, field_answer.value)
 
 
 def choice_lines(choice: Choice) -> Iterator[str]:
-    """Yield the comparison in words, one line for each field, and a warning if cases are few."""
+    """Yield the comparison in words, one line for each field, and a warning if cases are few.
+
+    A case does not count if its weight in the metric is 0.
+    """
     counted = f"{choice.counted} of them count" if choice.counted < choice.cases else "all count"
     yield f"{choice.cases} held-out cases compare model and text classifier; {counted}"
     for name, best in choice.best.items():

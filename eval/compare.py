@@ -18,7 +18,7 @@ from panjue.eval.metric_values import (
     score_rows,
     scored,
     submission_rows,
-    weighted_mean,
+    weighted_metrics,
 )
 from panjue.prompts.plumbing.errors import UserError, printable
 from panjue.prompts.plumbing.intervals import interval_text
@@ -104,6 +104,7 @@ def compare_runs(reader: Reader, gold: Path, first: Path, second: Path) -> Compa
 
 def headline_values(values: MetricValues) -> Numbers:
     """Return the headline metric of each example alone, [examples]."""
+    # `pooled` takes sums over examples. Of one example they are its values, and its weight is 1.
     metrics = pooled(values.task, values.values, np.ones(len(values)))  # [examples, metrics]
     return metrics[:, -1]  # the headline metric is a task's last
 
@@ -112,8 +113,8 @@ def paired_differences(first: MetricValues, second: MetricValues) -> dict[str, D
     """Return metric -> difference, by a paired bootstrap: both use the same draws (seed 0)."""
     task = first.task
     weights = first.weights
-    means = weighted_mean(task, weights, first.values)
-    other_means = weighted_mean(task, weights, second.values)
+    means = weighted_metrics(task, weights, first.values)
+    other_means = weighted_metrics(task, weights, second.values)
     draws = resampled(task, weights, first.values, PAIRED_RESAMPLES)
     other_draws = resampled(task, weights, second.values, PAIRED_RESAMPLES)
     low, high = percentiles(other_draws - draws)
@@ -141,7 +142,7 @@ def show_runs(comparison: Comparison, first: str, second: str, console: Console)
     names = [Column(Text(name), overflow="fold") for name in (first, second)]
     interval = Column("95% interval", no_wrap=True)
     table = Table(Column("metric", no_wrap=True), *names, "second - first", interval)
-    headline = list(comparison.differences)[-1]
+    headline = list(comparison.differences)[-1]  # the headline metric is a task's last
     for name, of in comparison.differences.items():
         table.add_row(
             name,

@@ -1,10 +1,12 @@
 """Scoring: from gold and answers to metric values in arrays, and to metrics with intervals.
 
-Every command that scores adds examples to a `MetricValues` and calls `summarize`.
+Every command that scores adds examples to a `MetricValues` and calls `summarize`. Of each example,
+a metric that is a mean has one value, and a `CorpusMetric`, a function of sums, has several counts.
+Examples of weight 0 do not count. If all weights are 0, all examples count as with weight 1.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -27,29 +29,28 @@ from panjue.prompts.tasks.metrics import CorpusMetric, Numbers, Row
 RESAMPLES = 1000
 
 Members = NDArray[np.int64]
-"""The examples of a group, as row numbers in ascending order."""
+"""Numbers of the examples of a group, in ascending order."""
 
 
 class MetricValues:
     """The metric values, weight and groups of every example, in arrays, as there may be a million.
 
-    Attributes:
-        groups: Attribute -> value -> row numbers of the examples with this value.
-        missing: Number of examples without a row. They are scored as unanswered.
+    The first example added has number 0.
     """
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.missing = 0
+        self.missing = 0  # number of examples without a row, which are scored as unanswered
         self._weights = array("d")
-        self._values = array("d")
+        self._values = array("d")  # those of the first example, then those of the next
+        # Attribute -> group -> numbers of its examples: `{"court": {"甲": [0, 2], "乙": [1]}}`.
         self.groups: dict[str, dict[str, array[int]]] = {}
 
     def __len__(self) -> int:
         return len(self._weights)
 
     def add(self, example: Example, values: Numbers) -> None:
-        """Add an example with its metric values; its row number is the next one."""
+        """Add an example with its metric values; its number is the next one."""
         for attribute, name in example.groups.items():
             groups = self.groups.setdefault(attribute, {})
             groups.setdefault(name, array("q")).append(len(self))
@@ -116,7 +117,6 @@ def score_rows(
 def metric_values(task: Task, gold: Row, row: Row | None, place: str) -> Numbers:
     """Return the metric values of one submission row; None is the row of an unanswered example.
 
-    A metric that is a mean over examples has one value. A `CorpusMetric` has its counts as values.
     `gold` comes from `Task.gold`.
     """
     values: list[float] = []
@@ -175,7 +175,7 @@ def summarize(
     if members is not None:
         weights = weights[members]
         numbers = numbers[members]
-    mean = weighted_mean(values.task, weights, numbers)
+    mean = weighted_metrics(values.task, weights, numbers)
     ends = np.full((2, len(mean)), np.nan)
     if resamples:
         ends = percentiles(resampled(values.task, weights, numbers, resamples))
@@ -195,12 +195,14 @@ def summaries_by_group(
 ) -> dict[str, Summary]:
     """Return the metrics of every group of an attribute; the group of the rest is `UNKNOWN`.
 
-    If only other groups have a weight, `counted` is 0 and the metrics are unweighted means.
+    A group whose weights are all 0 gets unweighted means. Its `counted` is 0 if another group has a
+    weight, since then its examples do not count in the file.
     """
+    has_weights = values.weights.any()
     summaries = {}
     for name, rows in values.members(attribute).items():
         summary = summarize(values, rows, resamples=resamples)
-        if summary.unweighted and values.weights.any():
+        if summary.unweighted and has_weights:
             summary = replace(summary, counted=0)
         summaries[name] = summary
     return summaries
@@ -211,7 +213,7 @@ def or_ones(weights: Numbers) -> Numbers:
     return weights if weights.any() else np.ones_like(weights)
 
 
-def weighted_mean(task: Task, weights: Numbers, values: Numbers) -> Numbers:
+def weighted_metrics(task: Task, weights: Numbers, values: Numbers) -> Numbers:
     """Return the metrics, [metrics], from the values of examples, [examples, values]."""
     weights = or_ones(weights)
     return pooled(task, weights @ values, weights.sum())
@@ -276,8 +278,10 @@ def other_cases(reader: Reader, cases: Path, rows: Rows, beginning: Sequence[Exa
         return message
     compared = 0
     foreign = []  # one text for each case that has other names in the submission
-    is_answered = any(rows.get(example.id) for example in beginning)
-    for example in beginning if is_answered else reader.read(cases):  # a row may come later
+    examples: Iterable[Example] = beginning
+    if not any(rows.get(example.id) for example in beginning):
+        examples = reader.read(cases)  # the first case with a row may come later in the file
+    for example in examples:
         row = rows.get(example.id)
         if row is None:
             continue
@@ -304,14 +308,15 @@ def other_cases(reader: Reader, cases: Path, rows: Rows, beginning: Sequence[Exa
 def _numbered_from_another_start(reader: Reader, cases: Path, rows: Rows, first: Example) -> str:
     """Return a message if all ids of a submission are those of the cases plus or minus 1.
 
-    Line numbers begin at 1; other people's files begin at 0. `first` is the first case.
+    For example, cases numbered from 0 were answered by line, from 1; or the reverse. `first` is the
+    first case.
     """
     if not isinstance(first.id, int):
         return ""
     if rows.get(first.id) is None:
-        step = 1
+        step = 1  # the cases begin at 0, the rows perhaps at 1
     elif rows.get(first.id - 1) is not None:
-        step = -1
+        step = -1  # the rows begin before the cases
     else:  # the usual case: the first id alone shows that the numbers are alike
         return ""
     numbers = [example.id for example in reader.read(cases) if isinstance(example.id, int)]
