@@ -23,7 +23,7 @@ from panjue.serve.decoding import decoding_of
 from panjue.serve.tally import without_reply
 
 MAX_SHOWN_LABELS = 5
-MAX_NOTED_CASES = 3
+MAX_SHOWN_NOTES = 3
 
 
 @dataclass
@@ -31,18 +31,18 @@ class Notes:
     """Facts that are no faults of a submission, but may be why its score is low."""
 
     names: NameCount = field(default_factory=NameCount)
-    cases: list[str] = field(default_factory=list)  # the first notes on cases, as `id: note`
-    n_cases: int = 0  # number of all notes on cases
+    first_on_cases: list[str] = field(default_factory=list)  # as `id: note`
+    n_on_cases: int = 0  # number of all notes on cases
     gold: Labels = field(default_factory=Labels)  # of the cases' answers; empty without answers
     not_in_gold: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Field and label -> how often the submission has it, for labels that no gold answer has."""
 
     def of(self, examples: Iterable[Example]) -> Iterator[Example]:
-        """Yield the cases, and keep the notes on them."""
+        """Yield the cases; count their notes, and keep the first ones."""
         for example in self.names.of(examples):
-            self.n_cases += len(example.notes)
-            noted = [f"id {example.id}: {note}" for note in example.notes]
-            self.cases += noted[: MAX_NOTED_CASES - len(self.cases)]
+            self.n_on_cases += len(example.notes)
+            notes = [f"id {example.id}: {note}" for note in example.notes]
+            self.first_on_cases += notes[: MAX_SHOWN_NOTES - len(self.first_on_cases)]
             yield example
 
     def add(self, task: Task, row: Row) -> None:
@@ -59,8 +59,9 @@ class Notes:
     def lines(self, task: Task) -> Iterator[str]:
         """Yield a line for each kind of note that there is."""
         yield from self.names.lines()
-        if self.n_cases:
-            yield f"notes on cases: {self.n_cases}, first: {' | '.join(self.cases)}"
+        if self.n_on_cases:
+            first = " | ".join(self.first_on_cases)
+            yield f"notes on cases: {self.n_on_cases}, first: {first}"
         shown = []
         for (name, label), count in self.not_in_gold.most_common(MAX_SHOWN_LABELS):
             hint = self.gold.did_you_mean(task.answer.kind(name), label)
@@ -84,7 +85,7 @@ def check(
     every row follows the task's own rules. A label is a fault if it is not in `lists`, or without
     lists not in the `labels.json` beside the submission. With a `decode.json` beside it, a case
     that the model was not asked is a fault. Facts that are no faults are added to `notes`. Memory
-    holds only the ids, and cases before their rows if rows are out of order.
+    holds the ids of all cases. If rows are out of order, it also holds cases until their row comes.
     """
     task = reader.task
     submission = task.data.submission.find(submission)
@@ -99,7 +100,7 @@ def check(
     if message := _other_cases(reader, submission, cases):
         yield message
         return
-    # With known labels, an unknown one is a fault, and no note is needed.
+    # Without known labels, no label is a fault. Those that gold does not have are noted instead.
     if labels is None and next(reader.read(cases)).answer is not None:
         notes.gold = task.ask.labels(reader.read(cases))
     moved = _moved_keys(task, submission, list(case_ids))
@@ -120,7 +121,9 @@ def check(
             example = next(unread)
             waiting[key_of(example.id)] = example
         example = waiting.pop(key)
-        faults = list(task.data.check(example, row, labels)) or unscorable(task, example, row)
+        faults = list(task.data.check(example, row, labels))
+        if not faults:  # a row that follows the rules must also be readable by the metric
+            faults += unscorable(task, example, row)
         yield from (f"{submission}:{place}: id {row['id']}: {fault}" for fault in faults)
         notes.add(task, row)
     for key, case_id in case_ids.items():
@@ -166,16 +169,19 @@ def moved_rows(positions: Sequence[int]) -> set[int]:
     """Return the fewest rows to move, so that the others are in order: `[1, 2, 0] -> {2}`.
 
     `positions` has for each row, by number, the position of its case. The rows that stay are a
-    longest ascending subsequence. It is found from its end, so that of equally long ones the
+    longest ascending subsequence. It is built from its end, so that of equally long ones the
     earliest row begins it.
     """
-    firsts: list[int] = []  # [length - 1]: the row that begins the best subsequence so far
-    next_row: dict[int, int | None] = {}
+    # firsts[length - 1]: the row that begins a subsequence of this length. Of several such rows, it
+    # is the one with the highest position, since most rows fit before it.
+    firsts: list[int] = []
+    next_row: dict[int, int | None] = {}  # row -> the row after it in its subsequence
     for number in reversed(range(len(positions))):
-        # Longer subsequences begin lower. `bisect_left` needs an ascending order, hence the minus.
+        # The longer a subsequence, the lower the position where it begins. `bisect_left` needs an
+        # ascending order, hence the minus. `length` is of the longest that this row fits before.
         length = bisect_left(firsts, -positions[number], key=lambda row: -positions[row])
         next_row[number] = firsts[length - 1] if length else None
-        firsts[length : length + 1] = [number]
+        firsts[length : length + 1] = [number]  # replaces a first row, or appends one
     moved = set(range(len(positions)))
     row = firsts[-1] if firsts else None
     while row is not None:

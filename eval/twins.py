@@ -1,4 +1,8 @@
-"""Near twins: test cases whose text is, exactly or almost word for word, in the training."""
+"""Near twins: test cases whose text is, exactly or almost word for word, in the training.
+
+A text is compared by its n-grams: single tokens and pairs of neighbors, hashed to numbers. The
+answers may be a vote of the runs of several trainings; then the cases of all are looked through.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,10 +25,11 @@ from panjue.prompts.task import Task
 from panjue.serve.decoding import BATCH, batches
 
 NEAR = 0.8
-"""Two texts are near twins if this share of their n-grams is in both."""
+"""Two texts are near twins if both have this share of the n-grams that either has."""
 
 RAREST = 64
-"""Number of a text's n-grams that serve to find its twin: those that are rarest in training."""
+"""Number of a text's n-grams that serve to find its twin: those that are rarest in training. With
+64, no twin of a text of up to 160 n-grams is missed."""
 
 MOST_CASES = 100_000
 """Largest number of training cases whose n-grams are kept, 3 kB each."""
@@ -43,12 +48,12 @@ class TwinCounter:
     """Collects which examples have a near twin among the cases of a training."""
 
     def __init__(self, trainings: Sequence[RunRecord], task: Task) -> None:
-        """Read the cases of the trainings; if that fails, `found` says why."""
+        """Read the cases of the trainings; if that fails, `found()` returns why."""
         self._finder = None
-        self._unknown = ""
+        self._unknown = ""  # why the cases of a training could not be read; else empty
         self._waiting: list[Example] = []
-        self._found: list[bool] = []
-        # Runs that voted mostly have the same data.
+        self._has_twin: list[bool] = []  # of each example, in the order of `add`
+        # The trainings of a vote mostly have the same data, which is read once.
         by_data = {dump(training.part(DATA)): training for training in trainings}.values()
         try:
             for training in by_data:
@@ -68,17 +73,21 @@ class TwinCounter:
     def _look(self) -> None:
         """Find out which of the waiting examples have a twin."""
         if self._finder and self._waiting:
-            self._found += self._finder.have_twins(self._waiting)
+            self._has_twin += self._finder.have_twins(self._waiting)
             self._waiting.clear()
 
     def found(self, values: MetricValues) -> NearTwins:
-        """Return how many of the examples with these metric values have a near twin."""
+        """Return how many examples have a near twin, and the scores of the others.
+
+        `values` has the metric values of all added examples. If their training could not be read,
+        the result says why.
+        """
         self._look()
-        others = np.flatnonzero(~np.array(self._found, bool))
-        count = len(self._found) - len(others)
+        others = np.flatnonzero(~np.array(self._has_twin, bool))
+        count = len(self._has_twin) - len(others)
         without = summarize(values, others) if count and len(others) else None
         if without and without.unweighted and values.weights.any():
-            without = None  # the others do not count in the score
+            without = None  # only examples with twins have a weight: the others have no score
         return NearTwins(count, without, self._unknown)
 
 
@@ -98,7 +107,8 @@ class TwinFinder:
         self._known, self._texts_with = np.unique(everything, return_counts=True)
         columns = np.searchsorted(self._known, everything).astype(np.int32)
         starts = np.cumsum([0, *map(len, self._grams)])
-        ones = np.ones(len(columns), np.uint8)  # sums do not exceed RAREST
+        # 8 bits are enough: `have_twins` adds up at most `RAREST` of these ones for a case.
+        ones = np.ones(len(columns), np.uint8)
         shape = (len(self._grams), len(self._known))
         # Stored by column, so that each n-gram leads to the cases that have it.
         self._cases = csc_array(csr_array((ones, columns, starts), shape=shape))
@@ -106,9 +116,10 @@ class TwinFinder:
     def have_twins(self, examples: Sequence[Example]) -> list[bool]:
         """Say which of some hundred examples have a near twin.
 
-        A twin is looked for among cases with half of the text's rarest n-grams. A twin of a text of
-        at most 160 n-grams always has these, since it lacks at most a fifth of 160, half of
-        `RAREST`. Other twins almost always have them.
+        A twin is looked for among the cases that have at least half of the text's 64 rarest n-grams
+        (`RAREST`). By `NEAR`, 0.8, a twin lacks at most a fifth of all its n-grams: of 160 at most
+        32, so that it has half of the 64. Of a shorter text it lacks fewer. A twin of a longer text
+        almost always has half of them, too.
         """
         grams_of = distinct_grams_of(examples)
         rarest = [self._rarest(one) for one in grams_of]
@@ -142,7 +153,7 @@ def distinct_grams_of(examples: Sequence[Example]) -> list[Hashes]:
     """Return the distinct n-grams of texts, with masked names as for the text classifier."""
     texts = []
     for example in examples:
-        case = marked(example, items=0)
+        case = marked(example, items=0)  # masks the names; the clauses of persons are not needed
         texts.append(Text(case.text, case.names))
     return [np.unique(hashes) for hashes in grams(texts)]
 

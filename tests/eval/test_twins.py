@@ -153,7 +153,7 @@ def test_over_cases_that_do_not_count_there_is_no_score_without_them() -> None:
     for example in (facts("theft"), replace(facts("drugs"), names=("甲某",))):
         values.add(example, np.ones(len(TASK.score.names)))
     counter = TwinCounter([], TASK)
-    counter._found = [True, False]
+    counter._has_twin = [True, False]
     found = counter.found(values)
     assert (found.examples, found.without) == (1, None)
 
