@@ -93,7 +93,7 @@ class Certainty:
     """Collects confidences example by example, and whether the answers are right."""
 
     def __init__(self, task: Task, path: Path) -> None:
-        assert task.answer.fields, "only decided answers have a confidence"
+        assert task.answer.fields, "only answers that a text classifier may give have a confidence"
         self._answer = task.answer
         self._rows = Confidences(task, path)
         # Field -> for every answer: its confidence, and whether it is right.

@@ -74,9 +74,9 @@ class PageData:
 def write_page(opened: Answered) -> None:
     """Write `report.html` into the folder of the answers, and print what a reader should know."""
     page_path = opened.folder / "report.html"
-    with opened.reader.explaining():
+    with opened.reader.explaining():  # an error in it also says which rows were skipped
         result = page_data(opened)
-    with atomic_write(page_path, is_page) as out:
+    with atomic_write(page_path, may_be_replaced) as out:
         out.write(page(result))
     print(f"written: {page_path}")
     opened.reader.skipped.show()
@@ -93,8 +93,8 @@ def write_page(opened: Answered) -> None:
         print(f"{opened.test}: has cases without gold: the page has no scores")
 
 
-def is_page(path: Path) -> bool:
-    """Say whether a page may replace a file: one in a run folder, or a page elsewhere."""
+def may_be_replaced(path: Path) -> bool:
+    """Say whether a page may replace a file: it lies in a folder of panjue, or is a page itself."""
     if lies_in_ours(path):
         return True
     if not path.is_file():
@@ -119,6 +119,7 @@ def page_data(answered: Answered) -> PageData:
     classes = {name: ClassCounts() for name in class_fields(task)}
 
     def has_room() -> bool:
+        """Say whether all cases so far fit. After the first that does not, none is kept."""
         return n_bytes <= MAX_CASE_BYTES
 
     for case in cases_shown(
@@ -127,12 +128,12 @@ def page_data(answered: Answered) -> PageData:
         answered.examples(),
         has_gold=has_gold,
         most=MOST_ON_PAGE,
-        wants_reasons=has_room,
+        wants_reasons=has_room,  # reasons take time, and only cases on the page need them
     ):
         n_cases += 1
-        if has_room():  # once the page is full, cases are only counted: there may be a million
+        if has_room():
             n_bytes += len(htmlsafe_json_dumps(case_for_page(task, case), **JSON).encode())
-            if has_room():  # the case fits
+            if has_room():  # also with this case
                 cases.append(case)
         if not has_gold:
             continue
@@ -181,9 +182,10 @@ def _who_answered(answered: Answered, decoding: Mapping[str, Any]) -> tuple[str,
 
 
 def _training(answered: Answered) -> dict[str, Any] | None:
-    """Return what the page says of the training that answered; None without one, or if it is gone.
+    """Return what the page says of the training whose adapter answered.
 
-    Of an absolute path, only the last part is said (`scrubbed`).
+    None if none did, or if the training has changed since. `scrubbed` leaves only the last part of
+    an absolute path.
     """
     trained = answered.trained
     if trained is None or answered.changed or not answered.record.is_of_adapter:
@@ -210,7 +212,11 @@ def _training(answered: Answered) -> dict[str, Any] | None:
 
 
 def _labels(task: Task, *, has_gold: bool) -> dict[str, tuple[str, str]]:
-    """Return `PageData.labels`; the task's own titles come last, since they replace others."""
+    """Return key -> its name on the page in English and Chinese, for `PageData.labels`.
+
+    A key is a metric, a field or a baseline of the task, or a word of the page such as `gold`. The
+    task's own titles come last, since they replace others.
+    """
     labels = {name: (name, chinese) for name, chinese in AGREEMENTS.items()}
     labels["gold"] = ("gold", "标准答案")
     labels[NO_REPLY] = (NO_REPLY, "模型未答")

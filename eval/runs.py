@@ -82,7 +82,7 @@ def list_runs(folder: Path) -> Listing:
 
 
 def is_run(folder: Path) -> bool:
-    """Say whether a folder has files that a training writes.
+    """Say whether a folder has files that a training writes; their names are in `REPLACED`.
 
     The adapter of another trainer counts, too, so that the list names it.
     """

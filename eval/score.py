@@ -1,4 +1,9 @@
-"""Score a submission against gold: the task's metrics with intervals, groups and baselines."""
+"""Score a submission against gold: the task's metrics with intervals, groups and baselines.
+
+The near twin of a case is a training case with almost the same text. A confidence estimates how
+likely an answer to a field is right; its calibration compares that with how many are right.
+`decoding` is the `decode.json` of the submission, or empty if there is none for exactly this one.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,6 +40,15 @@ from panjue.prompts.tasks.metrics import Row
 from panjue.serve.answers import Answered
 from panjue.serve.decoding import decoding_of, edited
 
+NOT_IN_JSON = ("total", "headline", "classifier_fault", "changed", "edited", "names")
+"""Entries of a `ScoreResult` that only the console needs."""
+
+LEFT_OUT_IF_EMPTY = (
+    *("ranked_groups", "ranked_by", "void", "outside", "not_in_gold"),
+    *("notes", "never_asked", "in_sample", "twins"),
+)
+"""Entries of a `ScoreResult` that its JSON lacks if they are empty, 0 or None."""
+
 
 @dataclass(frozen=True)
 class ScoreResult:
@@ -64,7 +78,10 @@ class ScoreResult:
     not_in_gold: int  # rows of the submission whose cases are not in gold
 
     def to_json(self) -> dict[str, Any]:
-        """Return a dict with the metrics and all other numbers at its top level."""
+        """Return a dict with the metrics and all other numbers at its top level.
+
+        It lacks `NOT_IN_JSON`, and empty entries of `LEFT_OUT_IF_EMPTY`.
+        """
         groups: dict[str, Any] = {}
         for attribute, summaries in self.groups.items():
             groups[attribute] = {
@@ -76,7 +93,7 @@ class ScoreResult:
                 }
                 for name, summary in summaries.items()
             }
-        numbers = {
+        numbers = {  # the entries of `total` are at the top level
             **self.total.mean,
             "examples": self.total.examples,
             "counted": self.total.counted,
@@ -85,22 +102,11 @@ class ScoreResult:
             **asdict(self),
             "groups": groups,  # as means, without intervals
         }
-        # The entries of `total` are at the top level; the others are only for the console.
-        for name in ("total", "headline", "classifier_fault", "changed", "edited", "names"):
+        for name in NOT_IN_JSON:
             del numbers[name]
         if self.names.missing:
             numbers["names_not_in_facts"] = self.names.missing
-        for name in (
-            "ranked_groups",
-            "ranked_by",
-            "void",
-            "outside",
-            "not_in_gold",
-            "notes",
-            "never_asked",
-            "in_sample",
-            "twins",
-        ):
+        for name in LEFT_OUT_IF_EMPTY:
             if not numbers[name]:
                 del numbers[name]
         result: dict[str, Any] = without_nan(numbers)
@@ -116,9 +122,9 @@ def score(
 ) -> ScoreResult:
     """Score `submission` by the task's own metrics; with lists of `labels`, by these labels alone.
 
-    If the submission belongs to opened answers, the result also has baselines, the rate of
-    unreadable replies, and the calibration of the confidences. Examples without a row are scored as
-    unanswered. The files are streamed: memory holds only the numbers of each example.
+    For opened answers, the result also says how the text classifier alone scores, how many cases
+    have near twins, and whether training or the choice of who answers used these cases. Examples
+    without a row are scored as unanswered. The files are streamed: memory holds only numbers.
     """
     task = reader.task
     lists: Lists = {}
@@ -134,9 +140,9 @@ def score(
     for example, gold_row, row in score_rows(reader, gold, rows, values):
         collected.add(example, gold_row, row)
     groups = {name: summaries_by_group(values, name, resamples=0) for name in values.groups}
-    ranked_groups, ranked_by = _ranking(task, groups)
+    ranked_groups, ranked_by = _ranking(task, groups)  # the contest's mean over groups, if any
     n_scored_rows = len(values) - values.missing
-    of_no_case = len(rows) - n_scored_rows
+    of_no_case = len(rows) - n_scored_rows  # rows whose id gold lacks
     repeated = len(rows.duplicates)
     flaws = {
         "missing": values.missing,
@@ -157,7 +163,7 @@ def score(
         calibration=collected.certainty.fields() if collected.certainty else None,
         unreadable_rate=decoding["unreadable"] / calls if calls else None,
         missing=values.missing,
-        faulty=collected.faulty + of_no_case + repeated,
+        faulty=collected.faulty + of_no_case + repeated,  # all rows that do not count
         void=void if task.score.needs else "",
         answered_by=decoding.get("answered_by", ""),
         outside=dict(collected.outside) if collected.outside.total() else {},
@@ -191,8 +197,8 @@ class Collected:
         # The text classifier is no baseline for a submission in which it answered everything.
         to_compare = answered if used_replies(decoding) else None
         self.baselines = Baselines(task, _labels(task, run, answered), to_compare)
-        self.certainty = _certainty(task, run, decoding) if decoding else None
-        self.twins = _twins(answered) if answered and decoding else None
+        self.certainty = _certainty(task, run, decoding) if decoding else None  # of confidences
+        self.twins = _twins(answered) if answered and decoding else None  # near twins of the cases
         self.faulty = 0  # rows with faults
         self.unanswered = 0  # rows that lack what the contest needs
         self.notes: list[str] = []
@@ -216,7 +222,8 @@ class Collected:
             self.outside["submission"] += outside(self._lists, task, row)
             any_label = None  # the contest does not know which labels our training had
             self.faulty += any(task.data.check(example, row, any_label))
-            self.unanswered += bool(task.score.needs and not task.score.needs(row))
+            if has_answer := task.score.needs:  # set if the contest refuses rows without an answer
+                self.unanswered += not has_answer(row)
 
 
 def _ranking(

@@ -28,7 +28,10 @@ from panjue.serve.decoding import (
 
 
 def vote(voters: Sequence[Answered], out: Path) -> Iterator[str]:
-    """Write the answers of most voters to OUT, in a tie the first one's; yield lines to print."""
+    """Write the answers of most voters to OUT, in a tie the first one's; yield lines to print.
+
+    Scores and a report of another submission in OUT are deleted.
+    """
     first = voters[0]
     task = first.task
     check_voters(voters, out)
@@ -36,10 +39,10 @@ def vote(voters: Sequence[Answered], out: Path) -> Iterator[str]:
     with exclusive_lock(out, other="OUT"):
         submission = out / task.data.submission.name
         earlier = earlier_decoding(out)
-        before = finished_before(submission, earlier)
+        hash_before = finished_before(submission, earlier)  # None if there is no submission yet
         merged_labels([voter.labels for voter in voters]).save(out)
         record_of_vote(voters, out).write(out)
-        write_json(out / DECODING, {**earlier, UNFINISHED: True})
+        write_json(out / DECODING, {**earlier, UNFINISHED: True})  # until all is written
         tied = dict.fromkeys(task.answer.fields or [WHOLE], 0)
         rows_of = [submission_rows(task, voter.folder) for voter in voters]
         writing = task.data.submission.writing(submission)
@@ -49,8 +52,9 @@ def vote(voters: Sequence[Answered], out: Path) -> Iterator[str]:
                 write(voted_row(task, [rows.get(example.id) or {} for rows in rows_of], tied))
         answered_by = f"vote of {len(voters)}: {', '.join(voter.name for voter in voters)}"
         is_by_others = earlier.get("answered_by") not in (None, answered_by)
-        if before not in (None, sha256(submission)) or is_by_others:
-            yield f"{submission}: replaced: {delete_derived(out, earlier)}"
+        if hash_before not in (None, sha256(submission)) or is_by_others:
+            what_was_there = delete_derived(out, earlier)
+            yield f"{submission}: replaced: {what_was_there}"
         report = {
             "panjue": panjue_version(),
             "examples": len(rows_of[0]),
