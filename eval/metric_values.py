@@ -268,9 +268,9 @@ COMPARED = 100
 def other_cases(reader: Reader, cases: Path, rows: Rows, beginning: Sequence[Example]) -> str:
     """Return a message if a submission with these rows answers other cases; else an empty text.
 
-    Files of other cases may have the same ids and some of the same names (张某). So the cases are
-    others if more than half of those compared have no name in common with their rows. `beginning`
-    has the first examples of `cases`.
+    They are others if their ids are all off by one, if no id is common, or if more than half of
+    those compared have no name in common with their rows: files of other cases may have the same
+    ids and some of the same names (张某). `beginning` has the first examples of `cases`.
     """
     if not beginning:
         raise UserError(f"{cases}: has no examples")

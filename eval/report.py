@@ -193,7 +193,7 @@ def _training(answered: Answered) -> dict[str, Any] | None:
     record = trained.record
     summary = TrainingSummary.read(trained.run) or TrainingSummary()
     step = trained.step(summary)
-    losses, held_out_losses = read_losses(trained.run)
+    training_losses, held_out_losses = read_losses(trained.run)
     settings = record.part(WEIGHTS, ROWS, DATA)
     if record.adopted:  # the steps of its training are not known
         settings = {**record.part(ROWS, DATA), "lora": record.lora}
@@ -204,7 +204,7 @@ def _training(answered: Answered) -> dict[str, Any] | None:
         "loss": dict(held_out_losses).get(step) if step else None,
         "base": scrubbed(record.base),
         "start": scrubbed(record.from_run),  # the run from whose adapter it started
-        "picture": picture(losses, held_out_losses, step),
+        "picture": picture(training_losses, held_out_losses, step),
         "took": duration(summary.seconds or 0),
         "settings": dict(flat(scrubbed(settings))),  # by names with dots
         "changed": scrubbed(summary.changed),  # settings that the command line changed

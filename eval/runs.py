@@ -141,7 +141,8 @@ def listed(folder: Path, name: str, problems: list[str]) -> ListedRun:
 
 def headline_of(scores: StoredScores | None, metric: str) -> str:
     """Return the headline metric of answers with its 95% interval, or `not scored`."""
-    if scores is None or (mean := scores.mean(metric)) is None:
+    mean = scores.mean(metric) if scores else None
+    if scores is None or mean is None:
         return "not scored"
     return with_interval(mean, scores.ends(metric), ".3f", "-")
 

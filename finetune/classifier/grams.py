@@ -49,8 +49,8 @@ class Text(NamedTuple):
 def magnitude(number: str) -> str:
     """Return the private-use character for the size of a number in a text: `3万` -> U+F017.
 
-    A decade has three characters, so `30,000` and `31000` have the same one. Sizes up to a
-    thousandth are character 1, sizes from 10**30 are character 99, and 0 has its own.
+    A decade has three characters, so `30,000` and `31000` have the same one. Sizes up to
+    about a thousandth are character 1, from about 10**29.5 character 99, and 0 has its own.
     """
     digits = number.rstrip("余万")  # `NUMBER` allows 3余, 3万 and 3余万
     value = float(digits.replace(",", ""))

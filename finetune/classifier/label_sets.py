@@ -237,8 +237,10 @@ def _clipped(items: Sequence[Probabilities], columns: int) -> Array:
     """Return the clipped probabilities of each item in its order, then zeros, [items, columns]."""
     result = np.zeros((len(items), columns))
     for number, item in enumerate(items):
-        result[number, : len(item)] = np.clip(list(item.values()), TINY, 1 - TINY)
-    return result
+        result[number, : len(item)] = list(item.values())
+    lengths = np.array([len(item) for item in items], int)
+    is_label = np.arange(columns) < lengths[:, None]  # [items, columns]
+    return np.where(is_label, np.clip(result, TINY, 1 - TINY), 0)
 
 
 def _scales(weights: Sequence[float], items: Sequence[Probabilities]) -> Array:

@@ -130,9 +130,9 @@ def reasons(
 ) -> list[list[dict[str, FieldReasons]]]:
     """Return for each item of each example: field -> likeliest labels, reasons of those answered.
 
-    The classifier was fitted on other examples. At most some hundred are `answered`, with field ->
-    labels for each of their items. `most` limits the reasons; `of_sets=0` saves much time. An
-    answered label is left out if the field has trees and they do not look at the label; this can
+    The classifier was fitted on other examples. Give at most some hundred. `answered` has for each
+    example, item by item, field -> labels. `most` limits the reasons; `of_sets=0` saves much time.
+    An answered label is left out if the field has trees and they do not look at the label; this can
     only be in a label set.
     """
     if not examples:

@@ -19,7 +19,8 @@ class Form:
     fits: Callable[[Row], bool]
     """Whether a row has columns that only this form has."""
     cases: Callable[..., Iterator[Case | NotSaid]]
-    """The cases of a row, or with a `key` of all rows of a case: `cases(*rows)`. `id` may miss."""
+    """The cases of a row, `cases(row)`, or with a `key` of all rows of a case: `cases(*rows)`. `id`
+    may be missing."""
     key: Callable[[Row], object] | None = None
     """What the rows of one case have in common."""
     notes: tuple[str, ...] = ()

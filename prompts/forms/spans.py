@@ -58,8 +58,12 @@ def _texts(answers: Any) -> list[Any] | None:
     if not isinstance(answers, list):
         return None
     texts = [one.get("text") if isinstance(one, Mapping) else one for one in answers]
-    # A number as it stands in a text: 3.0 -> 3, and 1234567 not as 1.23457e+06.
-    return [f"{text:.15g}" if type(text) in (int, float) else text for text in texts]
+    return [_number_in_text(text) if type(text) in (int, float) else text for text in texts]
+
+
+def _number_in_text(number: float) -> str:
+    """Return a number as it stands in a text: 3.0 -> `3`, 1234567.0 -> `1234567`."""
+    return f"{number:.15g}" if isinstance(number, float) else str(number)
 
 
 CMRC2018 = Form("CMRC2018", lambda row: {"context_text", "qas"} <= row.keys(), _cmrc2018)

@@ -97,8 +97,8 @@ def json_objects(reply: str) -> list[Found]:
 
     The text around them does not matter. Numbers become texts. If the reply ends within an object,
     the object has only what is certain, without a string or number at the very end, which may be
-    cut. More than MAX_PARTS objects, not counting inner ones, give an empty list: the last one,
-    which counts as the answer, would not be in it.
+    cut. MAX_PARTS objects or more, not counting inner ones, give an empty list: the last one, which
+    counts as the answer, might not be in it.
     """
     found: list[Found] = []
     start = reply.find("{")

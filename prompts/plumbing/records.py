@@ -74,7 +74,7 @@ class Record(BaseModel):
         write_json(folder / MANIFEST, self.model_dump(mode="json", exclude_unset=True))
 
     def part(self, *affected: str) -> dict[str, Any]:
-        """Return the entries that affect these: `part(DATA, ROWS)` affects what is trained on.
+        """Return the entries that affect one of these: `part(DATA, ROWS)` is of training rows.
 
         What an entry affects is in its annotation: `train_sha256: Annotated[str, DATA]`.
         """
@@ -365,7 +365,8 @@ def weighs_model(calibration: Iterable[Mapping[str, ConfidenceWeights]]) -> bool
     `calibration` has group of answers -> weights for each field. The answers of a group such as
     `agree, with logprob` have the model's log-probability; those of `agree` have none.
     """
-    return any(group.endswith(WITH_LOGPROB) for groups in calibration for group in groups)
+    all_groups: set[str] = set().union(*calibration)
+    return any(group.endswith(WITH_LOGPROB) for group in all_groups)
 
 
 class Choice(BaseModel):

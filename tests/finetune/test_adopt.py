@@ -227,7 +227,7 @@ def test_a_killed_adoption_is_made_anew(
 ) -> None:
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("panjue.finetune.adopt.write_card", lambda *_: 1 / 0)
+        patch.setattr("panjue.finetune.training_run.write_card", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             adopted(run, workshop, folders=[folder])
     assert not (run / "adapter").exists()
