@@ -1,7 +1,8 @@
 """Run a target of the Makefile. In its line, words in capitals stand for values.
 
 `finetune.words` says what they mean for a training, as for `panjue sft`. Only variables on make's
-command line count, not those of the environment.
+command line count, not those of the environment. They are called `given` here. `meant` are the
+same, but with the config of the demo if none of them says what to train.
 """
 
 import os
@@ -21,7 +22,7 @@ PANJUE = ".venv/bin/panjue"
 DEMOS = ("demo", "demo-opinions")
 """The configs of the demo, which need no other values. Without any word, make takes the first."""
 TRAINING = ("TASK", "MODEL", "TRAIN", "DEV")  # if they differ from those of RUN, `sft` says so
-FURTHER = ("SFT", "GENERATE", "SCORE", "SERVE")  # have further words of a command
+FURTHER = ("SFT", "GENERATE", "SCORE", "SERVE")  # contain further words of a command
 NAMES_RUN = ("limit=", "from=")
 """How words of SFT begin on which the name of the run folder depends."""
 VARIABLES = (*TRAINING, "TEST", "RUN", "CONFIG", *FURTHER, "STAGE", "PYTHON", "V")
@@ -44,7 +45,7 @@ def command(line: list[str], goals: list[str], given: dict[str, str]) -> list[st
     """Return the arguments for panjue that a target's line means; empty if its work is done.
 
     `line` is that of the Makefile: `generate RUN TEST GENERATE`. `goals` are the targets that the
-    user named, which may come later than this one.
+    user named: `make score` also runs the lines of `sft` and `generate`, on which it depends.
     """
     meant = with_demo(given)
     run = run_folder(meant)
@@ -82,7 +83,10 @@ def has_no_gold(answers: Path, test: str) -> bool:
 
 
 def with_demo(given: dict[str, str]) -> dict[str, str]:
-    """Return the variables, with the first config of the demo if none says what to train."""
+    """Return the variables, with the first config of the demo if none says what to train.
+
+    TEST says it too: with it, the user wants answers to other cases than the demo's.
+    """
     says_what = any(given[name] for name in ("CONFIG", "RUN", "TEST", *TRAINING))
     says_what |= any(word.startswith("from=") for word in given["SFT"].split())
     return given if says_what else {**given, "CONFIG": DEMOS[0]}
@@ -91,7 +95,8 @@ def with_demo(given: dict[str, str]) -> dict[str, str]:
 def run_folder(given: dict[str, str]) -> Path:
     """Return RUN if it is trained, else the folder that `panjue sft` would use for these variables.
 
-    Of the words of SFT, only limit=N and from=RUN decide it. UserError: a variable is missing.
+    SFT contains settings of `panjue sft`. Only its words limit=N and from=RUN change the name of
+    the folder. UserError: a variable is missing.
     """
     refuse_home("RUN", given["RUN"])
     run = Path(given["RUN"])
@@ -99,7 +104,7 @@ def run_folder(given: dict[str, str]) -> Path:
         return run
     named = [name for name in ("RUN", *TRAINING) if given[name]]
     words = [f"{name.lower()}={given[name]}" for name in named]
-    with of_library("SFT"):
+    with of_library("SFT"):  # names it in the error if a quote has no end
         words += [word for word in shlex.split(given["SFT"]) if word.startswith(NAMES_RUN)]
     config, settings = training_words([given["CONFIG"], *words] if given["CONFIG"] else words)
     for word in settings:
@@ -128,17 +133,21 @@ def chosen_test(given: dict[str, str], goals: list[str]) -> str:
 def is_done(
     step: str, run: Path, goals: list[str], given: dict[str, str], meant: dict[str, str]
 ) -> bool:
-    """Say whether a step has nothing to do. `meant` has the demo's config if none is given.
+    """Say whether a step of the Makefile has nothing to do.
 
-    Every goal comes after the steps of the demo, but only the demo needs its cases and its base. A
-    trained run needs no training unless the user's goal or variables ask for one.
+    Every goal depends on `demo` and `base`, which make the demo's cases and its base. They have
+    nothing to do if nothing needs their result, or if it exists. `sft` has nothing to do if the run
+    is trained and neither goals nor variables ask for a training.
     """
-    trains_demo = meant["CONFIG"] in DEMOS and not given["MODEL"]
-    needs_demo = trains_demo or not {"demo", "base", "gpu"}.isdisjoint(goals)
+    is_demo = meant["CONFIG"] in DEMOS
+    is_demo_goal = not {"demo", "base", "gpu"}.isdisjoint(goals)
+    needs_base = is_demo_goal or (is_demo and not given["MODEL"])
+    # The demo's base is trained on the demo's cases, too.
+    needs_cases = needs_base or (is_demo and not given["TRAIN"])
     asks_to_train = "sft" in goals or any(given[name] for name in (*TRAINING, "CONFIG", "SFT"))
     done = {
-        "demo": not needs_demo or Path("data/demo/train.jsonl").exists(),
-        "base": not needs_demo or is_trained(Path("runs/base")),
+        "demo": not needs_cases or Path("data/demo/train.jsonl").exists(),
+        "base": not needs_base or is_trained(Path("runs/base")),
         "sft": not asks_to_train and is_trained(run),
     }
     return done.get(step, False)
@@ -167,8 +176,12 @@ def filled(line: list[str], values: dict[str, str]) -> list[str]:
 
 
 def main() -> None:
-    """Replace this process by the command of a target, if it has something to do."""
-    goals, *line = sys.argv[1:]  # "sft generate" generate RUN TEST GENERATE
+    """Replace this process by the command of a target, if it has something to do.
+
+    The arguments are the goals of make in one word, and the line of the target:
+    `"sft generate" generate RUN TEST GENERATE`. GENERATE stands for further words of the user.
+    """
+    goals, *line = sys.argv[1:]
     with in_one_line():
         given = variables(os.environ["MAKEFLAGS"])
         words = command(line, goals.split(), given)

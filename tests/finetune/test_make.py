@@ -79,6 +79,20 @@ def test_what_is_run(example: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "example",
+    [
+        "sft: -> demo data/demo; sft demo",
+        "sft: CONFIG=demo MODEL=m -> demo data/demo; sft demo model=m",
+        "sft: CONFIG=demo MODEL=m TRAIN=t -> sft demo model=m train=t",
+    ],
+)
+def test_missing_cases_of_the_demo_are_made_if_they_are_needed(example: str) -> None:
+    Path("data/demo/train.jsonl").unlink()
+    words, commands = example.split(" -> ")
+    assert planned(words) == commands
+
+
+@pytest.mark.parametrize(
     ("words", "reason"),
     [
         ("sft: SFT=from=done", "say train=FILE, or run=FOLDER of a training; with make in cap"),
