@@ -74,16 +74,18 @@ def adopt(adoption: Adoption, console: Console) -> None:
     task = load_task(config.task)
     text = text_config(adoption.base)
     is_multimodal = is_part(adoption.base)
+    # Before the weights of the base are downloaded: this needs only its configs.
     fitting = [
         fitting_adapter(adapter, adoption.base, text, is_multimodal=is_multimodal)
         for adapter in adoption.adapters
     ]
     *_, last = adoption.adapters
     check_trainable(config, console)
-    base = model_folder(config.model)
+    base = model_folder(config.model)  # with weights; `adoption.base` may have only the configs
     run = adopting_run(TrainingRun.of(config, base, task), adoption.adapters)
     if run.is_finished():
-        console.print(f"{config.result}: already adopted, with these cases{run.doubt()}")
+        doubt = run.doubt()  # what cannot be compared if an earlier version adopted them
+        console.print(f"{config.result}: already adopted, with these cases{doubt}")
         return
     layers = f"{len(adapted_modules(fitting[-1].names.values()))} linear layers of {config.model}"
     notes = [("adapter", f"LoRA of rank {last.config['r']} on {layers}")]
@@ -172,7 +174,10 @@ def shapes_in(weights: Path) -> dict[str, tuple[int, ...]]:
 
 
 def name_in_text_model(name: str) -> str:
-    """Return a weight's name in the text model: `…model.language_model.norm…` -> `…model.norm…`."""
+    """Return a weight's name in the text model, for its name in the whole multimodal model.
+
+    `…model.language_model.norm…` -> `…model.norm…`: panjue trains and loads the text model alone.
+    """
     inner = name.removeprefix(PREFIX)
     for pattern, replacement in TEXT_KEYS.items():
         inner = re.sub(pattern, replacement, inner)
@@ -214,13 +219,13 @@ def check_bias(place: Path, config: Mapping[str, Any], model: PeftModel) -> None
 
 
 def template_note(adapter: Path, base: Path) -> Iterator[tuple[str, str]]:
-    """Yield a note if an adapter's chat template differs from its base's, which is used.
+    """Yield a note if an adapter has another chat template than its base; the base's is used.
 
     UserError: the base has no template, or its tokenizer cannot be used.
     """
     own = template_in(adapter)
     way_out = f"give base=FOLDER, a copy of {base} with the chat template of {adapter}"
-    if own and not template_in(base):
+    if own and not template_in(base):  # without `own`, `load_tokenizer` refuses the base
         raise UserError(f"{base}: has no chat template; {way_out}")
     tokenizer = load_tokenizer(base)
     if own and shown_by(tokenizer, own) != shown_by(tokenizer, tokenizer.chat_template):

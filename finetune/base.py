@@ -66,7 +66,8 @@ so that it takes 9 tokens; otherwise it would take 31."""
 def make_base(config: BaseConfig) -> None:
     """Write an untrained model to the folder `model`, then train it and save RUN/model.
 
-    There, an untrained model with other settings is replaced; nothing else is.
+    An untrained model with other settings in the folder `model` is replaced. UserError: that folder
+    has anything else.
     """
     check_managed("shape", config.shape, ("eos_token_id", "pad_token_id"))
     check_known("shape", config.shape, Qwen3Config.__dataclass_fields__)

@@ -70,7 +70,7 @@ def text_sha256(text: str) -> str:
 
 
 def card_text(trained: Trained, step: int | None) -> str:
-    """Return the text of a card, without its last line."""
+    """Return the text of a card; `write_card` adds a hash of it, to notice later changes."""
     record = trained.record
     summary = TrainingSummary.read(trained.run) or TrainingSummary()
     choices = trained.choices

@@ -110,10 +110,11 @@ class RowMaker:
         )
         completion = reply_ids(self.tokenizer, reply)
         if not short.fits or len(prompt) + len(completion) > self.max_tokens:
-            if len(completion) <= room:  # even the shortest prompt leaves too little room
-                report.too_long.append(len(prompt) + room)
-            else:  # a higher max_tokens also lengthens the prompt, until it has the whole text
-                report.too_long.append(short.full_tokens + len(completion))
+            needed = len(prompt) + room  # the max_tokens that would be enough for this prompt
+            if len(completion) > room:
+                # A higher max_tokens also lengthens the prompt, until it has the whole text.
+                needed = short.full_tokens + len(completion)
+            report.too_long.append(needed)
             reason = (
                 f"{len(prompt)} prompt tokens and {len(completion)} reply tokens "
                 f"({room} are reserved for a reply) exceed max_tokens={self.max_tokens}; raise it"
@@ -185,6 +186,7 @@ def is_whole(file: Path) -> bool:
 
 
 def _write_rows(entry: Path, make: Callable[[RowReport], Iterator[TrainingRow]]) -> None:
+    """Write the rows that `make` yields, and its report, to the folder `entry`."""
     report = RowReport()
     with atomic_folder(entry) as folder:
         writer = ArrowWriter(path=str(folder / "rows.arrow"), features=FEATURES)

@@ -55,7 +55,7 @@ class Examples:
         self.reader = reader
         self.train = Spool(config.run)
         self.held_out = Spool(config.run)
-        self.mixable = Spool(config.run)
+        self.mixable = Spool(config.run)  # cases of the file `mix`; see `__iter__`
         self.names = NameCount()  # names in all files, and those that the facts do not have
         self.dropped = 0  # cases of `train` that `dev` has too
         limit = config.limit
@@ -70,7 +70,8 @@ class Examples:
                     self.held_out.append(example)
             elif len(self.train) != limit:
                 self.train.append(example)
-            if len(self.train) == limit and (config.dev or len(self.held_out) == limit):
+            has_held_out = config.dev or len(self.held_out) == limit
+            if len(self.train) == limit and has_held_out:  # no further case is needed
                 break
         hashes = []
         for example in self._read(config.mix):
@@ -79,13 +80,17 @@ class Examples:
                 hashes.append(text_hash(example))
             if len(self.mixable) == limit:
                 break
-        # Those with the lowest hashes are a random choice. Memory holds hashes, not texts.
+        # `mix_ratio` decides how many of them are trained on. Those with the lowest hashes are a
+        # random choice. Equal texts have equal hashes, so a few more may be chosen.
         chosen = heapq.nsmallest(round(config.mix_ratio * len(self.train)), hashes)
         self._highest_chosen = chosen[-1] if chosen else ""
-        self.mixed_size = sum(text <= self._highest_chosen for text in hashes)
+        self.mixed_size = sum(one <= self._highest_chosen for one in hashes)
 
     def __iter__(self) -> Iterator[Example]:
-        """Yield the examples to train on: those of `train`, then those chosen from `mix`."""
+        """Yield the examples to train on: those of `train`, then those chosen from `mix`.
+
+        Chosen from `mix` are the cases whose text has a hash of at most `_highest_chosen`.
+        """
         yield from self.train
         for example in self.mixable:
             if text_hash(example) <= self._highest_chosen:

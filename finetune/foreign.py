@@ -102,23 +102,17 @@ def adoption(words: Sequence[str]) -> Adoption:
     if not folders or not {"run", "train"} <= given.keys():
         example = "panjue adopt FOLDER run=runs/adopted task=judgment train=train.jsonl"
         raise UserError(f"adopt: give FOLDER, run=RUN and train=FILE, e.g. {example}")
-    for word in settings:
-        name = word.partition("=")[0].partition(".")[0]
-        if name not in OF_ADOPTION:
-            hint = did_you_mean(name, OF_ADOPTION) or f" (there are {', '.join(OF_ADOPTION)})"
-            raise UserError(f"{word}: `panjue adopt` has no setting {name!r}{hint}")
+    as_sft = words_of_sft(settings)
     for folder in folders:
         if folders.count(folder) > 1:
             raise UserError(f"{folder}: is given twice")
     adapters = [read_foreign(folder) for folder in folders]
     check_steps(adapters)
     *_, last = adapters  # the result of the run; the others are earlier steps of it
-    # The settings as words of `panjue sft`: base=X -> model=X; columns.fact=X is the same there.
-    as_sft = [f"{OF_ADOPTION[name]}={value}" for name, value in given.items() if "." not in name]
-    as_sft += [word for word in settings if "." in word.partition("=")[0]]
     if "base" not in given:
         as_sft.append(f"model={dump(base_of(last))}")
-    # No config has a section `adopt`: the run gets only its sections `generate` and `serve`.
+    # No config has a section `adopt`, so only the words count. The run folder gets a copy of this
+    # config's sections `generate` and `serve`.
     path = configs() / f"{config_for_gpu()}.yaml"
     config = load_section(SftConfig, path, "adopt", as_sft)
     check_places(config, adapters)
@@ -128,6 +122,23 @@ def adoption(words: Sequence[str]) -> Adoption:
     known: dict[str, Any] = {"method": "qlora" if is_four_bits else "lora", "lora": last.lora}
     known["opinions"] = False  # the adapter was trained without panjue's text classifier
     return Adoption(adapters, config.model_copy(update=known), base)
+
+
+def words_of_sft(settings: Sequence[str]) -> list[str]:
+    """Return settings of `panjue adopt` as those of `panjue sft`: base=X -> model=X.
+
+    UserError: there is no such setting. `columns.fact=X` has the same name in both commands.
+    """
+    given = {}
+    for word in settings:
+        name, _, value = word.partition("=")
+        first = name.partition(".")[0]
+        if first not in OF_ADOPTION:
+            hint = did_you_mean(first, OF_ADOPTION) or f" (there are {', '.join(OF_ADOPTION)})"
+            raise UserError(f"{word}: `panjue adopt` has no setting {first!r}{hint}")
+        given[name] = value
+    words = [f"{OF_ADOPTION[name]}={value}" for name, value in given.items() if "." not in name]
+    return words + [word for word in settings if "." in word.partition("=")[0]]
 
 
 def read_foreign(folder: Path) -> ForeignAdapter:

@@ -32,8 +32,8 @@ class KeepAdapters(TrainerCallback):  # type: ignore[misc]  # transformers is un
         self._keep = keep
 
     def on_save(self, args: TrainingArguments, state: TrainerState, *__: Any, **___: Any) -> None:
+        """Copy new adapters to RUN/kept and delete old ones; one process does so for all."""
         if state.is_world_process_zero:
-            # The result of the training has its own folder.
             result = state.best_global_step if args.load_best_model_at_end else state.global_step
             keep_adapters(self._run, self._keep, state, result)
 
@@ -42,11 +42,13 @@ class KeepAdapters(TrainerCallback):  # type: ignore[misc]  # transformers is un
 
 
 def keep_adapters(run: Path, keep: int, state: TrainerState, result: int | None) -> None:
-    """Copy the adapters of evaluated checkpoints to RUN/kept; keep `result` and the last others.
+    """Copy the adapters of evaluated checkpoints to RUN/kept; delete the oldest of too many.
 
-    `result` is the step whose weights would be the result if the training ended now.
+    `result` is the step whose weights would be the result if the training ended now. Its adapter
+    stays if it is there, and the last `keep - 1` of the others.
     """
-    # A kill may have left a folder under another name, when its checkpoint is deleted already.
+    # A kill while a kept folder was replaced may have left it under a temporary name. It cannot be
+    # copied again if its checkpoint is deleted by now.
     restore(run / KEPT)
     evaluated = {row["step"] for row in state.log_history if "eval_loss" in row}
     for step, checkpoint in complete_checkpoints(run / "checkpoints").items():

@@ -184,7 +184,7 @@ def sft_settings(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
 
 
 def base_settings(path: Path, overrides: Sequence[str] = ()) -> BaseConfig:
-    """Read the settings of `panjue base`, which trains the demo's base; options have no place."""
+    """Read the settings of `panjue base` for the demo's base; refuse `--batch 8` for `batch=8`."""
     refuse_options(overrides, settings_of(BaseConfig))
     return _settings(BaseConfig, path, overrides)
 

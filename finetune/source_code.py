@@ -56,7 +56,10 @@ def is_docstring(node: Any) -> bool:
 
 
 def imported_names(path: Path) -> set[str]:
-    """Return the last part of each name that a file imports: `from a.b import c` -> `b`, `c`."""
+    """Return the last part of each name that a file imports: `from a.b import c` -> `b`, `c`.
+
+    `rules.asking_files` finds the imported files of a task by them: `c.py` has the stem `c`.
+    """
     names = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8-sig"))):
         if isinstance(node, ast.ImportFrom | ast.Import):

@@ -11,7 +11,10 @@ from panjue.prompts.task import load_task
 
 
 def open_start(values: Mapping[str, Any]) -> Trained | None:
-    """Open the training that the setting `from` names; None if it is not set."""
+    """Open the training that the setting `from` names; None if it is not set.
+
+    UserError: it has no adapter, its labels have changed, or `panjue choose` chose another adapter.
+    """
     run = values.get("from")
     if not isinstance(run, str):  # pydantic refuses any other type
         return None

@@ -165,9 +165,11 @@ def made_from(record: AnswersRecord) -> dict[str, Any]:
     """Return the entries of a choice that identify the held-out answers from which it is made."""
     return {
         "file_sha256": record.test_sha256,
-        "half": record.half,  # of the held-out cases; empty for all
-        "highest_hash": record.highest_hash,  # of the texts that were asked; empty for all
-        "asked": record.part(REPLIES),
+        "half": record.half,  # which half of the held-out cases; empty for all
+        # The model is asked about the cases whose texts have the lowest hashes, up to this one.
+        # Empty if it was asked about all.
+        "highest_hash": record.highest_hash,
+        "asked": record.part(REPLIES),  # how: the settings that affect replies
     }
 
 
@@ -187,8 +189,12 @@ def refuse_other_choice(trained: Trained) -> None:
 
 
 def check_classes(task: Task, labels: Labels, folder: Path) -> None:
-    """Refuse a training with a class that the code of its task no longer has."""
-    for field, known in task.answer.order.items():
+    """Refuse a training with a class that the code of its task no longer has.
+
+    Only fields whose classes are listed in the code are in `order`. `nothing` is the label of an
+    empty set.
+    """
+    for field, classes in task.answer.order.items():
         for name in labels.names(task.answer.kind(field)):
-            if name not in known and name != task.answer.nothing:
+            if name not in classes and name != task.answer.nothing:
                 raise UserError(f"{folder}: the task has no {field} {name!r} any more; train again")

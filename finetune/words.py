@@ -41,9 +41,10 @@ def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
     The config is the first of these:
     - the first word, if it has no `=`: a file, or a name in finetune/configs;
     - that of the run folder, if `run` names one that has a config;
-    - that of the run that `from` names, without what it says about data;
+    - that of the run that `from` names;
     - the one for this machine's GPU.
-    With `limit`, the run folder is not the one of the config.
+    With `from`, AS_IN_START and OTHER_DATA remove what the last two say about task, base, method,
+    LoRA and data. With `limit` but without `run`, the folder is that of a trial: runs/a-limit20.
     """
     settings = list(words)
     refuse_options(settings, settings_of(SftConfig))
@@ -64,7 +65,7 @@ def training_words(words: Sequence[str]) -> tuple[Path, list[str]]:
     else:
         refuse_missing(given)
         config = config_of_start(given) or configs() / f"{config_for_gpu()}.yaml"
-        if "from" in given:  # the words of the user come last, so they count
+        if "from" in given:  # the words of the user come last, so they replace these
             settings = [*AS_IN_START, *OTHER_DATA, *settings]
     if "run" not in given and ("run" not in section or "limit" in given):
         run = str(section.get("run") or default_run(config, given))
