@@ -35,7 +35,7 @@ def join_processes(config: SftConfig) -> PartialState:
     check_gpu(int(os.environ.get("LOCAL_RANK", "0")))
     check_sharding(config)
     if is_launched():
-        launcher = os.getppid()
+        launcher = os.getppid()  # the parent and the starter, since no process lies between
         kill_without_parent(parent=launcher, starter=launcher)  # else they outlive its `kill -9`
     on_cpu = not torch.accelerator.is_available()
     if on_cpu:

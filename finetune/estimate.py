@@ -35,12 +35,12 @@ class Timed(NamedTuple):
 
 
 def estimate(trainer: ReplyTrainer) -> tuple[float, str] | None:
-    """Return the seconds of all steps and evaluations, and what `busy` says of the processor.
+    """Return the seconds of all steps and evaluations, and a line if other programs use the CPU.
 
-    Weights and random states stay unchanged.
     A row of median length warms up. Then at most as many rows as a process takes at once are timed.
     If the first row takes long, as on a CPU, no other row is timed. Each token of the training is
-    taken to need the same time. None if weights are sharded, because no process has them whole.
+    taken to need the same time. Weights and random states stay unchanged. None if weights are
+    sharded, because no process has them whole.
     """
     if trainer.is_fsdp_enabled:
         return None
@@ -52,7 +52,7 @@ def estimate(trainer: ReplyTrainer) -> tuple[float, str] | None:
     with torch.random.fork_rng(devices):
         places = order[middle : middle + 1].tolist()  # of the timed rows
         learning = timed(trainer, places)
-        evaluating_s = EVALUATING * learning.seconds
+        evaluating_s = EVALUATING * learning.seconds  # unless it is measured below
         if learning.seconds < LONGEST_TRY_S:
             count = min(args.train_batch_size, int(LONGEST_TRY_S / learning.seconds))
             start = max(0, middle - count // 2)
@@ -67,10 +67,12 @@ def estimate(trainer: ReplyTrainer) -> tuple[float, str] | None:
         evaluated_tokens = evaluations(trainer) * sum(trainer.eval_dataset["length"])
     # Each of the processes computes as many tokens in this time.
     timed_tokens = lengths[places].sum() * args.world_size
+    # Each token takes the time of the timed rows divided by their tokens.
     all_s = float(learnt_tokens * learning.seconds + evaluated_tokens * evaluating_s)
     seconds = all_s / float(timed_tokens)
     on_cpu = not torch.accelerator.is_available()
-    return seconds, busy(learning, torch.get_num_threads()) if on_cpu else ""
+    busy_line = busy(learning, torch.get_num_threads()) if on_cpu else ""
+    return seconds, busy_line
 
 
 def busy(step: Timed, threads: int) -> str:
@@ -111,7 +113,7 @@ def timed(trainer: ReplyTrainer, places: Sequence[int]) -> Timed:
         seconds = time.perf_counter() - start
         return Timed(seconds, time.process_time() - processor, waited_s() - waited)
 
-    # Unlike a step, it has no earlier batches to repeat if the memory was too small.
+    # If the GPU's memory is too small, this turns on gradient checkpointing and computes again.
     step = trainer.saving_memory(compute, again=compute)
     model.zero_grad(set_to_none=True)
     return step

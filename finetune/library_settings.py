@@ -201,7 +201,9 @@ def check_trainer(given: Mapping[str, Any]) -> None:
     if given.get("eval_strategy") == "steps" and not given.get("eval_steps"):
         # transformers would take `logging_steps`, which may change when a run resumes.
         raise UserError("trainer.eval_steps: set how often trainer.eval_strategy=steps evaluates")
-    if given.get("save_strategy") == "best":  # the step of a signal would not be saved
+    if given.get("save_strategy") == "best":
+        # transformers would save only steps with a new lowest loss, and not always the step after
+        # which a signal stops the training.
         raise UserError("trainer.save_strategy: use that of eval_strategy; the best is kept then")
     for name, kinds in NAMED.items():
         known = [str(kind.value) for kind in kinds]
@@ -444,7 +446,7 @@ def shares(config: SftConfig, processes: int) -> tuple[int, int]:
 
 
 def largest_share(count: int, most: int) -> int:
-    """Return the largest equal part of `count` that is at most `most`."""
+    """Return the largest number up to `most` that divides `count` into equal parts: 12, 5 -> 4."""
     return max(part for part in range(1, min(count, most) + 1) if count % part == 0)
 
 

@@ -67,6 +67,7 @@ def use_memory(config: SftConfig, model: Model, args: Any, rows: Dataset, consol
     if not any(name in config.trainer for name in OF_ACTIVATIONS):
         choose_layers(model, args, of_row, room)
     if getattr(args, CHECKPOINTING):
+        # A row keeps less than `of_row` then. How much is not known, so no row is added to a call.
         every = (getattr(args, f"{CHECKPOINTING}_kwargs") or {}).get("every_n_layers", 1)
         who = "all layers compute" if every == 1 else f"one layer in {every} computes"
         size = in_gib(of_row)

@@ -56,11 +56,13 @@ def check_trainable(config: SftConfig, console: Console) -> None:
     if 0 < context < config.max_tokens:
         reason = f"{config.model} reads at most {context} tokens"
         raise UserError(f"max_tokens: {reason}; set max_tokens={context}")
-    # The class of the demo's base is known. Of several processes, the one that prints asks vLLM.
+    # vLLM knows the class of the demo's base. Of several processes, only the first one asks vLLM:
+    # the consoles of the others are quiet.
     if isinstance(config, BaseConfig) or console.quiet:
         return
     [architecture] = text.architectures
-    # Listed classes can be loaded, except that vLLM may import the vision part with a text model.
+    # vLLM can load the classes that it lists. But with the language model of a multimodal base, it
+    # may import the vision part too, which may fail.
     if is_listed(architecture) and not is_part(folder):
         return
     problem = vllm_problem(architecture)
@@ -93,7 +95,10 @@ def check_lora_layers(config: SftConfig) -> None:
 
 
 def adapts_tied_embeddings(model: PreTrainedModel) -> bool:
-    """Say whether LoRA is on embeddings that are the output layer too, which none can merge."""
+    """Say whether LoRA is on embeddings that are the output layer too.
+
+    Such an adapter cannot be merged, because that would change the output layer, too.
+    """
     is_adapted = isinstance(model.get_input_embeddings(), LoraLayer)
     return is_adapted and bool(model.config.tie_word_embeddings)
 
@@ -183,6 +188,7 @@ def with_lora(
     with of_library("lora"):
         lora = lora_of(start, settings) if start else LoraConfig(**settings, task_type="CAUSAL_LM")
         adapted = get_peft_model(model, lora)
+    # Some settings of peft replace weights of the base, which then lie in other memory.
     if any(weight.untyped_storage() is not storage for weight, storage in storages.items()):
         raise UserError(
             "lora: these settings change the base's weights too, and the adapter does not fit the "
@@ -228,14 +234,19 @@ CHECKPOINTING = next(
 def set_checkpointing(args: Any, value: bool, how: dict[str, Any] | None = None) -> None:
     """Set in trl's settings whether activations are computed again, and `how`."""
     for name in CHECKPOINTING_NAMES:
-        if hasattr(args, name):  # 5.24 has both, and trl 1.16 reads the old one
+        if hasattr(args, name):  # transformers 5.24 has both names, and trl 1.16 reads the old one
             setattr(args, name, value)
             setattr(args, f"{name}_kwargs", how)
 
 
 def compute_activations_again(model: Model, args: Any) -> None:
-    """Enable gradient checkpointing as transformers does when a training begins."""
+    """Turn on gradient checkpointing at once, with the settings that `args` have for it.
+
+    transformers does the same when a training begins. This is for an estimate before that, and for
+    a training that runs out of memory.
+    """
     given = dict(getattr(args, f"{CHECKPOINTING}_kwargs") or {})
+    # Two settings are arguments of transformers. It passes the others to torch's `checkpoint`.
     of_layers = {name: given.pop(name) for name in ("every_n_layers", "offload") if name in given}
     getattr(model, f"{CHECKPOINTING}_enable")(given or None, **of_layers)
 

@@ -136,7 +136,11 @@ MAX_WIDTH = 256
 
 
 def probe_tokens(model: Any, max_tokens: int) -> int:
-    """Return the length of an example that exceeds each window of attention that a row exceeds."""
+    """Return a length of an example beyond all windows of attention that are below `max_tokens`.
+
+    It is `SHORT_TOKENS` longer than the longest of these windows. For rows of at most `max_tokens`,
+    longer windows change nothing.
+    """
     config = model.config.get_text_config()
     spans = [getattr(config, name, None) for name in SPANS]
     exceeded = [span for span in spans if isinstance(span, int) and span < max_tokens]
@@ -226,14 +230,15 @@ def logits_only_of(model: Any, places: slice | Tensor) -> Iterator[None]:
 
 
 def places_at_ends(size: int) -> Tensor:
-    """Return the places of an example of `size` tokens whose logits are compared, [places].
+    """Return the places of an example of `size` tokens, [places], at which to compare logits.
 
-    The first ones would see an example before it in a pack. The last ones lie before and beyond the
-    end of the longest window, see `probe_tokens`. Logits of all would take too much memory.
+    These are logits of the same example in a pack and alone, or in two packs. Those of all places
+    would take too much memory. The first places would see an example before it in the pack.
     """
-    if size <= 3 * SHORT_TOKENS:
+    if size <= 3 * SHORT_TOKENS:  # as many as are returned otherwise
         return torch.arange(size)
     first = torch.arange(SHORT_TOKENS)
+    # The end of the longest window lies in the middle of the last ones, see `probe_tokens`.
     return torch.cat([first, torch.arange(size - 2 * SHORT_TOKENS, size)])
 
 
@@ -244,8 +249,8 @@ Probed = tuple[Tensor, Tensor]
 def probed(model: Any, longest: int, *, packed: bool) -> Probed:
     """Return a model's results for three examples, in one pack or each alone, to compare both.
 
-    Gradients of all weights would be twice as large as those of a step. The gradient of the tokens
-    suffices, because it comes through the attention of all layers.
+    The gradient of the embedded tokens suffices, because it comes through the attention of all
+    layers. To compare the gradients of all weights, memory would have to hold two of each.
     """
     sizes = [SHORT_TOKENS, longest, SHORT_TOKENS]
     examples = probe_examples(model, *sizes)
@@ -276,7 +281,8 @@ def probed(model: Any, longest: int, *, packed: bool) -> Probed:
     finally:
         hook.remove()
     together = torch.cat(logits)
-    of_one_token = together.log_softmax(-1)[:, 0]  # any token shows the gradient
+    # The log probability of token 0 serves as a loss; that of any other token would, too.
+    of_one_token = together.log_softmax(-1)[:, 0]
     gradients = torch.autograd.grad(of_one_token.mean(), embedded)
     return together.detach(), torch.cat([part[0].float() for part in gradients])
 

@@ -19,8 +19,8 @@ def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the cross-entropy of each token, [tokens]; `labels` has its class.
 
     After a backward pass, `logits`, float32, [tokens, vocabulary], contain the gradient. So there
-    can be only one backward pass, and the operation that made the logits may not need them. torch
-    raises an error if it does, but not with `activation_offloading`.
+    can be only one backward pass. The operation that made the logits must not use them in its own
+    backward pass. torch raises an error if it does, but not with `activation_offloading`.
     """
     losses: Tensor = _TokenLosses.apply(logits, labels)  # type: ignore[no-untyped-call]
     return losses
@@ -41,6 +41,7 @@ class _TokenLosses(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Write the gradient of the logits into them, and return it; labels have none."""
         logits, labels, peaks, log_sums = context.saved_tensors
         [gradient] = gradients
         rows = rows_at_once(logits)
@@ -54,5 +55,5 @@ class _TokenLosses(torch.autograd.Function):
 
 
 def rows_at_once(logits: Tensor) -> int:
-    """Return the number of tokens whose logits are `LOGITS_AT_ONCE`."""
+    """Return how many tokens have about `LOGITS_AT_ONCE` logits together, at least 1."""
     return max(1, LOGITS_AT_ONCE // logits.shape[1])

@@ -1,4 +1,8 @@
-"""On a signal such as SIGTERM or Ctrl-C, finish the step of the training, save it, and stop."""
+"""On a signal such as SIGTERM or Ctrl-C, finish the step of the training, save it, and stop.
+
+`agreed` is the number of the signal for which all processes stop, 0 if none came. transformers ends
+a stopped epoch as it ends a whole one: it calls `on_epoch_end`, then evaluates and saves if asked.
+"""
 
 import os
 import signal
@@ -67,14 +71,18 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
             self.agreed = max(gather_object([self.agreed]))
         if self.agreed:
             control.should_training_stop = True
-            # At the end of an epoch, the step is saved after the evaluation of the epoch.
-            control.should_save = not _is_whole(state)
+            # The last step of an epoch is saved later, after the evaluation of the epoch.
+            control.should_save = not _ends_epoch(state)
 
     def on_epoch_end(self, _: Any, state: TrainerState, control: TrainerControl, **__: Any) -> None:
-        """Save a whole epoch after its evaluation; neither evaluate nor save a partial one."""
+        """Save a whole epoch after its evaluation.
+
+        If a signal has stopped the epoch before its end, its last step is saved already. It is not
+        saved again, and neither evaluated nor logged as a whole epoch.
+        """
         if self.agreed:
-            control.should_save = _is_whole(state)
-            if not _is_whole(state):
+            control.should_save = _ends_epoch(state)
+            if not _ends_epoch(state):
                 control.should_evaluate = control.should_log = False
 
     def on_train_end(self, _: Any, state: TrainerState, *__: Any, **___: Any) -> None:
@@ -88,7 +96,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
             )
 
 
-def _is_whole(state: TrainerState) -> bool:
-    """Say whether a step ends an epoch. The last step of a training always does."""
+def _ends_epoch(state: TrainerState) -> bool:
+    """Say whether the step just done ends an epoch. The last step of a training always does."""
     is_last = state.global_step >= state.max_steps
     return is_last or (state.epoch is not None and not state.epoch % 1)

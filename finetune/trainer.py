@@ -99,7 +99,10 @@ def order_of(rows: Dataset, args: TrainingArguments) -> Any:
 
 
 def with_empty(rows: Dataset, count: int) -> Dataset:
-    """Return the rows, followed by `count` rows without loss."""
+    """Return the rows, followed by `count` rows without loss; see `EvenSampler` for their use.
+
+    They fill the last batches, so that each of several processes gets the same number of rows.
+    """
     if not count:
         return rows
     empty = {"input_ids": [0], "labels": [IGNORED], "length": 1, "seq_lengths": [1]}
@@ -124,14 +127,17 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         console: Console | None = None,
         **others: Any,
     ) -> None:
-        """Prepare the training; `others` are further arguments of trl's SFTTrainer."""
+        """Prepare the training; `others` are further arguments of trl's SFTTrainer.
+
+        Most of it avoids something that trl, transformers or accelerate would do by default.
+        """
         self._console = console or Console()
         self._of_step: list[dict[str, Any]] = []  # the batches so far of the current step
         self._new_tokens = 0  # of this process, since the last `count_tokens`
         self._keep = args.save_total_limit  # and the best; transformers would choose others
         args.save_total_limit = None
-        empty = 0
-        if args.world_size > 1:  # see `EvenSampler`
+        empty = 0  # rows without loss, so that all processes get the same number of rows
+        if args.world_size > 1:
             empty = -len(train_dataset) % (args.train_batch_size * args.world_size)
         self._sampler = EvenSampler(order_of(train_dataset, args), empty)
         train_dataset = with_empty(train_dataset, empty)
@@ -167,7 +173,8 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
     def _report_to_swanlab(self) -> None:
         """Use SwanLab's own callback, since that of transformers 5.19 fails with SwanLab 0.10.
 
-        The latter asks for the current run before it has begun one, which SwanLab now refuses.
+        The callback of transformers asks for the current run before it has begun one. SwanLab 0.10
+        refuses that.
         """
         from swanlab.integration.transformers import SwanLabCallback as Own  # noqa: PLC0415
 

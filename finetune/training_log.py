@@ -124,13 +124,16 @@ def print_lines(console: Console, lines: Iterable[tuple[str, str]]) -> None:
 def print_start(
     console: Console, config: SftConfig, start: Trained, examples: Examples, new: Labels
 ) -> None:
-    """Print from which adapter a training starts, and how its labels and held-out cases fit.
+    """Print from which adapter a training starts; compare its labels and cases with the new ones.
 
-    `new` are the labels of the new cases alone. They are compared with those of the adapter.
+    `new` are the labels of the new cases alone. The doubt is about new held-out cases that the
+    adapter may have been trained on.
     """
     summary = TrainingSummary.read(start.run) or TrainingSummary()
     step = start.step(summary)
-    which = start.chosen or ("its adapter" if step is None else f"adapter of step {step}")
+    which = "its adapter" if step is None else f"adapter of step {step}"
+    if start.chosen:
+        which = str(start.chosen)  # it also says by which score `panjue choose` chose it
     settings = ""
     if config.path == start.run / CONFIG:
         settings = f"; settings as in {config.path}, but for its data"
@@ -230,7 +233,10 @@ def doubts_of(examples: Examples, labels: Labels) -> Iterator[tuple[str, str]]:
 
 
 def first_lines(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the first lines about single examples, and where all are. None has a title."""
+    """Yield ("", line) for the first lines about single examples, then one that says where all are.
+
+    The titles are empty because these lines continue the one before, which has their number.
+    """
     for line in lines[:MAX_SHOWN_EXAMPLES]:
         yield "", f"id {line}"
     if len(lines) > MAX_SHOWN_EXAMPLES:
@@ -261,10 +267,10 @@ def training_plan(trainer: ReplyTrainer) -> Iterator[tuple[str, str]]:
     has = f"; the GPU has {in_gib(memory)}" if memory else ""
     yield "memory", f"{in_gib(needed)} a device for {what}, without activations{has}"
     if trainer.is_world_process_zero() and (estimated := estimate(trainer)):
-        seconds, others = estimated
+        seconds, busy_line = estimated
         yield "time", f"about {duration(seconds)}, from a step timed just now"
-        if others:
-            yield "processor", others
+        if busy_line:
+            yield "processor", busy_line
     if lacks_kernels(trainer.model):
         packages = "flash-linear-attention and causal-conv1d"
         yield "kernels", f"training is slow without {packages}: .ci/install python3 fast"

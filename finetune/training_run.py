@@ -106,7 +106,7 @@ class TrainingRun:
     @classmethod
     def of(cls, config: SftConfig, base: Path, task: Task) -> "TrainingRun":
         """Return the run of a training that begins; `base` is the folder of the base model."""
-        # The settings that have the names of entries; some are replaced below.
+        # Most entries of a record are settings of the same name. Some are replaced below.
         known: dict[str, Any] = config.model_dump(
             include=set(RunRecord.model_fields), mode="json", by_alias=False
         )
@@ -121,6 +121,7 @@ class TrainingRun:
             "mix_ratio": config.mix_ratio if config.mix else None,
             "split_by": "normal text",  # whether a case is held out depends on its text
             "solve": task.solve.settings.model_dump() if task.solve else {},
+            # Whether prompts show opinions: they need a classifier, and a place in the prompt.
             "opinions": config.opinions
             and fits_classifier(config, task)
             and names_opinions(config.task),
@@ -156,18 +157,22 @@ class TrainingRun:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes out of the folder within the block; one may have finished before."""
+        """Keep other processes out of the folder within the block.
+
+        UserError: another process works there, or has begun another training since the last check.
+        """
         if self.config.dry_run or not PartialState().is_main_process:
             yield
             return
         with exclusive_lock(self.config.run, other=OTHER_RUN):
-            self.is_finished()  # raises if the folder has another training
+            self.is_finished()  # called only to refuse work of another training
             yield
 
     def is_finished(self) -> bool:
         """Say whether the folder has the result of this training; refuse work of another one."""
         run = self.config.run
-        # True of an adapter or model alone, and of answers: they have labels and a record, too.
+        # `weights_folder` returns RUN/adapter or RUN/model, or the folder itself if that has labels
+        # and a record: then it is an adapter or model outside a run, or has answers.
         is_no_run = has_record(run) and weights_folder(run) == run
         if is_base(run) or is_no_run:
             raise UserError(f"{run}: has a model or answers; choose another {OTHER_RUN}")
@@ -184,7 +189,11 @@ class TrainingRun:
         return has_result
 
     def _difference(self, *, has_result: bool) -> str:
-        """Return how the record in the folder differs from this one; empty if it does not."""
+        """Return how the record in the folder differs from this one; empty if it does not.
+
+        `has_result` says whether the training of the folder is finished. If not, it would resume,
+        which needs the same code of the task.
+        """
         folder = self.config.run
         if not has_record(folder):
             return "there is no record of how it was made"
@@ -201,19 +210,23 @@ class TrainingRun:
             change = base_change(kept, self.base)
         if not change:
             same["base_sha256"] = self.record.base_sha256
-        if kept.is_before_0_5:  # it was hashed in another way; the user is told of the `doubt`
+        if kept.is_before_0_5:  # it was hashed in another way; `doubt` is printed instead
             same["task_sha256"] = self.record.task_sha256
         old = kept.model_copy(update=same)
         parts = old.difference(self.record, DATA, ROWS, WEIGHTS).split("; ")
-        # Entry that is a hash -> what to say if it differs.
         before, now = kept.from_run, self.record.from_run
-        named = {"from_run_sha256": f"from: {before or 'none'} -> {now or 'none'}"}
+        start = f"from: {before or 'none'} -> {now or 'none'}"
         if before == now:
-            named["from_run_sha256"] = f"from: {now} was changed"
-        named["adopted_sha256"] = "other adapters than those that were adopted"
+            start = f"from: {now} was changed"
+        # Some entries are hashes, which say nothing to a user. Their name -> what to say instead.
+        named = {
+            "from_run_sha256": start,
+            "adopted_sha256": "other adapters than those that were adopted",
+        }
         if change:
             named["base_sha256"] = f"base {self.record.base}: {change}"
-        parts = [named.get(part.partition(": ")[0], part) for part in parts]  # `batch: 8 -> 16`
+        # A part is `batch: 8 -> 16`.
+        parts = [named.get(part.partition(": ")[0], part) for part in parts]
         shown = parts[:MAX_DIFFERENCES]
         if len(parts) > MAX_DIFFERENCES:
             shown.append(f"{len(parts) - MAX_DIFFERENCES} more")
@@ -228,7 +241,8 @@ class TrainingRun:
     def classifier(self, examples: Examples, labels: Labels, console: Console) -> Path | None:
         """Return the folder with the text classifier. One process fits it, once.
 
-        Return None if the task has no fields with labels, or if this is a tiny base or a dry run.
+        Return None if the task has no fields with labels, if the demo's base is trained, or in a
+        dry run before the classifier is fitted.
         """
         task = examples.reader.task
         if not fits_classifier(self.config, task):
@@ -287,6 +301,7 @@ class TrainingRun:
             record = record.model_copy(update={"classifier_sha256": classifier_sha256})
         if self._has_checkpoints():
             old = RunRecord.read(folder)
+            # If the classifier in RUN/rows was deleted, another one has been fitted.
             if old.classifier_sha256 != classifier_sha256:
                 raise UserError(
                     f"{folder}: its checkpoints saw the opinions of another text classifier; "

@@ -41,8 +41,9 @@ def is_listed(architecture: str) -> bool:
 def vllm_problem(architecture: str) -> str:
     """Return why vLLM cannot load models of a class here; empty if it can, or is not installed.
 
-    `UNKNOWN_TO_VLLM` means that neither vLLM nor transformers has a class that vLLM can run. It
-    takes some ten seconds, in its own process, because importing vLLM changes settings.
+    The reason is the last line of the program ASK_VLLM: `UNKNOWN_TO_VLLM` if neither vLLM nor
+    transformers has a class that vLLM can run. The program takes some ten seconds. It is a process
+    of its own, because importing vLLM changes settings.
     """
     words = [sys.executable, "-P", "-c", ASK_VLLM, architecture]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
