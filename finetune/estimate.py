@@ -52,7 +52,7 @@ def estimate(trainer: ReplyTrainer) -> tuple[float, str] | None:
     with torch.random.fork_rng(devices):
         places = order[middle : middle + 1].tolist()  # of the timed rows
         learning = timed(trainer, places)
-        evaluating_s = EVALUATING * learning.seconds  # unless it is measured below
+        evaluating_s = EVALUATING * learning.seconds  # a usual share, unless it is measured below
         if learning.seconds < LONGEST_TRY_S:
             count = min(args.train_batch_size, int(LONGEST_TRY_S / learning.seconds))
             start = max(0, middle - count // 2)
