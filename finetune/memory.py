@@ -88,13 +88,17 @@ def use_memory(config: SftConfig, model: Model, args: Any, rows: Dataset, consol
 
 def choose_layers(model: Model, args: Any, of_row: int, room: int) -> None:
     """Set in `args` how many layers keep their activations: all, 3 in 4, 1 in 2, or none."""
-    how = None
+    if of_row <= room:
+        set_checkpointing(args, False, None)
+        return
+    how = None  # no layer keeps them
     enable = signature(getattr(model, f"{CHECKPOINTING}_enable"))
     if "every_n_layers" in enable.parameters:  # not in older transformers
-        for every in (2, 4):
+        for every in (4, 2):
             if of_row * (every - 1) / every <= room:  # all but one in `every` keep them
                 how = {"every_n_layers": every}
-    set_checkpointing(args, of_row > room, how if of_row > room else None)
+                break
+    set_checkpointing(args, True, how)
 
 
 def row_bytes(model: Model, args: Any, rows: Dataset) -> int:

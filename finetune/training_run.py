@@ -329,6 +329,7 @@ class TrainingRun:
         return TrainingSummary(config=path.stem if path else "", changed=changed)
 
     def write_summary(self, summary: TrainingSummary) -> None:
+        """Write RUN/training.json: what the training took, and which loss it reached."""
         write_json(self.config.run / SUMMARY, summary.model_dump(mode="json"))
 
     def _has_checkpoints(self) -> bool:
