@@ -87,8 +87,11 @@ def read_answers(folder: Path, trained: Trained | None = None) -> Answers:
     weights = weights_that_answered(folder, record.trained)
     if weights is None:  # an endpoint without a training answered
         trained = None
-    elif trained is None or followed(weights) != followed(trained.folder):  # another one answered
-        trained = read_trained(weights) if (weights / MANIFEST).is_file() else None
+    else:
+        # Links are followed, since both may be paths of one folder.
+        has_answered = trained is not None and followed(weights) == followed(trained.folder)
+        if not has_answered:
+            trained = read_trained(weights) if (weights / MANIFEST).is_file() else None
     voters = []
     for recorded in record.voted:
         voter = voter_folder(folder, recorded)
@@ -279,9 +282,9 @@ def without_resources(entries: Mapping[str, Any]) -> dict[str, Any]:
 def choice_for(trained: Trained, record: AnswersRecord) -> Choice | None:
     """Return the choice of who answers each field of answers with this record; None without one.
 
-    The training has made its choices from answers to held-out cases. The newest choice counts whose
-    answers were asked in the same way, or else the newest one whose answers were also asked with a
-    schema, or also without.
+    The training has made its choices from answers to held-out cases. The newest choice counts for
+    which the model was asked with the same settings. If there is none, it is the newest choice with
+    the same setting `constrained`.
     """
     # Answers to held-out cases make a choice. A choice is not about the base or an endpoint.
     if record.held_out or not record.is_of_adapter:
@@ -297,7 +300,10 @@ def choice_for(trained: Trained, record: AnswersRecord) -> Choice | None:
 
 
 def asked_otherwise(choice: Choice, record: AnswersRecord) -> str:
-    """Return how asking differed for the answers that made a choice; empty if it did not."""
+    """Return which settings differ between a choice's held-out cases and the cases of a record.
+
+    For example `seed: 1 -> 0`: the held-out cases were asked with seed 1, the others with 0.
+    """
     return difference(without_resources(choice.asked), without_resources(record.part(REPLIES)))
 
 

@@ -87,20 +87,16 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
         raise UserError(f"{answers.folder}: has the first {limit} cases alone; {way_out}")
     trained = _model_of(answers)
     if chosen := if_any(Choice, trained.run / CHOSEN):
-        is_it = trained.run / chosen.adapter == trained.folder
-        print(chosen if is_it else f"{trained.folder}: answered, and not the {chosen}")
+        # In words, `chosen` is "adapter of step 80, chosen by ... on 500 held-out cases".
+        has_answered = trained.run / chosen.adapter == trained.folder
+        print(chosen if has_answered else f"{trained.folder}: answered, and not the {chosen}")
     submission = load_task(answers.record.task).data.submission.find(answers.folder)
     decoding = decoding_of(submission)
     if decoding is None:
         raise UserError(f"{submission}: was changed since; `panjue decode {run}` makes it again")
     choice = choice_for(trained, answers.record)
-    by_field = decoding.get("by_field")
-    # In the bundle, `answer=auto` goes by the choice packed with it.
-    needs_choice = decoding.get("answer") == "auto" and trained.has_classifier and bool(by_field)
-    if needs_choice and (choice is None or choice.answered_by != by_field):
-        other = "who answers is no longer as it was decoded"
-        again = f"`panjue decode {answers.folder}` first, with answer= if nobody has decided"
-        raise UserError(f"{answers.folder}: {other}; {again}")
+    if trained.has_classifier:
+        _refuse_other_choice(answers, decoding, choice)
     expected = Expected(
         submission=submission.name,
         test_sha256=answers.record.test_sha256,
@@ -117,6 +113,7 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
         _pack_settings(folder, answers.record, decoding, trained.run / CONFIG)
         if choice:
             asked = {**choice.asked, "engine": scrubbed(choice.asked["engine"])}  # without paths
+            # A choice names its model by a hash. It differs, as the packed record has no paths.
             own = choice.of_model(model_sha256(packed)).model_copy(update={"asked": asked})
             write_json(packed / CHOICE, Choices(choices=(own,)).model_dump(mode="json"))
         write_json(folder / EXPECTED, expected.model_dump())
@@ -160,6 +157,22 @@ def _model_of(answers: Answers) -> Trained:
     if prompt_sha256(record.task) != record.prompt_sha256:
         raise UserError(f"{answers.folder}: was asked with another prompt than now; {again}")
     return trained
+
+
+def _refuse_other_choice(
+    answers: Answers, decoding: Mapping[str, Any], choice: Choice | None
+) -> None:
+    """Refuse answers if others would answer in the bundle, where `choice` decides for `auto`.
+
+    `decoding` is the `decode.json` of the answers; its `by_field` says who answered each field.
+    """
+    by_field = decoding.get("by_field")
+    if decoding.get("answer") != "auto" or not by_field:  # nothing is left to a choice
+        return
+    if choice is None or choice.answered_by != by_field:
+        other = "who answers is no longer as it was decoded"
+        again = f"`panjue decode {answers.folder}` first, with answer= if nobody has decided"
+        raise UserError(f"{answers.folder}: {other}; {again}")
 
 
 def _pack_model(packed: Path, trained: Trained, base: str | None) -> None:

@@ -1,4 +1,9 @@
-"""Decode completions to a submission. This needs no model and can be repeated."""
+"""Decode completions to a submission. This needs no model and can be repeated.
+
+A choice says for each field whether the model or the text classifier answers, by their scores on
+held-out cases. Just before a decoding replaces the files of the last one, it adds `unfinished` to
+their `decode.json`. If it is stopped, that file still describes the earlier submission.
+"""
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -89,6 +94,7 @@ def decode(answered: Answered, answer: AnswerSetting | None = None) -> Tally:
     tally = _empty_tally(answered, answer, by_field)
     earlier_sha256 = finished_before(tally.submission, earlier)
     decoder = _decoder_of(answered, tally)
+    # If the writing is stopped, the next decoding finds this, with `answer` and the earlier hash.
     decoder.write(confidences, {**earlier, "answer": answer, UNFINISHED: True})
     if tally.calls and not (tally.valid or tally.repaired):
         tally.answered_by = f"answered by: {tally.fallback}, since no reply could be read"
@@ -117,11 +123,11 @@ def earlier_decoding(folder: Path) -> dict[str, Any]:
 
 
 def finished_before(submission: Path, earlier: Mapping[str, Any]) -> str | None:
-    """Return the hash of the last submission that was completely written; None before the first.
+    """Return the hash of the submission of the last finished decoding; None if none has finished.
 
-    Scores and a report beside it were made from that submission. `earlier` is its `decode.json`.
+    Scores and a report beside it were made from that submission. `earlier` is the `decode.json`.
     """
-    if UNFINISHED in earlier:  # a later decoding was stopped; the hash is still of the one before
+    if UNFINISHED in earlier:  # the submission may be of the stopped decoding; the hash is older
         return earlier.get("submission_sha256")
     return sha256(submission) if submission.exists() else None
 
@@ -131,7 +137,10 @@ def edited(submission: Path) -> str:
 
     Nobody knows who answered a changed submission.
     """
-    if not (submission.parent / DECODING).exists() or decoding_of(submission) is not None:
+    if not (submission.parent / DECODING).exists():
+        return ""
+    is_as_decoded = decoding_of(submission) is not None
+    if is_as_decoded:
         return ""
     again = f"`panjue decode {submission.parent}` makes it again"
     return f"{submission}: was changed since it was decoded, so nobody knows who answers; {again}"
@@ -152,11 +161,14 @@ def delete_derived(folder: Path, earlier: Mapping[str, Any]) -> str:
 def who_answers(
     answered: Answered, answer: AnswerSetting, earlier: Mapping[str, Any]
 ) -> dict[str, AnsweredBy]:
-    """Return field -> who answers it; UserError: that is undecided, or the one cannot answer.
+    """Return field -> who answers it, as the setting `answer` says.
 
-    For `auto`, the first of these decides: the choice by held-out cases; that the model was never
-    asked; `earlier`, the `decode.json` of the last decoding. Without a classifier, or if not the
-    fine-tuned model was asked, the model answers.
+    `auto`: The choice decides. Without one, the classifier answers everything if the model was
+    never asked; otherwise the last decoding decides, if it was by `auto` too (`earlier` is its
+    `decode.json`). A training without a classifier, a base or an endpoint answers everything.
+
+    UserError: none of these decides; or the classifier is to answer, but was not fitted; or the
+    model is to answer, but was never asked.
     """
     fields = answered.task.answer.fields
     record = answered.record
@@ -170,7 +182,7 @@ def who_answers(
             by_field = answered.choice.answered_by
         elif not record.asked:
             by_field = dict.fromkeys(fields, "classifier")
-        elif earlier and earlier.get("answer", "auto") == "auto":
+        elif earlier and earlier.get("answer", "auto") == "auto":  # version 0.4 wrote no `answer`
             by_field = earlier.get("by_field", by_field)  # in version 0.4, the model alone answered
         else:
             raise UserError(
@@ -190,21 +202,25 @@ def _empty_tally(
 ) -> Tally:
     """Return a tally that says who answers, and has counted nothing yet."""
     choice = answered.choice
+    # With answer=model or answer=classifier, a choice may exist, but does not decide who answers.
+    # It still calibrates the confidences.
     deciding = choice if answer == "auto" else None
+    by_whom = who_answered(deciding) if deciding else who_answered_without_choice(by_field, answer)
+    has_model = "model" in by_field.values()
     return Tally(
         by_field=by_field,
-        answered_by=who_answered(deciding) if deciding else without_choice(by_field, answer),
+        answered_by=by_whom,
         asked_otherwise=asked_otherwise(deciding, answered.record) if deciding else "",
-        lacks_choice=bool(answered.advisor) and choice is None and "model" in by_field.values(),
+        lacks_choice=bool(answered.advisor) and choice is None and has_model,
         fallback=fallback_name(answered),
         submission=answered.folder / answered.task.data.submission.name,
     )
 
 
 def _decoder_of(answered: Answered, tally: Tally) -> "_Decoder":
-    """Return the decoder in which the fields are answered by whom the tally says.
+    """Return the decoder of the answers. `tally.by_field` says who answers each label field.
 
-    A task without such fields is answered by the model.
+    The model answers a task without label fields, whose `by_field` is empty.
     """
     choice = answered.choice
     advisor = answered.advisor
@@ -219,7 +235,7 @@ def _decoder_of(answered: Answered, tally: Tally) -> "_Decoder":
         answered=answered,
         rows=answered.rows() if reads_replies else None,
         advisor=advisor,
-        calibrating=frozenset(choice.texts if choice else ()),  # the choice calibrated on them
+        calibrating=frozenset(choice.texts if choice else ()),
         tally=tally,
     )
 
@@ -249,8 +265,8 @@ def who_answered(choice: Choice) -> str:
     return "; ".join(parts)
 
 
-def without_choice(by_field: Mapping[str, AnsweredBy], answer: AnswerSetting) -> str:
-    """Return one line on who answers, if no choice by held-out cases has decided it.
+def who_answered_without_choice(by_field: Mapping[str, AnsweredBy], answer: AnswerSetting) -> str:
+    """Return one line on who answers each field, if no choice has decided it.
 
     For example `answered by the model, as answer=model says`. If an earlier decoding has decided:
     `charges: model; penalty: classifier, as decoded before`.
@@ -275,17 +291,18 @@ class _Decoder:
     rows: Rows | None  # the replies; None if the classifier answers everything
     advisor: Advisor | None
     calibrating: frozenset[str]
-    """Hashes of the texts on which confidences were calibrated. On these texts, they would look
-    better than they are."""
+    """Hashes of the texts on which the choice calibrated confidences. There, calibrated confidences
+    would look better than they are, so they stay uncalibrated."""
     tally: Tally
 
     def write(self, confidences: Path, unfinished: Mapping[str, Any]) -> None:
         """Write the submission, the hashes of the cases' texts, and the confidences.
 
-        `decode.json` is marked as `UNFINISHED` before the first of these files is replaced.
+        `unfinished` is written to `decode.json` before the first of these files is replaced.
         """
         task = self.answered.task
         folder = self.answered.folder
+        # Only for the progress. If the classifier answers everything, there are no rows to count.
         total = (self.answered.record.cases or 0) if self.rows is None else len(self.rows)
         with (  # the blocks end in reverse order, so the submission is replaced first
             atomic_write(confidences) as confidence_lines,
@@ -299,6 +316,7 @@ class _Decoder:
                 if confidence:
                     of_example = {"id": example.id, "confidence": confidence}
                     confidence_lines.write(dump(of_example) + "\n")
+                # Items whose charge no training case has with any of their articles.
                 self.tally.unpaired += unpaired(task, answer, self.answered.labels)
                 self.tally.examples += 1
                 self.tally.has_gold |= example.answer is not None
@@ -346,7 +364,6 @@ class _Decoder:
         task = self.answered.task
         labels = self.answered.labels
         advisor = self.advisor
-        # A confidence would look too good on a case that the calibration was fitted on.
         if advisor and not self.calibrating.isdisjoint(text_hashes(example)):
             advisor = replace(advisor, calibration={})
         read = read_answer(task, labels, advisor, example, row, opinions)
@@ -383,7 +400,7 @@ def batches(examples: Iterable[Example]) -> Iterator[list[Example]]:
 
 
 def unpaired(task: Task, answer: Answer, labels: Labels) -> int:
-    """Return how many items have a charge that no training case has with any of their articles.
+    """Return how many items have a charge that no training case pairs with any of their articles.
 
     Charges and articles stand for the first two label sets of any task.
     """
@@ -402,12 +419,14 @@ def ranked(task: Task, example: Example, replies: Sequence[str], labels: Labels)
 
     The k-th value of a reply's list gets 1/k of a vote (reciprocal rank fusion without its
     constant). Values with equal votes stay in the order in which they came; the greedy reply comes
-    first. A list that is too short is filled up with the commonest labels. Without any readable
-    reply, the answer is the task's fallback.
+    first. A list that is too short is filled up with the commonest labels; without any readable
+    reply, it has these alone.
     """
     assert task.ranking, "the answers of other tasks are no ranked lists"
     key = task.ranking.key
     length = task.ranking.length
+    # A refused call has no reply: then the empty one gives the answer's other fields. It has no
+    # vote, since it is unreadable.
     decoded = [task.ask.decode(reply, example, labels) for reply in (*replies, "")]
     votes: dict[str, float] = defaultdict(float)
     for reply in decoded:

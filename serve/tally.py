@@ -98,12 +98,12 @@ class Tally:
             return
         self.repaired += bool(decoded.repairs)
         self.valid += not decoded.repairs
-        fields_filled = Counter(item for item, _ in decoded.from_fallback)  # in each item
-        for filled in fields_filled.values():
-            if filled == item_fields:
+        missing_by_item = Counter(item for item, _ in decoded.from_fallback)  # fields of each item
+        for missing in missing_by_item.values():
+            if missing == item_fields:  # the reply lacks the whole item
                 self.left_out += 1
             else:
-                self.missing_fields += filled
+                self.missing_fields += missing
 
     def lines(self) -> Iterator[str]:
         """Yield the lines for the console after decoding."""
