@@ -86,8 +86,9 @@ class Endpoint:
         self._failure = ""  # why the run ends; every later request ends with the same error
         self._replies = 0
         self._refusals = 0
-        self._accepted: set[str] = set()  # optional fields of requests that were answered
-        self._rejected: set[str] = set()  # optional fields that are no longer sent
+        # Optional fields of requests, see `_optional_fields`:
+        self._accepted: set[str] = set()  # a request with the field was answered
+        self._rejected: set[str] = set()  # the field is no longer sent, since it was refused
         self.runner = asyncio.Runner()
         key = key_of(ENDPOINT_KEY) or "none"  # the client needs one
         timeout = Timeout(600, connect=10)
@@ -130,14 +131,11 @@ class Endpoint:
         """
         self._refusals += not CONTENT_FILTER.search(why)
         if self._refusals >= MAX_REFUSALS and not self._replies:
-            self._failure = (
-                f"{self._url}: refuses all requests ({why}); {way_out(why)} and another "
-                "answers=NAME"
-            )
+            self._failure = f"{self._url}: refuses all requests ({why}); {way_out(why)}"
             raise UserError(self._failure)
 
     async def _ask(self, request: Request, number: int) -> EndpointOutput:
-        """Send one request for `number` replies. After an error, every further one ends the run.
+        """Send one request for `number` replies. Another error than a refusal ends the run.
 
         If the endpoint seems to refuse an optional field, the request is sent again without it.
         """
@@ -164,10 +162,11 @@ class Endpoint:
             self._accepted.update(optional)
             return output
         for name in optional:
-            # Log-probabilities are refused in many words. Every endpoint is asked for them.
+            # Log-probabilities are refused in many words, so any refusal may be of them until some
+            # request with them was answered.
             may_be_meant = name == LOGPROBS_FIELD and name not in self._accepted
             if name in reason.lower() or may_be_meant:
-                self._rejected.add(name)  # later requests go without it, too, if this succeeds
+                self._rejected.add(name)  # so the same request, and later ones, lack the field
                 again = await self._ask(request, number)
                 if not again.outputs:
                     self._rejected.discard(name)  # the field was not the reason
@@ -191,7 +190,8 @@ class Endpoint:
     def _optional_fields(self, request: Request) -> list[str]:
         """Return the fields to send that only some endpoints know, without those it has refused.
 
-        The template's arguments are for our own model, to be asked as in training.
+        A question has a `template` if panjue's tokenizer made its prompt: the arguments of the chat
+        template, such as `enable_thinking`, with which our model was trained.
         """
         wanted = []
         if request.question.template:
@@ -205,7 +205,7 @@ class Endpoint:
     ) -> dict[str, Any]:
         """Return the arguments of openai's `chat.completions.create` for `number` replies.
 
-        Of `optional`, the fields TEMPLATE_FIELD and LOGPROBS_FIELD, those given are sent.
+        TEMPLATE_FIELD and LOGPROBS_FIELD are sent only if they are in `optional`.
         """
         question = request.question
         arguments: dict[str, Any] = {
@@ -216,7 +216,7 @@ class Endpoint:
             **request.sampling,
         }
         further = dict(arguments.pop("extra_body", {}))
-        arguments.pop("n", None)
+        arguments.pop("n", None)  # of all replies; `number` is what is still wanted
         if number > 1:
             arguments["n"] = number
         if question.room:  # the tokens left for the reply
@@ -242,20 +242,22 @@ def readable(text: str) -> str:
 def way_out(refusal: str) -> str:
     """Return what to change after a refusal, by the first field that its message names.
 
-    The caller appends " and another answers=NAME", so some ways out end in a comma.
+    For example `it takes no schema: set constrained=false and another answers=NAME`.
     """
-    if TOO_LONG.search(refusal):
-        return "ask a model with a longer context,"
     message = MESSAGE.search(refusal)
     field = FIELD.search(message[1]) if message else None
-    if field is None:
-        return "if it takes no schema, set constrained=false"
-    name = field[0]
-    if name in SCHEMA_FIELDS:
-        return "it takes no schema: set constrained=false"
-    if name in ENDPOINT_SAMPLING:
-        return f"set sampling.{name}, or leave it out with sampling.{name}=null,"
-    return f"set this field with sampling.extra_body.{name}=VALUE"
+    name = field[0] if field else ""
+    if TOO_LONG.search(refusal):
+        change = "ask a model with a longer context,"
+    elif not name:
+        change = "if it takes no schema, set constrained=false"
+    elif name in SCHEMA_FIELDS:
+        change = "it takes no schema: set constrained=false"
+    elif name in ENDPOINT_SAMPLING:
+        change = f"set sampling.{name}, or leave it out with sampling.{name}=null,"
+    else:
+        change = f"set this field with sampling.extra_body.{name}=VALUE"
+    return f"{change} and another answers=NAME"
 
 
 def read_completion(body: str) -> EndpointOutput:
