@@ -192,14 +192,15 @@ class QuestionMaker:
         """Return the shortened prompt, and the limit on prompt and reply to which it was shortened.
 
         The limit is that of training, since the model knows such prompts. If a case does not fit,
-        the room for its reply is added to the limit. If it still does not fit, the limit is the
-        highest one.
+        the tokens for its reply, `room`, are added to the limit. If it still does not fit, the
+        limit is the highest one. For a reply of 1,000 tokens: 4,096, then 5,096, then 32,768.
         """
         shorten = partial(shortened_prompt, self.task, example, self.labels, self.tokenizer)
         limit = self.budget.usual
         highest = max(limit, min(source_limit, self.budget.longest))
         asked = shorten(limit)
-        for higher in (min(limit + asked.room, highest), highest):
+        with_room = min(limit + asked.room, highest)
+        for higher in (with_room, highest):
             if higher > limit and not asked.shortened.fits:
                 limit = higher
                 asked = shorten(limit)

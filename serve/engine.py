@@ -49,7 +49,7 @@ __all__ = [
 
 CALL_TIMEOUT_S = 60.0  # time limit of a call of the engine that is no request
 POLL_S = 0.5  # how often such a call checks whether the engine has died
-TUNING = "enable_flashinfer_autotune"
+TUNING = "enable_flashinfer_autotune"  # engine argument: find FlashInfer's fastest kernels at start
 LEAST_CHANGE = 1e-4  # least change of a log-probability by a working adapter
 
 ENGINE_ENDED = (
@@ -122,7 +122,7 @@ class Engine:
 
     async def _check_alive(self) -> None:
         """Raise UserError if the engine has died, or shuts down and refuses calls."""
-        await call_engine(self.llm, self.llm.is_sleeping())
+        await call_engine(self.llm, self.llm.is_sleeping())  # any call would do
 
 
 async def call_engine(llm: AsyncLLM, call: Coroutine[Any, Any, Any]) -> None:
@@ -147,9 +147,9 @@ async def running_engine(
 ) -> AsyncIterator[Engine]:
     """Start vLLM on a model; its processes always stop at the end of the block.
 
-    `settings` are further engine arguments. Memory must suffice for the usual requests of the
-    budget, not for the longest. The seed is set for the engine, because a seed of a request kills
-    the CPU engine when a prefill is chunked.
+    `settings` are further engine arguments. Memory must suffice for requests of `budget.usual`
+    tokens, not of `budget.longest`. The seed is set for the engine, because a seed of a request
+    kills the CPU engine when a prefill is chunked.
     """
     lora = LoRARequest("adapter", 1, str(served.adapter)) if served.adapter else None
     settings = {"disable_log_stats": True, **settings}
@@ -162,7 +162,8 @@ async def running_engine(
         is_quiet = args.disable_log_stats
         llm = AsyncLLM.from_vllm_config(config, usage_context=usage, disable_log_stats=is_quiet)
     try:
-        await call_engine(llm, llm.get_supported_tasks())  # cached, since every request needs it
+        # Otherwise vLLM asks this at the first request, and waits forever if the engine dies.
+        await call_engine(llm, llm.get_supported_tasks())
         if lora:
             await check_adapter(llm, lora)
         started = Engine(llm, lora)
@@ -234,7 +235,11 @@ def with_own(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, A
 
 
 def for_this_machine(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return engine arguments with `max_num_seqs` and `TUNING`, if GPU and model need them."""
+    """Return engine arguments with further ones that this GPU and this model need.
+
+    `max_num_seqs` is lowered for a model that keeps a state of each sequence, such as one with
+    linear attention. `TUNING` is switched off on a Hopper GPU for a model that does not need it.
+    """
     # Made at most once: both functions may call it, or neither.
     model_config = cache(engine_args(arguments).create_model_config)
     return without_needless_tuning(with_room_for_states(arguments, model_config), model_config)
@@ -307,14 +312,14 @@ def engine_args(arguments: Mapping[str, Any]) -> AsyncEngineArgs:
 def longest_of(model: ModelConfig, budget: Budget) -> int:
     """Return the engine's limit on prompt plus reply: `budget.longest`, if the model allows it.
 
-    Some models (longrope) have a context before their positions were scaled. If the limit exceeds
-    it, vLLM computes every prompt with scaled positions; transformers, in training, only prompts
-    that exceed it. So the limit stays within that context, or within the limit of training,
-    `budget.usual`, if that is higher.
+    Some models have a native context, such as 4,096 tokens, and scale positions for more. With
+    longrope and a limit above 4,096, vLLM scales the positions of every prompt; transformers, in
+    training, only those of longer prompts. So 4,096 is the limit of such a model, or the limit of
+    training, `budget.usual`, if that is higher.
     """
     rope = getattr(model.hf_text_config, "rope_parameters", None) or {}
-    unscaled = rope.get("original_max_position_embeddings") or budget.longest
-    wanted = max(budget.usual, min(budget.longest, unscaled))
+    native = rope.get("original_max_position_embeddings") or budget.longest
+    wanted = max(budget.usual, min(budget.longest, native))
     return int(min(model.max_model_len, wanted))
 
 
@@ -383,7 +388,10 @@ def startup_errors() -> Iterator[None]:
 
 
 def check_engine(settings: Mapping[str, Any], further: Sequence[str] = ()) -> None:
-    """Refuse engine settings that panjue sets or vLLM lacks, before anything is written."""
+    """Refuse engine settings that panjue sets or vLLM lacks, before anything is written.
+
+    `further` are names that are allowed besides the arguments of vLLM's engine.
+    """
     check_managed("engine", settings, OWN_ARGUMENTS)
     known = (field.name for field in fields(AsyncEngineArgs))
     check_known("engine", settings, [*known, *further])

@@ -28,7 +28,9 @@ QUIET = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR", "TORCH_LOGS
 def starting_engine() -> Iterator[None]:
     """Mark the processes that the block starts as those of an engine, which prints only errors.
 
-    Environment variables that the user has set keep their values.
+    If vLLM cannot start, its error says nothing. `FirstError` in these processes has written the
+    first error of any of them to a file; it is raised instead. Environment variables that the user
+    has set keep their values.
     """
     place = TemporaryDirectory()
     reason = Path(place.name, "reason")
@@ -59,28 +61,39 @@ def watch_parent() -> None:
 
     Two places call it. `prompts.cli` does, which Python imports first in every process that the
     command `panjue` spawns. vLLM calls it in each of its processes, as a general plugin (see
-    `pyproject.toml`), but only after the engine has found its parent. The parent handles a Ctrl-C
-    at the terminal, so the process leaves the terminal's group. When the process ends, it also
-    kills the processes that it has not stopped.
+    `pyproject.toml`), but late, after its import. In the processes of a user's own program, which
+    has called `load`, that is the only call.
     """
     starter = os.environ.get(STARTER_VARIABLE)
     if starter is None or starter == str(os.getpid()):
         return
-    # Python discards the SystemExit of vLLM's SIGTERM handler if it is raised in a weak reference's
-    # callback. The worker then stays, and an engine that fails to start would wait for it forever.
-    # multiprocessing clears the list after the imports, so the first call's entry is lost.
-    multiprocessing.util.Finalize(None, _before_end, exitpriority=0)
-    gc.freeze()  # the engine collects garbage three times at its start: skip what it imported
-    logging.getLogger("vllm").addHandler(FirstError(logging.ERROR))  # the import removes the first
-    is_first_call = os.getpgid(0) != os.getpid()  # which makes a process group, here
+    _prepare_end()  # in both calls, since the import between them undoes the first
+    is_first_call = os.getpgid(0) != os.getpid()  # `_follow_parent` makes this its own group
     if is_first_call:
-        # No new session: Linux shares the CPU among sessions (autogroup), not among processes.
-        os.setpgid(0, 0)
-        kill_without_parent(os.getppid(), int(starter))
-        if "vllm" not in sys.modules:  # an engine of `load` gets one call, after the import
+        _follow_parent(int(starter))
+        if "vllm" not in sys.modules:  # else this is the only call
             gc.disable()  # until the second call: what the import makes stays, see `prompts.cli`
     else:
         gc.enable()
+
+
+def _prepare_end() -> None:
+    """Have `_before_end` called at the end, and the first error written for `starting_engine`."""
+    # Python discards the SystemExit of vLLM's SIGTERM handler if it is raised in a weak reference's
+    # callback. The worker then stays, and an engine that fails to start would wait for it forever.
+    multiprocessing.util.Finalize(None, _before_end, exitpriority=0)
+    logging.getLogger("vllm").addHandler(FirstError(logging.ERROR))
+    gc.freeze()  # the engine collects garbage three times at its start: skip what it imported
+
+
+def _follow_parent(starter: int) -> None:
+    """Kill this process when its parent or the process `starter` ends, but not at a Ctrl-C.
+
+    The parent handles a Ctrl-C at the terminal, so this process leaves the terminal's group.
+    """
+    # No new session: Linux shares the CPU among sessions (autogroup), not among processes.
+    os.setpgid(0, 0)
+    kill_without_parent(os.getppid(), starter)
 
 
 def _before_end() -> None:
