@@ -146,8 +146,7 @@ class Panjue:
             await self._page(scope, receive, send)
             return
         if path not in HEALTH:
-            setup = setup_of(scope)
-            check_key(Request(scope), setup.key, setup.config.host)
+            check_key(Request(scope), setup_of(scope).key)
         if path == JUDGMENTS:
             await self._judge(scope, receive, send)
         elif path in GENERATE:
@@ -176,7 +175,9 @@ class Panjue:
         body = await read_body(Request(scope, receive))
         setup = setup_of(scope)
         run = setup.run()
-        if run.folders.adapter:  # vLLM also has the base as a model, for requests without one
+        if run.folders.adapter:
+            # Under adapters, vLLM also knows the base, which answers requests that name no model.
+            # Clients must get an adapter, so the base is treated as unknown.
             body["model"] = body.get("model") or NAME
             if body["model"] == BASE:
                 raise setup.unknown(BASE)
