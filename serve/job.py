@@ -42,7 +42,10 @@ class Job:
 
     @property
     def passes(self) -> list[Sampling]:
-        """Return the sampling of each question: for the first reply, then for all `samples`."""
+        """Return the sampling of each question: for the first reply, then for all `samples`.
+
+        The samples are further replies. A task with ranked answers lets them vote.
+        """
         first = self.config.sampling
         further = {**first, "n": self.config.samples, "temperature": 1.0}
         return [first, further] if self.config.samples else [first]

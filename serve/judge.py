@@ -112,7 +112,8 @@ class ServedRun:
     async def question(self, case: CaseFields) -> tuple[Example, Question]:
         """Return a case and its question; raise BadCase if it cannot be asked.
 
-        Slow work runs in threads; the text classifier looks at all waiting cases together.
+        Slow work runs in threads; the text classifier looks at all waiting cases together. Cases
+        longer than `LONG` go one by one through a single thread, which also asks the classifier.
         """
         maker = self.question_maker
         try:

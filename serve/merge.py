@@ -124,16 +124,19 @@ def named_for_vllm(adapter: Path, base: Path) -> Path:
 
 
 def place_of(trained: Path, name: str) -> Path:
-    """Return the path of a folder made from a training: RUN/merged, or mine/merged without a run.
+    """Return the path of a folder `name` made from a training: in its run folder, if it has one.
 
-    Adapters without a run may lie side by side; in their common folder, one would replace the
-    folder of the other.
+    For example `RUN/adapter` -> `RUN/merged`. Without a run, the folder lies in that of the
+    training: `mine` -> `mine/merged`. In the folder around them, one of several adapters would
+    replace the merged model of another.
     """
     trained = trained.absolute()  # "." has no name
     run = run_around(trained)
     is_result = trained.name in RESULTS  # RUN/adapter
     is_kept = run != trained.parent  # RUN/kept/step-80
-    return run / name if (is_result or is_kept) and has_record(run) else trained / name
+    if (is_result or is_kept) and has_record(run):
+        return run / name
+    return trained / name
 
 
 def lock_of(out: Path) -> AbstractContextManager[None]:

@@ -46,9 +46,10 @@ class EarlierRows:
     def __init__(self, path: Path) -> None:
         with stream(path):
             pass  # opening it drops an incomplete last line
-        self._failed: set[str] = set()  # keys of calls
-        self._keys: dict[str, dict[int, str]] = defaultdict(dict)
-        """Id of an example that takes several calls -> number of a call -> the key of its row."""
+        # A key, of `call_key`, identifies a call: "7", or "7 2" if the example has several calls.
+        self._failed: set[str] = set()  # keys of the calls on which the engine failed
+        self._calls: dict[str, dict[int, str]] = defaultdict(dict)
+        """Id of an example with several calls -> number of a call -> key: {"7": {2: "7 2"}}."""
         self._rows = Rows(path, key=self._note_row, last_counts=True)  # notes each row, in order
 
     def _note_row(self, row: Mapping[str, Any]) -> str:
@@ -58,7 +59,7 @@ class EarlierRows:
         """
         key = call_key(row)
         if "call" in row:  # only examples that take several calls number them
-            self._keys[str(row["id"])][row["call"]] = key
+            self._calls[str(row["id"])][row["call"]] = key
         self._failed.discard(key)
         if has_failed(row):
             self._failed.add(key)
@@ -70,7 +71,7 @@ class EarlierRows:
         The calls end before the first one on which the engine failed.
         """
         rows = {}
-        for _, key in sorted(self._keys.get(str(example.id), {}).items()):
+        for _, key in sorted(self._calls.get(str(example.id), {}).items()):
             if key in self._failed:
                 break  # later calls may depend on its reply
             row = self._rows.get(key)

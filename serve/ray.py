@@ -260,13 +260,13 @@ class Fleet:
     ) -> None:
         """Let a replica answer an example, another one if it ends; add new rows to `old_rows`."""
         async with self.slots:
-            while not await self._is_answered(example, write, old_rows):
+            while not await self._try_to_answer(example, write, old_rows):
                 self.repeats += 1
 
-    async def _is_answered(
+    async def _try_to_answer(
         self, example: Example, write: Write, rows: dict[str, CompletionRow]
     ) -> bool:
-        """Let a replica answer an example; return False if the replica has ended before.
+        """Let a replica answer an example; return False if the replica ended before it was done.
 
         Each row that came is written and kept in `rows`, which the next replica gets.
         """
@@ -284,7 +284,7 @@ class Fleet:
             if replica in self._running:  # this example is the first to notice
                 self.error = first_line(error).rstrip(".")
                 self._running.remove(replica)
-                self._start(replica.actor)
+                self._start(replica.actor)  # Ray restarts its process, which has no engine yet
             return False
         finally:
             replica.examples -= 1

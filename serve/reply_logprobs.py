@@ -40,6 +40,10 @@ class Part(NamedTuple):
     start: int  # its first character
     end: int  # its last character
 
+    @property
+    def is_key(self) -> bool:
+        return self.path is None
+
 
 def field_logprobs(
     reply: str, tokens: Sequence[Token], fields: LabelFields
@@ -90,7 +94,7 @@ def sums_by_part(parts: Sequence[Part], tokens: Sequence[Token], end: int) -> li
             current += 1
         place += len(token.text)
         owner = current
-        if current >= 0 and parts[current].path is None and place > parts[current].end:
+        if current >= 0 and parts[current].is_key and place > parts[current].end:
             owner += 1  # it reaches the end of this key
         if 0 <= owner < len(parts):
             sums[owner] += token.logprob

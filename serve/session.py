@@ -53,10 +53,11 @@ class Cases:
 def read_cases(file: Path, reader: Reader, folder: Path) -> Cases:
     """Return the cases of a file after reading, and so checking, all of them once.
 
-    If the folder has answers to the same cases of the same file, they were read before.
+    If the folder has answers to the same cases of the same file, an earlier command has read them,
+    and their number is in its record.
     """
     refuse_pipe(file)
-    digest = sha256(file) if file.exists() else ""  # the reader names what is missing
+    digest = sha256(file) if file.exists() else ""  # without a file, `reader.read` says so below
     known = cases_answered(digest, reader, folder)
     names = NameCount()
     # `names.of` passes each case on, and counts the names that its text lacks.
@@ -122,7 +123,8 @@ class Session:
         earlier = EarlierRows(path) if path.exists() else None
         done = earlier.answered(cases.reader, cases.file, self.job.labels) if earlier else set()
         if cases.reader.highest_hash or cases.reader.limit:
-            # Earlier commands may have asked more cases of the file than are read now.
+            # These read only a part of the file: texts up to this hash, or the first so many cases.
+            # Earlier commands may have asked more.
             done &= {str(example.id) for example in cases.reader.read(cases.file)}
         if len(done) >= cases.count:
             self.console.print(f"{path}: all {cases.count} are answered already")
@@ -160,6 +162,8 @@ class Session:
     def switch(self, job: Job) -> None:
         """From now on, ask with another unmerged adapter of the same base."""
         self.job = job
+        # Otherwise there is no engine yet: the first question starts it with this adapter.
+        # `panjue choose`, which alone switches adapters, takes no Ray, so there is no fleet.
         if isinstance(self.answerer, Answerer):
             from panjue.serve.engine import Engine  # imports vLLM
 
@@ -240,7 +244,9 @@ def check_resumes(old: AnswersRecord, record: AnswersRecord, folder: Path) -> No
             f"{folder}: has answers to another file, {of}; they are kept: name another folder for "
             f"those to {record.test} with answers=NAME"
         )
-    compared = (CASES, REPLIES) if old.asked else (CASES,)  # without replies, these may change
+    # Entries of the record that affect the cases or the model's replies must be equal. If the model
+    # was not asked, there are no replies. Memory and speed of the engine may always change.
+    compared = (CASES, REPLIES) if old.asked else (CASES,)
     before = without_resources(old.part(*compared))
     if changed := difference(before, without_resources(record.part(*compared))):
         raise UserError(
@@ -250,7 +256,10 @@ def check_resumes(old: AnswersRecord, record: AnswersRecord, folder: Path) -> No
 
 
 def record_of(job: Job, cases: Cases, *, asked: bool) -> AnswersRecord:
-    """Return the record of what affects the answers; `check_resumes` compares two of them."""
+    """Return the record of what affects the answers; `check_resumes` compares two of them.
+
+    `asked` says whether the model is asked; if not, the text classifier answers everything.
+    """
     trained = job.trained
     # The record has only settings that affect replies: adapter, seed, sampling and so on.
     known = job.config.model_dump(include=set(AnswersRecord.model_fields))

@@ -237,8 +237,9 @@ class ServeConfig(EngineConfig):
         return origins
 
 
-NOT_CHOSEN_BY = ("answers", "answer", "columns", "limit", "ray", "replicas", "endpoint", "task")
-"""Settings of generation that `panjue choose` does not take."""
+NOT_FOR_CHOOSE = ("answers", "answer", "columns", "limit", "ray", "replicas", "endpoint", "task")
+"""Settings of generation that `panjue choose` does not take: it asks each adapter about held-out
+cases with one engine. Their values in config.yaml are for `panjue generate`, and do not count."""
 
 
 def answer_setting(words: Sequence[str]) -> AnswerSetting | None:
@@ -292,14 +293,14 @@ def choose_settings(trained: Trained, words: Sequence[str] = ()) -> GenerateConf
     refuse_options(words, settings_of(GenerateConfig))
     for word in words:
         key = word.partition("=")[0].partition(".")[0]
-        if key in NOT_CHOSEN_BY:
+        if key in NOT_FOR_CHOOSE:
             raise UserError(f"{word}: `panjue choose` asks each adapter itself; leave it out")
     config = load_section(GenerateConfig, trained.run / CONFIG, "generate", words)
     if config.adapter == "none":
         raise UserError("adapter=none: asks the base alone; use merge or lora")
     check_trained(trained)
     defaults = GenerateConfig.model_validate({})
-    return config.model_copy(update={name: getattr(defaults, name) for name in NOT_CHOSEN_BY})
+    return config.model_copy(update={name: getattr(defaults, name) for name in NOT_FOR_CHOOSE})
 
 
 def check_task(run: Path, trained: Trained | None, config: GenerateConfig) -> None:
