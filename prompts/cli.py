@@ -180,7 +180,7 @@ def merge(
     with importing():
         from panjue.finetune.trained import open_trained
     trained = open_trained(run)
-    if trained.chosen:
+    if trained.chosen:  # `panjue choose` was run: say which step's adapter is merged, and why
         print(trained.chosen)
     with debug_log(run):
         with importing():
@@ -191,7 +191,8 @@ def merge(
 @app.command(context_settings=TAKES_WORDS)
 def choose(run: Path, overrides: Overrides = None) -> None:
     """Choose the adapter of RUN with the best score on held-out cases by the task's metric."""
-    refuse_unadopted(run)  # before its lock is made there
+    # Another trainer's folder is refused before a lock is made in it.
+    refuse_unadopted(run)
     with importing():
         from panjue.prompts.cli_choose import adapters_of, choose_adapter
         from panjue.serve.settings import choose_settings
@@ -265,7 +266,7 @@ def serve(
         from panjue.serve.settings import serve_settings
     serving, trainings = serve_settings(run, overrides or [])
     for name, trained in trainings.items():
-        if trained.chosen:
+        if trained.chosen:  # `panjue choose` was run: say which step's adapter answers, and why
             print(f"{name}: {trained.chosen}")
     with debug_log(run):
         with importing():

@@ -1,4 +1,9 @@
-"""`panjue choose`: choose the best of a training's kept adapters by the task's own metric."""
+"""`panjue choose`: choose the best of a training's kept adapters by the task's own metric.
+
+Held-out cases have two halves: `choosing` chooses the adapter here, and `other` decides later who
+answers each field, the model or the text classifier. In a `Choice` among adapters, the key `WHOLE`
+is in place of a field, since the adapter answers whole cases.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,9 +56,8 @@ class Adapter:
 def choose_adapter(run: Path, adapters: Sequence[Adapter], config: GenerateConfig) -> None:
     """Answer held-out cases with each adapter; write the best one to RUN/chosen.json.
 
-    Half of the cases is asked. The other half later decides between the model and the text
-    classifier, since the adapter's score is too good on the cases that chose it. The answers are
-    kept, so that a killed command resumes. The caller holds the run's lock.
+    Only the half `choosing` is asked, since the adapter's score is too good on the cases that chose
+    it. The answers are kept, so that a killed command resumes. The caller holds the run's lock.
     """
     console = Console(soft_wrap=True, highlight=False, markup=False)
     jobs = [make_job(run, adapter.trained, config) for adapter in adapters]
@@ -154,7 +158,7 @@ def are_unmerged(jobs: Sequence[Job]) -> bool:
 def best_adapter(adapters: Sequence[Adapter], values: Mapping[str, MetricValues]) -> Choice:
     """Return which adapter answers best by the headline metric of the task.
 
-    `values` are the metric values of each adapter's answers, by the adapter's name.
+    `values` has the metric values of each adapter's answers, by the adapter's name.
     """
     task = load_task(adapters[0].trained.record.task)
     chosen = best_of(values, {WHOLE: task.score.headline})
@@ -187,8 +191,10 @@ def show_candidates(chosen: Choice, console: Console) -> None:
     add_metrics(table, candidates, best.metric)
     console.print(table)
     console.print(str(chosen))
-    if chosen.adapter in best.less_first:  # differences from the first one
-        mean, low, high = best.less_first[chosen.adapter]
+    # `less_first` has the score of each adapter minus that of the first one, with an interval.
+    difference_to_first = best.less_first.get(chosen.adapter)  # None: the first one is chosen
+    if difference_to_first:
+        mean, low, high = difference_to_first
         interval = interval_text((low, high), "+.4f", " to ")
         of_first = "" if first.loss is None else ", of the lowest loss"
         console.print(

@@ -1,4 +1,10 @@
-"""`panjue generate`: how a test file becomes a submission, from the top down."""
+"""`panjue generate`: how a test file becomes a submission, from the top down.
+
+A choice says who answers each field, the model or its text classifier, by the scores of both on
+held-out cases. `held_out_cases` limits how many of these are asked: those with the lowest hashes of
+their texts, up to `highest_hash`. If they also chose among adapters (`panjue choose`), only their
+other half is asked.
+"""
 
 import os
 import shlex
@@ -159,7 +165,10 @@ def test_cases(job: Job, test: Path) -> Cases:
 
 
 def refuse_others(job: Job, cases: Cases) -> None:
-    """Refuse a folder with answers to other cases, made in another way, or not made by panjue."""
+    """Refuse a folder with answers to other cases, made in another way, or not made by panjue.
+
+    A folder without a record of panjue is refused if it has a file that answering would replace.
+    """
     names = (*REPLACED_ANSWERS, job.task.data.submission.name)
     refuse_claim(cases.folder, names, "answers=NAME")
     if (cases.folder / MANIFEST).exists():
@@ -183,9 +192,11 @@ def can_choose(job: Job) -> bool:
 def decided(asking: Session, trained: Trained, test: Cases) -> Choice:
     """Return and print the choice of who answers each field, by held-out cases asked as TEST.
 
-    An earlier choice lies beside the weights. If there is none, or if the settings want another
-    number of cases, the held-out cases are asked. If they cannot be asked, a choice by answers that
-    were asked in another way counts, and a line says so. UserError: there is no such choice either.
+    1. An earlier choice, kept beside the weights, counts if its cases were asked in the same way as
+       TEST, and if it was made with the same setting `held_out_cases`.
+    2. Otherwise the held-out cases are asked for a new choice.
+    3. If they cannot be asked, the earlier choice counts all the same. A line says so if its cases
+       were asked in another way. UserError: there is no earlier choice.
     """
     job = asking.job
     console = asking.console
@@ -196,20 +207,21 @@ def decided(asking: Session, trained: Trained, test: Cases) -> Choice:
     is_of_other_size = choice and not job.config.limit and choice.most != job.config.held_out_cases
     if choice is None or differs or is_of_other_size:
         # If an adapter was chosen, its score is too good on the half of the cases that chose it.
-        found = held_out_file(job, trained, "other" if trained.chosen else "")
+        half: Half = "other" if trained.chosen else ""
+        found = held_out_file(job, trained, half)
         if not isinstance(found, str):
             reader, file = found
             folder = held_out_folder(job, test)
             with exclusive_lock(folder, wait=True):
                 held_out = read_cases(file, reader, folder)
                 choice = choice_by(asking, trained, held_out)
-                copy_replies(held_out, test, record)
+                copy_replies(held_out, test, record)  # TEST may be the dev file itself
         elif choice is None:
             raise UserError(
                 f"{trained.run}: nobody can decide who answers, the model or the text classifier: "
                 f"{found}; say answer=model or answer=classifier"
             )
-        elif differs:  # the lines on decoding say what differs
+        elif differs:  # the old choice counts; the lines on decoding say what differs
             console.print(f"no held-out cases can be asked: {found}")
     for line in choice_lines(choice):
         console.print(line)
@@ -224,9 +236,10 @@ def decided(asking: Session, trained: Trained, test: Cases) -> Choice:
 
 
 def lacks_probability(choice: Choice) -> bool:
-    """Say whether the model's confidences are calibrated without the probability of its reply.
+    """Say whether confidences in the model's answers ignore the model's own probability of them.
 
-    Versions before 0.5 did not keep this probability.
+    They do so if the choice was made from replies of a version before 0.5, which did not keep this
+    probability. Nothing is lacking if the model answers no field with calibrated confidences.
     """
     of_model = [name for name, who in choice.answered_by.items() if who == "model"]
     weights = [choice.calibration[name] for name in of_model if name in choice.calibration]
@@ -256,7 +269,8 @@ def choice_by(asking: Session, trained: Trained, held_out: Cases) -> Choice:
         answered = asking.ask(held_out)
         decode(answered, "model")
         choice = best_by_field(answered)
-    # The same cases may result from another setting, if there are no more of them.
+    # If there are 400 held-out cases, held_out_cases=500 and =1000 ask the same ones. The choice
+    # gets the setting of today, or `decided` would take it for one of another number of cases.
     choice = choice.model_copy(update={"most": job.config.held_out_cases})
     if not job.config.limit:  # the choice of a trial is only for the trial
         keep_choice(trained, choice)
@@ -267,8 +281,8 @@ def held_out_file(job: Job, trained: Trained, half: Half) -> tuple[Reader, Path]
     """Return a reader of the training's held-out cases, and their file; or why there is none.
 
     They are the dev file, or a part of the training file. At most `held_out_cases` of them are
-    taken, those with the lowest hashes, which is a random choice; of these, only `half` is asked.
-    `reader.half_of` says what each half is for; an empty text means both.
+    taken, those with the lowest hashes, which is a random choice. Of these, the reader gives only
+    those in `half`; an empty text means both halves.
     """
     record = trained.record
     file = Path(record.dev or record.train)
@@ -286,7 +300,7 @@ def held_out_file(job: Job, trained: Trained, half: Half) -> tuple[Reader, Path]
     lowest = nsmallest(most + 1, map(reader.hash_of, reader.read(file)))
     if not lowest:
         return "the training held out no cases"
-    if len(lowest) > most:  # else all are taken
+    if len(lowest) > most:  # there are more held-out cases than are to be asked
         reader = replace(reader, highest_hash=lowest[most - 1])
     reader = replace(reader, half=half)
     if next(reader.read(file), None) is None:
@@ -297,8 +311,8 @@ def held_out_file(job: Job, trained: Trained, half: Half) -> tuple[Reader, Path]
 def is_made_of(choice: Choice, record: AnswersRecord) -> bool:
     """Say whether a choice was made from answers with this record.
 
-    The cases are the same if their file, their half and the highest of their hashes are. They also
-    have to be asked in the same way.
+    The held-out cases are the same if they come from the same file, have the same upper limit of
+    their hashes, and are of the same half. They also have to be asked in the same way.
     """
     of_choice = (choice.file_sha256, choice.half, choice.highest_hash)
     of_record = (record.test_sha256, record.half, record.highest_hash)

@@ -1,4 +1,8 @@
-"""The commands of `panjue` that read answers: score, compare, report, check and others."""
+"""The commands of `panjue` that read answers: score, compare, report, check and others.
+
+GOLD is the file with the gold answers. It is the test file itself, or another file with the same
+cases. In a block `reader.explaining()`, an error also says which bad rows were skipped before.
+"""
 
 import os
 import shlex
@@ -123,7 +127,7 @@ def score(
     made = {"submission_sha256": sha256(scored), "panjue": panjue_version()}
     numbers = {**scores.to_json(), **skipped, **made}
     if json:
-        write_json(json, numbers, are_scores)
+        write_json(json, numbers, is_ours=are_scores)  # it may only replace earlier scores
     # A run keeps only scores by all labels, and only of a submission as its decoding wrote it.
     if answered is None or labels or decoding_of(scored) is None:
         return
@@ -136,18 +140,21 @@ def score(
 
 
 def not_of_test(answered: "Answered", scores: "ScoreResult") -> str:
-    """Return why these are no scores of the test file that the run answered; empty if they are.
+    """Return why scores by GOLD are no scores of the test file of the run; empty if they are.
 
-    GOLD may be another file: with all cases of the test file, which lacks outcomes or is gone.
+    They are if GOLD has the cases that were answered, all and no others, and if the test file has
+    no gold answers that may be different. So GOLD is the test file itself, or adds the gold answers
+    to a test file without any. It also counts if the test file is gone.
     """
     from panjue.serve.answers import with_cases
 
     if scores.missing or scores.not_in_gold:
+        # `examples` are the cases of GOLD, and `missing` those without an answer.
         n_answered = scores.total.examples - scores.missing + scores.not_in_gold
         return f"{answered.test} has {scores.total.examples} cases, and {n_answered} were answered"
     if left_out := answered.left_out():
         return left_out
-    if answered.is_answered_file:
+    if answered.is_answered_file:  # GOLD is the test file itself
         return ""
     try:
         first_of_test = next(with_cases(answered.answers).examples())
@@ -174,7 +181,7 @@ def compare(
     check_runs(first_run, second_run, same_file=gold is None)
     say_changes(first_run)
     say_changes(second_run)
-    if gold:
+    if gold:  # refuse a file that is not of the answered cases
         check_complete(first_run)
         check_complete(second_run)
     with reader.explaining():
@@ -271,7 +278,9 @@ def fairness(
     say_changes(answered)
     reader.skipped.show()
     if json:
-        write_json(json, {**result.to_json(), "panjue": panjue_version()}, are_scores)
+        numbers = {**result.to_json(), "panjue": panjue_version()}
+        # It may only replace numbers of `score` or `fairness`, which have the keys of scores.
+        write_json(json, numbers, is_ours=are_scores)
 
 
 @app.command()
