@@ -185,7 +185,8 @@ def places_in_plain(plain: str, names: Sequence[str]) -> list[Place]:
     """Do what `name_places` does, for a text that is already plain text.
 
     The longest names are searched for first. Each place is then blanked, so that 张某 is not found
-    within 张某甲.
+    within 张某甲. Names of one character may be stems, such as 甲. Before they are searched for,
+    words and other names with a stem are blanked, so that 甲 is not found in 甲基 or 甲某.
     """
     keys = list(map(name_key, names))
     in_plain = folded(plain, set("".join(keys)))
@@ -198,7 +199,7 @@ def places_in_plain(plain: str, names: Sequence[str]) -> list[Place]:
         if not key:
             continue
         if len(key) == 1 and has_stems:  # once, before the first single character
-            # WITH_STEM also matches 丁某. If that is a name, it is longer and was found before.
+            # If 甲某 is itself one of the names, it is longer and was found before.
             text = WITH_STEM.sub(lambda found: TAKEN * len(found[0]), text)
             has_stems = False
         found = text.find(key)
@@ -221,7 +222,7 @@ def key_in_text(text: str, key: str) -> str:
 
 def _within_word(text: str, start: int, end: int) -> bool:
     """Say whether a Latin word or a number continues beyond a match: ATM does not name A."""
-    around_start = text[start - 1 : start + 1]
+    around_start = text[max(0, start - 1) : start + 1]
     around_end = text[end - 1 : end + 1]
     return bool(LATIN_PAIR.fullmatch(around_start) or LATIN_PAIR.fullmatch(around_end))
 
@@ -243,8 +244,9 @@ def split_at_names(text: str, names: Sequence[str]) -> list[tuple[str, int | Non
 def names_not_in(text: str, names: Sequence[str]) -> list[str]:
     """Return the names that a text does not contain."""
     together = "\n".join(names)
-    # Nearly always each name is in the text, in none of the other names, and is too long to be a
-    # part of a word. Then no places have to be found, which takes ten times as long.
+    # Nearly always each name is in the text, in none of the other names, and cannot be a part of a
+    # word, as 甲 of 甲基 or the ASCII name A of ATM can. Then no places have to be found, which
+    # takes ten times as long.
     if all(
         len(name) > 1 and not name.isascii() and name in text and together.count(name) == 1
         for name in names

@@ -94,15 +94,15 @@ BLANK = rf"[^\S{LINE_ENDS}]"
 ENTITY = r"[&＆](?:amp[;；])*(?:[^\W_]{2,8}|[#＃][^\W_]{1,7})[;；]"
 """Pattern of an HTML entity, also escaped twice or full-width: `&times;`, `&amp;#215;`."""
 
-NOT_PLAIN = re.compile(f"[&＆{LINE_ENDS}]")
+BREAK_OR_AMPERSAND = re.compile(f"[&＆{LINE_ENDS}]")
 """Pattern of anything that makes a text differ from its plain text."""
 
-SPOT = re.compile(rf"(?<!{BLANK})(?:{BLANK}*+{BREAK})+{BLANK}*+|{ENTITY}")
+BREAKS_OR_ENTITY = re.compile(rf"(?<!{BLANK})(?:{BLANK}*+{BREAK})+{BLANK}*+|{ENTITY}")
 """Matches white space with breaks only from its start; else 40,000 spaces take six seconds."""
 
 LINE_NUMBER = rf"{BLANK}*+(?P<number>\d{{1,5}})(?:[:：|]|(?=\s|$)){BLANK}*+"
 
-NUMBERED_SPOT = re.compile(
+NUMBER_BREAKS_OR_ENTITY = re.compile(
     rf"\A{LINE_NUMBER}|{ENTITY}"
     rf"|(?<!{BLANK})(?:{BLANK}*+{BREAK}(?:{LINE_NUMBER.replace('P<number>', ':')})?)+{BLANK}*+"
 )
@@ -124,47 +124,59 @@ CHINESE = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]")
 def plain_text(text: str) -> Rewritten:
     """Return a text with its lines joined, without line numbers, and with characters for entities.
 
-    A single line break within a sentence is removed, or becomes a space if the text has no Chinese
-    character. Other breaks stay: those after the end of a sentence, before a blank line, before an
-    item of a list, and all breaks of a text in which nothing else ends sentences. Line numbers are
-    removed if every line has one and each is one more than the last; a page may begin at 1 again.
+    A single line break within a sentence (see `_joins_lines`) is removed, or becomes a space if the
+    text has no Chinese character. Other breaks stay: those after the end of a sentence, before a
+    blank line, before an item of a list, at the start or end of the text, and all breaks of a text
+    in which nothing else ends sentences. Line numbers are removed if every line has one and each is
+    one more than the last; a page may begin at 1 again.
     """
-    if not NOT_PLAIN.search(text):  # nearly all texts
+    if not BREAK_OR_AMPERSAND.search(text):  # nearly all texts
         return Rewritten(text)
     has_sentences = any(end in text for end in (*ENDS, "."))
-    joint = "" if CHINESE.search(text) else " "
-
+    is_chinese = bool(CHINESE.search(text))
     has_numbers = _has_line_numbers(text)
 
     def replacement(found: re.Match[str]) -> str:
-        spot = found[0]
-        if spot[0] in "&＆":
-            return _character(spot)
-        n_breaks = len(BREAKS.findall(spot))
+        replaced = found[0]  # an entity, or breaks with the white space and line number around them
+        if replaced[0] in "&＆":
+            return _character(replaced)
+        n_breaks = len(BREAKS.findall(replaced))
         if not n_breaks:  # the first line's number
             return ""
-        kept = "\n" if has_numbers else BREAKS.sub("\n", spot)
         start, end = found.span()
-        is_outside = start == 0 or end == len(text)
-        if n_breaks > 1 or not has_sentences or is_outside or ITEM.match(text, end):
-            return kept
-        ended = AFTER_END.search(text, max(0, start - 5), start)  # 5: a stop and its closers
-        if not ended:
-            return joint
-        if joint == "":  # Chinese
-            is_in_number = ended["digit"] and text[end].isdecimal()  # 3.\n5
-            # After `。”`, the break would be a sentence of its own.
-            if is_in_number or ended[0][-1] in CLOSERS:
-                return joint
-        return kept
+        is_inside = start > 0 and end < len(text)
+        is_single = n_breaks == 1 and is_inside and not ITEM.match(text, end)
+        if has_sentences and is_single and _joins_lines(text, start, end, is_chinese=is_chinese):
+            return "" if is_chinese else " "
+        return "\n" if has_numbers else BREAKS.sub("\n", replaced)
 
-    return rewrite(text, NUMBERED_SPOT if has_numbers else SPOT, replacement)
+    return rewrite(text, NUMBER_BREAKS_OR_ENTITY if has_numbers else BREAKS_OR_ENTITY, replacement)
+
+
+def _joins_lines(text: str, start: int, end: int, *, is_chinese: bool) -> bool:
+    """Say whether the line break `text[start:end]` is within a sentence, so that it is removed.
+
+    In a Chinese text, a break is also removed within a number (`1.` and `5万元` on two lines), and
+    after a sentence that ends with a quote or bracket: `shorten.SENTENCE` would take a break after
+    `。”` for a sentence of its own.
+    """
+    ended = AFTER_END.search(text, max(0, start - 5), start)  # 5: a stop and its closers
+    if not ended:
+        return True
+    if not is_chinese:
+        return False
+    is_in_number = ended["digit"] and text[end].isdecimal()
+    return bool(is_in_number) or ended[0][-1] in CLOSERS
 
 
 def _character(entity: str) -> str:
     """Return the character of an `ENTITY`: `&amp;#215;` -> `×`; an unknown one stays."""
-    plain = re.sub("&(?:amp;)+(?=.)", "&", unicodedata.normalize("NFKC", entity))
-    return unescape(plain) if plain[1] == "#" else html5.get(plain[1:], entity)
+    half_width = unicodedata.normalize("NFKC", entity)  # ＆ｔｉｍｅｓ； -> &times;
+    escaped_once = re.sub("&(?:amp;)+(?=.)", "&", half_width)  # `&amp;` itself stays
+    if escaped_once[1] == "#":
+        return unescape(escaped_once)
+    # `unescape` would also replace the beginning of an unknown entity: `&notes;` -> `¬es;`.
+    return html5.get(escaped_once[1:], entity)
 
 
 def _has_line_numbers(text: str) -> bool:

@@ -1,4 +1,8 @@
-"""Shorten cases that are too long by dropping whole sentences, the least useful first."""
+"""Shorten cases that are too long by dropping whole sentences, the least useful first.
+
+In some tasks, a question is asked about the text: `Example.anchor`. Then sentences are the more
+useful, the more they have in common with it.
+"""
 
 import re
 from bisect import bisect_left, bisect_right
@@ -24,8 +28,7 @@ letter."""
 
 UP_TO_COMMA = re.compile(r".*?(?:[，,](?!\d)|$)", re.DOTALL)
 MAX_SENTENCE_LENGTH = 200
-"""In characters. If a question is asked (`Example.anchor`), longer sentences are cut at their
-commas, since some such texts have no full stops at all."""
+"""In characters. If a question is asked, longer sentences are cut at their commas."""
 
 GAP = "……"
 """Replaces dropped sentences in the text, so that the model and readers can see the gap."""
@@ -48,8 +51,8 @@ def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> S
     """Shorten `example.text` until its prompt, as `count` counts, has at most `budget` tokens.
 
     `leaving_order` says which sentences are dropped first, and which never. Training and serving
-    use the same budget, so that both see the same prompts. A case that does not fit gets more in
-    `serve.ask`. The answer and the labels are not read.
+    use the same budget, so that both see the same prompts. If a case still does not fit, serving
+    tries again with a larger budget. The answer and the labels are not read.
     """
     full = count(example)
     if full <= budget:
@@ -59,10 +62,9 @@ def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> S
     def fits(n_dropped: int) -> bool:
         return count(without(example, sentences, order[:n_dropped])) <= budget
 
-    # Every dropped sentence lowers the count, so binary search finds the fewest. If fewer than all
-    # do not suffice, it ends behind the range, and all are dropped.
-    fewer_than_all = range(1, len(order))
-    fewest = 1 + bisect_left(fewer_than_all, True, key=fits)
+    # Every dropped sentence lowers the count, so binary search finds the fewest, at least 1. If
+    # fewer than all do not suffice, it ends at `len(order)`, and all are dropped.
+    fewest = bisect_left(range(len(order)), True, lo=1, key=fits)
     dropped = order[:fewest]
     shorter = without(example, sentences, dropped)
     tokens = count(shorter)
@@ -71,6 +73,8 @@ def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> S
 
 def sentences_to_drop(example: Example) -> tuple[list[str], list[int]]:
     """Return an example's sentences, and the indices of those to drop, the least useful first."""
+    # Some texts about which a question (`anchor`) is asked have no full stops at all. Their
+    # sentences are cut at commas, or the one sentence could not be shortened.
     max_length = MAX_SENTENCE_LENGTH if example.anchor else None
     sentences = split_sentences(example.text, max_length, example.names)
     return sentences, leaving_order(sentences, example.names, example.anchor)
@@ -164,7 +168,8 @@ def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str) -
     Sentences without a name come first: those with the least in common with the question `anchor`,
     and among equal ones (all, without a question) the middle of the text. Then sentences with a
     name follow, the longest first. The first sentence with each name always stays. If the text has
-    no name, e.g. because they are masked, one sentence stays, so that no text becomes empty.
+    no name, e.g. because they are masked, one sentence stays, so that no text becomes empty: the
+    one most like the question, or without a question the beginning of the text.
     """
     nameless = []
     naming = []  # only names that earlier sentences have introduced
@@ -183,8 +188,8 @@ def leaving_order(sentences: Sequence[str], names: Sequence[str], anchor: str) -
     order = nameless + naming
     if introduced:
         return order
-    most_useful_first = reversed(order) if anchor else range(len(sentences))
-    kept = next((i for i in most_useful_first if sentences[i].strip()), 0)
+    candidates = reversed(order) if anchor else range(len(sentences))
+    kept = next((i for i in candidates if sentences[i].strip()), 0)  # 0: all are blank
     return [i for i in order if i != kept]
 
 
