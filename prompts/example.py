@@ -1,4 +1,10 @@
-"""One question, its answer, and the calls of the model that produce the answer."""
+"""One question, its answer, and the calls of the model that produce the answer.
+
+An answer consists of items, e.g. one for each person, or is itself the only item. `LabelFields`
+names the fields of an item whose values are labels. `Labels` counts these labels by field, which
+may have another name there. A task can count an empty set, too, as the label `nothing`, so that it
+may be the commonest answer.
+"""
 
 import re
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -119,11 +125,11 @@ class LabelFields:
         return (*self.sets, *self.classes)
 
     def kind(self, name: str) -> str:
-        """Return the name of a field in `Labels`."""
+        """Return the name of a field in `Labels`: a set of classes, `labels`, is `label` there."""
         return self.kinds.get(name, name)
 
     def counts(self, name: str, counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-        """Return label -> count for a field, from `Labels.counts`, without the empty set."""
+        """Return label -> count for a field, from `Labels.counts`, without the label `nothing`."""
         of_field = dict(counts[self.kind(name)])
         of_field.pop(self.nothing, None)
         return of_field
@@ -134,10 +140,10 @@ class LabelFields:
         return items
 
     def with_items(self, answer: Answer, items: Sequence[Mapping[str, Any]]) -> Answer:
-        """Return the answer with these items in place of its own."""
+        """Return the answer with these items in place of the items that it has."""
         if self.items:
             return {**answer, self.items: items}
-        return items[0]
+        return items[0]  # the answer is itself its only item
 
 
 @dataclass(frozen=True)
@@ -212,11 +218,16 @@ property of the case. The last three are what versions before 0.5 wrote."""
 
 
 def has_failed(row: Mapping[str, Any]) -> bool:
-    """Say whether a call got no reply for a reason that may be gone when it is asked again."""
+    """Say whether a call got no reply for a reason that may be gone when it is asked again.
+
+    `row` is one of `completions.jsonl`. Its `finish` says for each sample why the reply ended.
+    """
     finish = row.get("finish")
+    # The first sample is the reply; the others only vote.
     if isinstance(finish, list) and finish[:1] == ["error"]:
         return True
-    return bool(FOR_NOW.match(str(row.get("refused") or "")))
+    refused = str(row.get("refused") or "")
+    return bool(FOR_NOW.match(refused))  # the engine or endpoint failed, not the case
 
 
 UNKNOWN = "-"

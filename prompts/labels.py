@@ -1,4 +1,8 @@
-"""The label sets of a training file, which are collected once and saved with the adapter."""
+"""The label sets of a training file, which are collected once and saved with the adapter.
+
+`kind` is the name of a field here; see `LabelFields.kinds`. For each field, `counts` has its
+labels, the commonest first, and `most` the largest number of its labels in one answer.
+"""
 
 import hashlib
 import re
@@ -20,10 +24,7 @@ Counts = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of the training answers by field (for `judgment`: charges, articles, penalty).
-
-    `kind` is the name of a field here; see `LabelFields.kinds`.
-    """
+    """The labels of the training answers by field (for `judgment`: charges, articles, penalty)."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -67,9 +68,9 @@ class Labels:
     def commonest(self, kind: str) -> str | None:
         """Return the label with the highest count; among equal counts, the first by code point.
 
-        Of labels that nobody has counted it is the first one.
+        Of labels that a task's code lists, which nobody has counted, it is the first one.
         """
-        return next(iter(self.counts.get(kind, ())), None)
+        return next(iter(self.counts.get(kind, ())), None)  # the commonest is first
 
     @property
     def were_counted(self) -> bool:

@@ -1,4 +1,10 @@
-"""The definition of a task, and how to load one by name."""
+"""The definition of a task, and how to load one by name.
+
+A field of an answer is closed if the code of the task lists all its labels (`LabelFields.order`),
+and open if they come from the training file. `Labels` counts the labels of each field; `kind` is
+the name of the field there. It counts an empty set as the label `nothing`, if the task has one. A
+task whose answer takes several calls of the model has `solve`, with settings of the user.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -76,7 +82,7 @@ def count_labels(fields: LabelFields, examples: Iterable[Example]) -> Labels:
 def _label_sets(
     fields: LabelFields, examples: Iterable[Example]
 ) -> Iterator[Mapping[str, Sequence[str]]]:
-    """Yield name of a field in `Labels` -> its labels, for each gold item (such as a person)."""
+    """Yield kind of field -> its labels to be counted, for each gold item (such as a person)."""
     of_empty_set = [fields.nothing] if fields.nothing else []
     for example in examples:
         for item in fields.items_of(example.answer) if example.answer else ():
@@ -217,25 +223,28 @@ class Task:
         return self.data.write(example, example.answer)
 
     def as_gold(self, row: Row) -> Row:
-        """Return an answer in place of a gold row, to show or check it if there is no gold.
+        """Return the row of an answer so that the task's metrics can read it as a gold row.
 
-        Metrics of tasks with references need the key, and find no reference there.
+        Metrics of some tasks compare with `references`, which only gold rows have. Here they find
+        an empty one. Such a row is used to check or show an answer without gold.
         """
         return {**row, "references": [[""]]}
 
     @property
     def open_fields(self) -> list[str]:
-        """Return the fields whose labels its code does not list, so that only a training knows."""
+        """Return the fields whose labels come from the training file, not from the task's code."""
         return [name for name in self.answer.fields if name not in self.answer.order]
 
     @property
     def closed_labels(self) -> Labels | None:
         """Return the labels that the code of the task lists, each with the count 0.
 
-        Return empty labels if its answers have none, and None if a training has to collect them.
+        Return empty labels if the task's answers have none, and None if labels have to be collected
+        from a training file.
         """
         if self.ask.labels is no_labels:
             return Labels()
+        # Without `fields`, the task collects labels in its own way (`Ask.labels`).
         if self.open_fields or not self.answer.fields:
             return None
         counts = {}
@@ -244,7 +253,8 @@ class Task:
             labels = list(self.answer.order[name])
             is_set = name in self.answer.sets
             most[self.answer.kind(name)] = len(labels) if is_set else 1
-            if is_set and self.answer.nothing:  # the answer if nothing is known
+            if is_set and self.answer.nothing:
+                # The label of an empty set is the first, so that it counts as the commonest.
                 labels.insert(0, self.answer.nothing)
             counts[self.answer.kind(name)] = dict.fromkeys(labels, 0)
         return Labels(counts, most)
@@ -263,7 +273,7 @@ class Task:
 
 
 def configured(task: Task, given: Mapping[str, Any]) -> Task:
-    """Return the task with these settings of `solve`; other settings keep their defaults."""
+    """Return the task with these settings of `Task.solve`; others keep their defaults."""
     if task.solve is None:
         if given:
             raise UserError("solve: this task takes one call and has no settings")
@@ -290,7 +300,7 @@ def folders_with(data: Data) -> list[Path]:
 
 
 def load_task(name: str, solve: Mapping[str, Any] = MappingProxyType({})) -> Task:
-    """Return the task of the folder `name` with these settings of `solve`; see `configured`."""
+    """Return the task of the folder `name`, with the user's settings for it in `solve`."""
     names = list(task_folders())
     if name not in names:
         known = ", ".join(names)
