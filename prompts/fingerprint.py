@@ -100,7 +100,10 @@ def _found(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the hash of a config's values, of a text apart from its line ends, or of weights."""
+    """Return the hash of a config's values, of a text apart from its line ends, or of weights.
+
+    Of weights above 2 MiB, only the size and samples are hashed, since to read all takes long.
+    """
     if path.name in CONFIGS:
         content = dump(_sorted_values(read_json(path))).encode()
         return hashlib.sha256(content).hexdigest()
@@ -158,8 +161,9 @@ def _line_before_0_5(path: Path) -> str:
 def _hashes_before_0_5(folder: Path) -> Iterator[str]:
     """Yield the hashes that a version before 0.5 may have recorded for the base in a folder.
 
-    Those versions hashed all files, read or not. Files that are not read may have been added since,
-    and text files may have got CRLF.
+    Those versions hashed all files, also those that are not read (`unread`). Any of these may have
+    been added later, so every subset of them is left out in turn. Then all is tried again with LF
+    in text files, which may have got CRLF later.
     """
     files = model_files(folder)
     lines = {path: _line_before_0_5(path) for path in files}

@@ -62,7 +62,7 @@ def check_gpu(number: int = 0, *, answering: bool = False) -> None:
 
 
 def is_hidden() -> bool:
-    """Say whether the user asked for the CPU."""
+    """Say whether CUDA_VISIBLE_DEVICES hides the GPU: the user wants to compute on the CPU."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in HIDING
 
 
@@ -111,10 +111,14 @@ def refuse_unusable() -> None:
 
 
 def unused_device() -> str:
-    """Return a line if the CPU computes though there is another device; else an empty text."""
+    """Return a line if the CPU computes though there is another device; else an empty text.
+
+    The line is about devices that panjue's packages cannot use, such as an AMD GPU.
+    """
     import torch
 
-    if is_hidden() or torch.accelerator.is_available():
+    wants_cpu = is_hidden()  # by CUDA_VISIBLE_DEVICES
+    if wants_cpu or torch.accelerator.is_available():
         return ""
     for path, name in OTHER_DEVICES.items():
         if Path(path).exists():

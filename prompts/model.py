@@ -105,8 +105,9 @@ def check_weights(folder: Path) -> None:
 def is_demo(folder: Path) -> bool:
     """Say whether a model or adapter was trained from a base that `panjue base` made.
 
-    Only such a base has a `start.json`. The manifest of a training names its base, which may be the
-    result of another training. From a merged model, it takes at most three steps.
+    The manifest of a training names the model that it began with. This is followed to the untrained
+    model of `panjue base`, which alone has a `start.json`. It takes three steps if the training
+    began with the merged model of another one: adapter -> merged model -> base -> untrained model.
     """
     for _ in range(3):
         manifest = folder / "manifest.json"

@@ -1,4 +1,11 @@
-"""Read a file of examples: choose the rows, add the groups, handle bad rows."""
+"""Read a file of examples: choose the rows, add the groups, handle bad rows.
+
+The hash of its text says whether an example is held out from training, whether it is among the
+held-out examples that are asked (those up to `highest_hash`), and to which half of them it belongs.
+One half (`choosing`) chooses among adapters, and the `other` decides who answers each field, since
+an adapter's score is too good on the examples that chose it. `split_by` says what of a text is
+hashed: "normal text" is the text without white space, with half-width characters.
+"""
 
 import hashlib
 import re
@@ -81,7 +88,7 @@ class Reader:
                 is_known = True
                 if self.held_out and not is_held_out(example, self.split_by):
                     continue
-                n_read += 1  # `limit` is that of the training; a hash chooses from its cases
+                n_read += 1  # `limit` also counts examples that are not chosen
                 if self._is_chosen(example):
                     yield example
                 if n_read == self.limit:
@@ -94,7 +101,10 @@ class Reader:
             self._refuse_other_format(path)
 
     def _is_chosen(self, example: Example) -> bool:
-        """Say whether `highest_hash` and `half` choose an example by its text."""
+        """Say whether an example is in the part of the file that this reader is to read.
+
+        Its hash must not be above `highest_hash`, and it must be in `half`; if empty, all are.
+        """
         if self.highest_hash and self.hash_of(example) > self.highest_hash:
             return False
         return not self.half or half_of(example) == self.half
@@ -151,12 +161,13 @@ class Reader:
             example = self.task.data.read(row)
         except (UserError, KeyError) as error:
             reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
-            for column in missing:  # if the task needs it, that explains more than its error
+            for column in missing:  # if the task needs it, `Missing` explains more than the error
                 if repr(column.name.rpartition("/")[2]) in reason:
                     raise UserError(str(column)) from None
             about = about_columns(self.task.data, row, list(given), reason)
             raise UserError(reason + about) from None
         for column in missing:
+            # `has_ours`: the row has the column under the task's name, so the user's is a mistake.
             if column.has_ours or example.answer is not None:
                 raise UserError(str(column))
         groups = {**example.groups, **groups_of(row.get("groups") or {})}
@@ -201,7 +212,8 @@ def is_held_out(
 ) -> bool:
     """Say whether training holds out an example, in whatever file it is.
 
-    It holds out the texts of its dev file, whose hashes are `in_dev`; without one, a tenth of all.
+    It holds out the texts of its dev file, if it has one: then `in_dev` are the hashes of these
+    texts. Without a dev file, it holds out a tenth of all texts. `split_by` says what is hashed.
     """
     digest = hash_by(example, split_by)
     if in_dev is not None:
@@ -215,8 +227,7 @@ WHITE_SPACE = re.compile(r"\s+")
 def half_of(example: Example) -> Half:
     """Return the half of the held-out examples to which an example belongs.
 
-    The first half chooses among adapters. The other half decides who answers each field. The first
-    eight digits of the hash decide what is held out, so the next eight decide the half.
+    The first eight digits of the hash decide what is held out, so the next eight decide the half.
     """
     return "choosing" if int(text_hash(example)[8:16], 16) % 2 else "other"
 
@@ -231,7 +242,10 @@ def text_hash(example: Example) -> str:
 
 
 def hash_by(example: Example, split_by: SplitBy) -> str:
-    """Return the hash of an example's text, by default without differences of print."""
+    """Return the hash of an example's text, or of its normal text.
+
+    The normal text is the same for a text with other white space or full-width characters.
+    """
     text = example.text
     if split_by == "normal text":
         text = WHITE_SPACE.sub("", flatten_forms(text))

@@ -208,7 +208,11 @@ def template_args(tokenizer: Any) -> Mapping[str, Any]:
 
 
 def _templated(tokenizer: Any, messages: Messages, arguments: Mapping[str, Any]) -> list[int]:
-    """Return the token ids of messages in the tokenizer's chat template, on the day `DATE`."""
+    """Return the token ids of messages in the tokenizer's chat template.
+
+    Some templates print today's date. `SAME_DAY` lets them print a fixed one, so that the prompt is
+    the same in training and on every later day.
+    """
     ids: list[int] = tokenizer.apply_chat_template(
         messages,
         chat_template=SAME_DAY + tokenizer.get_chat_template(),
