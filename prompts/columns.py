@@ -1,4 +1,8 @@
-"""Own names of columns: rename the keys of a user's row to those that the task reads."""
+"""Own names of columns: rename the keys of a user's row to those that the task reads.
+
+With `columns.fact=content`, the task's column `fact` is called `content` in the user's file. `ours`
+and "our own name" mean the task's name of a column, and `given` the user's.
+"""
 
 import json
 from collections import Counter, defaultdict
@@ -31,13 +35,18 @@ class Missing(NamedTuple):
     has_ours: bool  # the row has the column under the task's name
 
     def __str__(self) -> str:
-        """Return `has no column 'content' (columns.fact), but id, fact`, and the way out."""
+        """Return `has no column 'content' (columns.fact), but id, fact`.
+
+        If the row has the column under the task's name, add how to read it there: with
+        `columns.fact=fact`, which undoes the renaming.
+        """
         found = (
             f"has no column {self.given!r} (columns.{self.name}), but {named_columns(self.columns)}"
         )
         if not self.has_ours:
             return found
-        back = f"{self.name}={self.name.rpartition('/')[2]}"
+        ours = self.name.rpartition("/")[2]  # outcomes/charges -> charges
+        back = f"{self.name}={ours}"
         return f"{found}; columns.{back} (score and check: --columns {back}) is for our own name"
 
 
@@ -64,11 +73,14 @@ def renamed(
             missing.append(Missing(f"{prefix}{name}", given, list(row), has_ours))
     result = {}
     for key, value in row.items():
-        given_too = columns.get(key)
-        if key in ours or given_too not in row:
-            result[ours.get(key, key)] = value
-        elif value is not None:
-            both = f"{given_too!r} (columns.{prefix}{key}) and {key!r}"
+        if key in ours:
+            result[ours[key]] = value
+            continue
+        given = columns.get(key)  # None: the user has not renamed the column `key`
+        if given not in row:
+            result[key] = value
+        elif value is not None:  # the column is there under both names
+            both = f"{given!r} (columns.{prefix}{key}) and {key!r}"
             raise UserError(f"has the columns {both}; leave out one of them")
     for outer, names in of_list.items():
         items = result.get(outer)
@@ -162,9 +174,11 @@ def named_columns(columns: Sequence[str]) -> str:
 
 
 def about_columns(data: Data, row: Mapping[str, Any], columns: Sequence[str], reason: str) -> str:
-    """Return the columns of a row if it was refused because it lacks one; else an empty text.
+    """Return the end of an error about a row that lacks a column; empty for another error.
 
-    `columns` are the names in the file; `row` has the task's names.
+    It says which columns there are, and how to name one of them: `; the row has id, content; say
+    columns.fact=COLUMN`. `columns` are the names in the file, `row` has the task's names, and
+    `reason` is the error so far.
     """
     for name in known_columns(data):
         outer, _, inner = name.rpartition("/")

@@ -1,6 +1,9 @@
 """Make cases of a task from a file of another form: `panjue convert FILE OUT`.
 
 Nothing is guessed. A row that does not say for certain what its case needs is left out and listed.
+A record beside OUT has the hashes of what was written, so that a later conversion knows which files
+it may replace. A case has the key `OF_NOBODY` for a note to the user: the number of articles that
+its text cites without saying for whom.
 """
 
 import hashlib
@@ -43,7 +46,8 @@ FORMS_OF_TASK: dict[str, dict[str, Form]] = {
 """Task -> name of a form for `--form` -> the form. Each task also has its own form."""
 
 LAST_FORMS: dict[str, dict[str, Form]] = {"judgment": {"table": table.TABLE}}
-"""Forms that are considered only if no other form fits, since others have the same columns."""
+"""Forms that are considered only if no other form fits a row: a row of another form may fit them,
+too, since a table is any row with facts and persons."""
 
 OUR_COLUMNS = "; columns of a table are 编号, 案情, 被告人, 罪名, 法条, 刑期 (prompts/DATA.md)"
 
@@ -76,8 +80,9 @@ class Conversion:
         yield f"{self.path}: {self.form.title} ({self.source.description}), {self.rows} rows"
         for note in self.form.notes:
             yield f"note: {note}"
-        is_long = len(self.beginning or "") == INSTRUCTION_LENGTH  # no question is shorter
-        if self.written >= ENOUGH_QUESTIONS and is_long:
+        # All questions begin with the same characters, and none is shorter than these.
+        is_instruction = len(self.beginning or "") == INSTRUCTION_LENGTH
+        if self.written >= ENOUGH_QUESTIONS and is_instruction:
             yield f"note: all questions begin with {self.beginning!r}…, and so do the facts;"
             yield f"  if those of TEST do not, take the instruction out of {self.path} first"
         if self.of_nobody:
@@ -114,6 +119,7 @@ def convert(
         raise UserError(f"{path}: --years is for panjue's own form; this is {chosen.title}")
     done = Conversion(path, out, source, chosen)
     # `atomic_write` lets its file appear at the end of its block, unless an error leaves the block.
+    # So `_Empty`, raised at the end of a block, keeps a file without rows from appearing.
     with suppress(_Empty), atomic_write(left_out_path(out), is_ours) as left_out_file:
         left = _Hashed(left_out_file)
         with suppress(_Empty), atomic_write(out, is_ours) as cases:
@@ -121,7 +127,7 @@ def convert(
             _write(done, whose, written, left, is_documents=task == "reading")
             _write_record(done, task, written, left)
             if not done.written:
-                raise _Empty
+                raise _Empty  # leaves only the inner block
         if not done.left_out:
             raise _Empty
     if not done.left_out:
@@ -135,7 +141,7 @@ def convert(
 
 
 class _Empty(Exception):
-    """Raised so that a file without rows does not appear."""
+    """A file has no rows; see `convert`."""
 
 
 def left_out_path(out: Path) -> Path:
@@ -166,7 +172,7 @@ def _form_of(source: SourceFile, task: str, name: str, own: Form) -> Form:
         if isinstance(row, NotSaid):
             continue
         first = first or row
-        for group in (forms, last):
+        for group in (forms, last):  # `last` only if none of the others fits
             fitting = [name for name, form in group.items() if form.fits(row)]
             if len(fitting) > 1:
                 titles = " and ".join(group[name].title for name in fitting)
@@ -269,10 +275,11 @@ def _write(
                 row = dump({"file": str(done.path), "place": place, "reason": str(result)})
                 left.write(row.encode("utf-8", "replace").decode() + "\n")
                 continue
-            done.of_nobody += result.pop(chat.OF_NOBODY, 0)
+            done.of_nobody += result.pop(chat.OF_NOBODY, 0)  # counted, not written
             if done.form in chat.QUESTIONS:
                 start = result["fact"][:INSTRUCTION_LENGTH]
-                done.beginning = start if done.beginning in (None, start) else ""
+                is_first = done.beginning is None
+                done.beginning = start if is_first or start == done.beginning else ""
             if documents:
                 documents.write(result)
             else:
@@ -304,7 +311,7 @@ def _checked(case: Case, number: int, task: Task, known: set[str]) -> Case | Not
     """
     if case.get("id") is None:
         case = {"id": number, **{key: value for key, value in case.items() if key != "id"}}
-    # The caller counts OF_NOBODY and takes it out; the task would refuse such a column.
+    # OF_NOBODY is no column of the task, which would refuse it. The caller takes it out and counts.
     of_task = {key: value for key, value in case.items() if key != chat.OF_NOBODY}
     try:
         example = task.data.read(of_task)
@@ -354,9 +361,10 @@ class _Documents:
             self.file.write(",")
         else:
             domain = {"domain": case["domain"]} if case.get("domain") is not None else {}
-            beginning = '{"data": [\n' if self.last_text is None else f"{self.END_OF_TEXT},\n"
-            whole = dump({**domain, "paragraphs": [{**of_text, "qas": []}]})
-            self.file.write(beginning + whole.removesuffix(self.END_OF_TEXT))
+            before = '{"data": [\n' if self.last_text is None else f"{self.END_OF_TEXT},\n"
+            without_questions = dump({**domain, "paragraphs": [{**of_text, "qas": []}]})
+            # Without its end, the JSON is open after `"qas":[`, where the questions follow.
+            self.file.write(before + without_questions.removesuffix(self.END_OF_TEXT))
         self.file.write(dump(question))
         self.last_text = text
 
@@ -369,7 +377,7 @@ def _is_made_for(out: Path) -> Callable[[Path], bool]:
 
     def is_made(path: Path) -> bool:
         hashes = _recorded_hashes(out)
-        if path.name == record_path(out).name:
+        if path.name == record_path(out).name:  # the record cannot contain a hash of itself
             return bool(hashes)
         return path.is_file() and sha256(path) in hashes.get(path.name, ())
 

@@ -82,7 +82,7 @@ FORMS_OF_OBJECTS = {
 def other_format(path: Path, task: Task) -> str:
     """Return the name of the form that a file seems to have; empty if no form is known.
 
-    A file of the task may have further columns of any name.
+    A column such as `instruction` alone shows no other form: a file of the task may have it, too.
     """
     if not path.is_file():
         return ""
@@ -99,11 +99,13 @@ def _formats(head: bytes, task: Task) -> Iterator[str]:
     text = _decoded(head).lstrip()
     keys = set(KEY.findall(text))
     of_task = [field for row in _sample_rows(task) for field in row if field != "id"]
+    # One key of the task's own rows may occur in another form by chance, two or more do not.
     is_of_task = len(keys.intersection(of_task)) >= OWN_KEYS
     for name, wanted in FORMAT_KEYS.items():
         if wanted <= keys and not is_of_task:
             yield name
-    has_object_a_line = task.data.rows is case_rows  # files of other tasks may be one object
+    # Files that `case_rows` reads have an object a line. Files of other tasks may be one object.
+    has_object_a_line = task.data.rows is case_rows
     forms = FORMS | FORMS_OF_OBJECTS if has_object_a_line else FORMS
     for form, name in forms.items():
         if form.match(text):
