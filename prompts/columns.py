@@ -76,11 +76,11 @@ def renamed(
         if key in ours:
             result[ours[key]] = value
             continue
-        given = columns.get(key)  # None: the user has not renamed the column `key`
-        if given not in row:
+        theirs = columns.get(key)  # None: the user has not renamed the column `key`
+        if theirs not in row:
             result[key] = value
         elif value is not None:  # the column is there under both names
-            both = f"{given!r} (columns.{prefix}{key}) and {key!r}"
+            both = f"{theirs!r} (columns.{prefix}{key}) and {key!r}"
             raise UserError(f"has the columns {both}; leave out one of them")
     for outer, names in of_list.items():
         items = result.get(outer)

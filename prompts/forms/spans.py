@@ -58,12 +58,14 @@ def _texts(answers: Any) -> list[Any] | None:
     if not isinstance(answers, list):
         return None
     texts = [one.get("text") if isinstance(one, Mapping) else one for one in answers]
-    return [_number_in_text(text) if type(text) in (int, float) else text for text in texts]
+    return [_number_in_text(text) for text in texts]
 
 
-def _number_in_text(number: float) -> str:
-    """Return a number as it stands in a text: 3.0 -> `3`, 1234567.0 -> `1234567`."""
-    return f"{number:.15g}" if isinstance(number, float) else str(number)
+def _number_in_text(answer: Any) -> Any:
+    """Return a number as it stands in a text, 3.0 -> `3`; return any other answer unchanged."""
+    if type(answer) is int:
+        return str(answer)
+    return f"{answer:.15g}" if isinstance(answer, float) else answer
 
 
 CMRC2018 = Form("CMRC2018", lambda row: {"context_text", "qas"} <= row.keys(), _cmrc2018)

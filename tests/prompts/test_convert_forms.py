@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -529,7 +530,7 @@ def test_flat_rows_of_squad(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("number", [3, 3.0, 1234567, 1234567.5])
+@pytest.mark.parametrize("number", [3, 3.0, 1234567, 1234567.5, 110101199003072316])
 def test_an_answer_of_squad_may_be_a_number(tmp_path: Path, number: float) -> None:
     text = f"{number}".removesuffix(".0")
     row = {"id": "1", "context": f"盗窃{text}元", "question": "多少？", "answers": [number]}
@@ -732,6 +733,12 @@ def test_what_is_lost_of_a_list_on_one_line_is_said(tmp_path: Path) -> None:
     ]
 
 
+def parts_of(text: str, size: int) -> Callable[[int], str]:
+    """Return a function that reads a text in parts of `size`, whatever size it is asked for."""
+    file = io.StringIO(text)
+    return lambda _: file.read(size)
+
+
 def test_a_bad_row_costs_no_other_wherever_a_chunk_of_the_text_ends() -> None:
     text = """[
   {"id": 1},
@@ -744,8 +751,7 @@ def test_a_bad_row_costs_no_other_wherever_a_chunk_of_the_text_ends() -> None:
 ]
 """
     for size in range(1, len(text) + 1):
-        file = io.StringIO(text)
-        rows = [value for _, value in json_values(lambda _, file=file, size=size: file.read(size))]
+        rows = [value for _, value in json_values(parts_of(text, size))]
         assert [row["id"] for row in rows if isinstance(row, dict)] == [1, 3, 4, 5], size
         assert sum(isinstance(row, NotSaid) for row in rows) == 2, size
 
