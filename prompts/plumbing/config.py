@@ -93,13 +93,13 @@ def built_section(
         config = cls.model_validate(dict(values))
     except ValidationError as error:
         complaint = first_complaint(error, settings_of(cls))
-        setting = str((first_error(error)["loc"] or ("",))[0])
-        set_by = [word for word in overrides if re.split("[.=]", word)[0] == setting]
-        if not set_by:
-            raise UserError(f"{path}: {complaint}") from None
-        key = set_by[-1].partition("=")[0]
-        problem = complaint.removeprefix(f"{key}: ")  # the word names the setting already
-        raise UserError(f"{set_by[-1]}: {problem}") from None
+        place = ".".join(map(str, first_error(error)["loc"])) + "."  # "columns.fact."
+        for word in reversed(overrides):
+            key = word.partition("=")[0]
+            if place.startswith(f"{key}."):
+                problem = complaint.removeprefix(f"{key}: ")  # the word names the setting already
+                raise UserError(f"{word}: {problem}") from None
+        raise UserError(f"{path}: {complaint}") from None
     config._path = path
     return config
 

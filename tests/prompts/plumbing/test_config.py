@@ -95,6 +95,8 @@ def test_a_wrong_setting_is_named_with_its_word(path: Path) -> None:
     said = "there is no 'classifer'; did you mean 'classifier'? (there are auto, model, classifier)"
     assert complaint(path, "answer=classifer") == f"answer=classifer: {said}"
     assert complaint(path, "columns.fact=[1]").startswith("columns.fact=[1]: Input should be a")
+    said = complaint(path, "columns.fact=[1]", "columns.id=number")  # the last word is right
+    assert said.startswith("columns.fact=[1]: Input should be a")
     assert complaint(path, "columns={fact: [1]}").startswith("columns={fact: [1]}: columns.fact: ")
 
 
