@@ -74,10 +74,10 @@ def compared_opinions(
 def without_gold(compared: Sequence[tuple[Field, str]]) -> list[tuple[Field, str]]:
     """Return compared fields of a case without gold, where nobody knows who is right.
 
-    The answer that was handed in counts as gold, so that answers which agree are `agree, right`.
-    All others get one key of `AGREEMENTS`; pages show it as `differ` alone (`WITHOUT_GOLD`).
+    The answer that was handed in counts as gold, so answers that agree are `agree, right` already.
+    Answers that differ all get the same result, whichever was handed in.
     """
-    differ = "differ, model right"
+    differ = "differ, model right"  # pages show it as `differ` alone, see `WITHOUT_GOLD`
     return [(field, differ if how.startswith("differ") else how) for field, how in compared]
 
 

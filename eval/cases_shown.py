@@ -259,13 +259,14 @@ def _what_happened(answer: _Answer, fallback: str) -> Iterator[tuple[str, str]]:
     decoded = answer.decoded
     refusals = [call["refused"] for call in calls if call.get("refused") is not None]
     asked = [call for call in calls if call.get("refused") is None]
+    ends = [call["finish"][0] for call in asked]  # why the first sample of each call ended
     if refusals:
         yield "not asked", f"could not be asked: {refusals[0]}"
     if dropped := sum(call["dropped_sentences"] for call in asked):
         yield "shortened", f"shortened to fit by {dropped} sentences"
-    if cut := sum(call["finish"][0] == "length" for call in asked):
+    if cut := ends.count("length"):
         yield "cut", f"{cut} replies cut by length"
-    if filtered := sum(call["finish"][0] == "content_filter" for call in asked):
+    if filtered := ends.count("content_filter"):
         yield "content filter", f"{filtered} replies ended by a content filter"
     if not asked or decoded is None:
         return

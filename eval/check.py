@@ -93,7 +93,7 @@ def check(
     labels = _known_labels(task, lists, submission)
     key_of = task.data.submission.same  # from an id to the key that joins rows and cases
     notes = notes or Notes()
-    examples = notes.of(reader.read(cases))
+    examples = notes.of(reader.read(cases))  # yields these cases and counts their notes
     case_ids: dict[str, int | str] = {key_of(example.id): example.id for example in examples}
     if not case_ids:
         raise UserError(f"{cases}: has no cases")
@@ -169,16 +169,17 @@ def moved_rows(positions: Sequence[int]) -> set[int]:
     """Return the fewest rows to move, so that the others are in order: `[1, 2, 0] -> {2}`.
 
     `positions` has for each row, by number, the position of its case. The rows that stay are a
-    longest ascending subsequence. It is built from its end, so that of equally long ones the
-    earliest row begins it.
+    longest ascending subsequence. Patience sorting finds it, from the last row to the first, so
+    that of equally long ones the earliest row begins it.
     """
     # firsts[length - 1]: the row that begins a subsequence of this length. Of several such rows, it
-    # is the one with the highest position, since most rows fit before it.
+    # is the one with the highest position, since most rows fit before it. So a row further on in
+    # `firsts` has a lower position.
     firsts: list[int] = []
     next_row: dict[int, int | None] = {}  # row -> the row after it in its subsequence
     for number in reversed(range(len(positions))):
-        # The longer a subsequence, the lower the position where it begins. `bisect_left` needs an
-        # ascending order, hence the minus. `length` is of the longest that this row fits before.
+        # This row fits before the rows of `firsts` with a higher position: the first `length` ones,
+        # as `bisect_left` finds. It needs an ascending order, hence the minus.
         length = bisect_left(firsts, -positions[number], key=lambda row: -positions[row])
         next_row[number] = firsts[length - 1] if length else None
         firsts[length : length + 1] = [number]  # replaces a first row, or appends one

@@ -75,7 +75,8 @@ def picture(
 def loss_marks(low: float, high: float) -> list[float]:
     """Return the marks of the axis of losses, e.g. `[0.2, 0.5, 1.0, 2.0]` for losses 0.3 to 1.1.
 
-    They are 1, 2 and 5 times powers of ten, from the last below the losses to the first above.
+    They are 1, 2 and 5 times powers of ten, from the last below the losses to the first above; in a
+    wide range (`WIDE_RANGE`), the powers of ten alone.
     """
     lowest = math.floor(math.log10(low)) - 1  # the logarithm may be rounded
     highest = math.ceil(math.log10(high)) + 1

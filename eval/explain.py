@@ -105,6 +105,7 @@ def why_nothing(answered: Answered) -> str:
         return f"the task {answered.record.task} has no labels that a text classifier knows"
     if answered.trained is None:
         return "no training answered, or it is not there any more"
+    # If the training has changed since it answered, its classifier is not asked for reasons.
     return answered.changed or f"{answered.trained.folder} has no text classifier"
 
 
@@ -204,12 +205,12 @@ def reason_lines(task: Task, field: str, example: Example, why: FieldWhy) -> Ite
 def stages(why: Why) -> Iterator[str]:
     """Yield each stage of a probability: `linear model +1.20 (…)`, …, `calibrated 79.2%`.
 
-    If trees choose among the classes of a field, the softmax replaces the calibration, since the
-    probabilities of all classes must sum to 1. That of a label of a set stands alone.
+    If trees choose among the classes of a field, a softmax gives the probabilities of all classes,
+    so that they sum to 1. Each other probability is calibrated alone.
     """
     yield f"linear model {why.score:+.2f} ({why.bias:+.2f} whatever the text)"
     trees = why.trees
-    is_class = trees is not None and trees.scaled is None  # trees scale the labels of a set only
+    is_class = trees is not None and trees.scaled is None  # only labels of a set have `scaled`
     if trees and trees.scaled is not None:
         yield f"scaled {trees.scaled:+.2f}"
     if trees:

@@ -85,8 +85,9 @@ def persons(task: Task, names: Sequence[str]) -> list[PersonKey]:
 def answered_labels(task: Task, row: Row) -> dict[PersonKey, dict[str, list[str]]]:
     """Return person -> field -> labels of a submission row, named as the classifier names them.
 
-    Rows of classes may have numbers: `{"id": 1, "label": 0}`. `Score.classes` returns their words,
-    and `nothing` for an empty set.
+    A task without persons may write its labels as numbers: `{"id": 1, "label": 0}`. Its
+    `Score.classes` returns them in words. For an empty set, it returns the name `nothing` of the
+    empty set, which is left out.
     """
     names = persons(task, item_names(task, row))
     if not task.answer.items and task.score.classes:
@@ -160,8 +161,8 @@ def _reason_for_page(task: Task, field: str, why: Why) -> list[Any]:
         label_read(task, field, why.label),
         round(why.probability, 3),
         round(why.score, 2),
-        round(why.trees.given, 2) if why.trees else None,
-        round(why.known, 2),
+        round(why.trees.given, 2) if why.trees else None,  # what they add; of a class, their score
+        round(why.known, 2),  # how far the text is known, 0 to 1
         [[word.text, round(word.contribution, 2)] for word in why.words],
         [[one.start, one.end, round(one.contribution, 2)] for one in why.sentences],
         features,

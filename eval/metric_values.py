@@ -100,7 +100,7 @@ def score_rows(
     beginning = list(islice(examples, COMPARED))
     if message := other_cases(reader, gold, rows, beginning):
         raise UserError(message)
-    for example in counted(chain(beginning, examples), len(rows)):
+    for example in counted(chain(beginning, examples), len(rows)):  # shows how many are scored
         if example.answer is None:
             raise UserError(
                 f"{gold}: id {example.id} has no gold answer; give the labelled file "
@@ -320,8 +320,8 @@ def _numbered_from_another_start(reader: Reader, cases: Path, rows: Rows, first:
     else:  # the usual case: the first id alone shows that the numbers are alike
         return ""
     numbers = [example.id for example in reader.read(cases) if isinstance(example.id, int)]
-    same = reader.task.data.submission.same
-    if {same(number + step) for number in numbers} != rows.ids():
+    key_of = reader.task.data.submission.same  # from an id to the key that joins rows and cases
+    if {key_of(number + step) for number in numbers} != rows.ids():
         return ""
     low = min(numbers)
     high = max(numbers)

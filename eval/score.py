@@ -217,12 +217,13 @@ class Collected:
             self.twins.add(example)
         self.notes += [f"{example.id}: {note}" for note in example.notes]
         self.names.add(example)
-        self.outside["gold"] += outside(self._lists, task, gold)
+        self.outside["gold"] += outside(self._lists, task, gold)  # labels outside of the lists
         if row:
             self.outside["submission"] += outside(self._lists, task, row)
             any_label = None  # the contest does not know which labels our training had
             self.faulty += any(task.data.check(example, row, any_label))
-            if has_answer := task.score.needs:  # set if the contest refuses rows without an answer
+            has_answer = task.score.needs
+            if has_answer:  # the contest refuses rows without an answer
                 self.unanswered += not has_answer(row)
 
 

@@ -214,7 +214,7 @@ def _remark_on_twins(scores: ScoreResult, twins: NearTwins) -> Remark:
 
 
 def _remarks_on_numbers(scores: ScoreResult) -> Iterator[Remark]:
-    """Yield remarks on the number of examples, and on the effect of those with weight 0."""
+    """Yield remarks on the number of examples, missing rows, names not in facts, and weight 0."""
     total = scores.total
     count = f"{total.examples} examples"
     in_chinese = f"{total.examples} 个案件"

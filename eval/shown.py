@@ -9,10 +9,10 @@ from panjue.prompts.tasks.metrics import Item, Row, by_name, field_of, texts
 
 
 def class_fields(task: Task) -> Sequence[str]:
-    """Return the fields of `items_of` for which errors are counted by label or class.
+    """Return the fields for which a report counts errors by label or class.
 
-    Fields of persons all have labels. An answer without persons has at most one such field, to
-    which `items_of` gives the name `class`.
+    Fields of persons all have labels. An answer without persons has them only if the task says what
+    its classes are (`Score.classes`); `items_of` shows these as one field, `class`.
     """
     if task.answer.items:
         return task.answer.fields

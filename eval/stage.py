@@ -53,7 +53,10 @@ def scored_by(task: Task, lists: Lists) -> Task:
 
 
 def _seeing_only(lists: Lists, task: Task, metric: Metric) -> Metric:
-    """Return a metric of the same name that compares rows without labels outside of the lists."""
+    """Return a metric of the same name that ignores the labels which the lists do not have.
+
+    `read_lists` refuses tasks without items (persons). Only such tasks have a `CorpusMetric`.
+    """
     assert not isinstance(metric, CorpusMetric), "no task with items has one"
 
     @wraps(metric)

@@ -117,9 +117,9 @@ class TwinFinder:
         """Say which of some hundred examples have a near twin.
 
         A twin is looked for among the cases that have at least half of the text's 64 rarest n-grams
-        (`RAREST`). By `NEAR`, 0.8, a twin lacks at most a fifth of all its n-grams: of 160 at most
-        32, so that it has half of the 64. Of a shorter text it lacks fewer. A twin of a longer text
-        almost always has half of them, too.
+        (`RAREST`). A twin lacks at most a fifth of the text's n-grams (`NEAR` is 0.8). If the text
+        has 160, that is 32; even if all 32 are among the 64 rarest, the other 32 remain. No twin
+        of a shorter text is missed either, and almost none of a longer one.
         """
         grams_of = distinct_grams_of(examples)
         rarest = [self._rarest(one) for one in grams_of]

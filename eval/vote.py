@@ -43,7 +43,7 @@ def vote(voters: Sequence[Answered], out: Path) -> Iterator[str]:
         merged_labels([voter.labels for voter in voters]).save(out)
         record_of_vote(voters, out).write(out)
         write_json(out / DECODING, {**earlier, UNFINISHED: True})  # until all is written
-        tied = dict.fromkeys(task.answer.fields or [WHOLE], 0)
+        tied = dict.fromkeys(task.answer.fields or [WHOLE], 0)  # `voted_row` counts ties in it
         rows_of = [submission_rows(task, voter.folder) for voter in voters]
         writing = task.data.submission.writing(submission)
         with atomic_write(out / CASES_FILE) as cases, writing as write:
@@ -51,8 +51,9 @@ def vote(voters: Sequence[Answered], out: Path) -> Iterator[str]:
                 cases.write(dump({"id": example.id, "text_sha256": text_hash(example)}) + "\n")
                 write(voted_row(task, [rows.get(example.id) or {} for rows in rows_of], tied))
         answered_by = f"vote of {len(voters)}: {', '.join(voter.name for voter in voters)}"
+        is_another = hash_before not in (None, sha256(submission))
         is_by_others = earlier.get("answered_by") not in (None, answered_by)
-        if hash_before not in (None, sha256(submission)) or is_by_others:
+        if is_another or is_by_others:
             what_was_there = delete_derived(out, earlier)
             yield f"{submission}: replaced: {what_was_there}"
         report = {
@@ -108,7 +109,10 @@ def record_of_vote(voters: Sequence[Answered], out: Path) -> AnswersRecord:
 
 
 def voted_row(task: Task, rows: Sequence[Row], tied: dict[str, int]) -> Row:
-    """Return a row of the values with most votes; without fields, the row with most votes."""
+    """Return a row of the values with most votes; without fields, the row with most votes.
+
+    In `tied`, field -> number of ties, the ties of this row are added.
+    """
     if not task.answer.fields:
         whole: Row = elected(rows, WHOLE, tied)
         return whole
