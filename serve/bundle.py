@@ -73,8 +73,9 @@ class Expected(BaseModel):
 def bundle(run: Path, out: Path, base: str | None = None) -> None:
     """Pack a finished run: code, settings, prompts, labels, weights, versions, manual.
 
-    `run` may also be a folder of answers. Only hashes of answers and test file are packed. `base`
-    is the base model, if it was moved.
+    `run` may also be a folder of answers. Of answers and test file, only the hashes are packed
+    (`Expected`), for a comparison after the ZIP has answered the test file again. `base` is the
+    base model, if it was moved.
     """
     if out.is_dir():
         raise UserError(f"{out}: is a folder; name the ZIP")
@@ -107,13 +108,15 @@ def bundle(run: Path, out: Path, base: str | None = None) -> None:
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".bundle-", dir=parent) as place:
         folder = Path(place, "bundle")
-        packed = folder / (RESULTS[0] if trained.is_adapter else RESULTS[1])
+        adapter_name, model_name = RESULTS
+        packed = folder / (adapter_name if trained.is_adapter else model_name)
         _pack_model(packed, trained, base)
         _pack_code(folder, submission.name, answers.record)
         _pack_settings(folder, answers.record, decoding, trained.run / CONFIG)
         if choice:
             asked = {**choice.asked, "engine": scrubbed(choice.asked["engine"])}  # without paths
-            # A choice names its model by a hash. It differs, as the packed record has no paths.
+            # A choice has the hash of its model. The packed model has another one, since the record
+            # in its folder is packed without paths.
             own = choice.of_model(model_sha256(packed)).model_copy(update={"asked": asked})
             write_json(packed / CHOICE, Choices(choices=(own,)).model_dump(mode="json"))
         write_json(folder / EXPECTED, expected.model_dump())

@@ -94,7 +94,8 @@ def decode(answered: Answered, answer: AnswerSetting | None = None) -> Tally:
     tally = _empty_tally(answered, answer, by_field)
     earlier_sha256 = finished_before(tally.submission, earlier)
     decoder = _decoder_of(answered, tally)
-    # If the writing is stopped, the next decoding finds this, with `answer` and the earlier hash.
+    # This is in `decode.json` until all is written. If the writing is stopped, the next decoding
+    # finds there `answer` and the hash of the last finished submission.
     decoder.write(confidences, {**earlier, "answer": answer, UNFINISHED: True})
     if tally.calls and not (tally.valid or tally.repaired):
         tally.answered_by = f"answered by: {tally.fallback}, since no reply could be read"
@@ -102,7 +103,8 @@ def decode(answered: Answered, answer: AnswerSetting | None = None) -> Tally:
         delete(confidences)
     submission_sha256 = sha256(tally.submission)
     is_another = earlier_sha256 not in (None, submission_sha256)
-    is_by_others = earlier.get("by_field") not in (None, by_field)  # which a report says
+    # Even if the answers are equal, scores and report name who gave them.
+    is_by_others = earlier.get("by_field") not in (None, by_field)
     if is_another or is_by_others:
         tally.replaced = delete_derived(folder, earlier)
     tally.skipped_rows = len(answered.reader.skipped.rows)
@@ -147,11 +149,11 @@ def edited(submission: Path) -> str:
 
 
 def delete_derived(folder: Path, earlier: Mapping[str, Any]) -> str:
-    """Delete files made from an earlier submission; return who answered it, and the files.
+    """Delete files made from an earlier submission; return a line on it and these files.
 
     For example `was answered by the model; deleted scores.json, made from it`.
     """
-    was = earlier.get("answered_by") or "other answers"
+    was = earlier.get("answered_by") or "other answers"  # a line such as `answered by the model`
     gone = [name for name in DERIVED if (folder / name).exists()]
     for name in gone:
         delete(folder / name)
@@ -165,7 +167,8 @@ def who_answers(
 
     `auto`: The choice decides. Without one, the classifier answers everything if the model was
     never asked; otherwise the last decoding decides, if it was by `auto` too (`earlier` is its
-    `decode.json`). A training without a classifier, a base or an endpoint answers everything.
+    `decode.json`). The model answers everything if the training fitted no classifier, or if the
+    answers are of an endpoint or of the base alone.
 
     UserError: none of these decides; or the classifier is to answer, but was not fitted; or the
     model is to answer, but was never asked.
@@ -220,7 +223,8 @@ def _empty_tally(
 def _decoder_of(answered: Answered, tally: Tally) -> "_Decoder":
     """Return the decoder of the answers. `tally.by_field` says who answers each label field.
 
-    The model answers a task without label fields, whose `by_field` is empty.
+    The model answers a task without label fields, whose `by_field` is empty. A choice also gives
+    the calibration of confidences. It is not used for the texts that it was fitted on.
     """
     choice = answered.choice
     advisor = answered.advisor
@@ -235,7 +239,7 @@ def _decoder_of(answered: Answered, tally: Tally) -> "_Decoder":
         answered=answered,
         rows=answered.rows() if reads_replies else None,
         advisor=advisor,
-        calibrating=frozenset(choice.texts if choice else ()),
+        calibrated_on=frozenset(choice.texts if choice else ()),
         tally=tally,
     )
 
@@ -290,7 +294,7 @@ class _Decoder:
     answered: Answered
     rows: Rows | None  # the replies; None if the classifier answers everything
     advisor: Advisor | None
-    calibrating: frozenset[str]
+    calibrated_on: frozenset[str]
     """Hashes of the texts on which the choice calibrated confidences. There, calibrated confidences
     would look better than they are, so they stay uncalibrated."""
     tally: Tally
@@ -364,7 +368,7 @@ class _Decoder:
         task = self.answered.task
         labels = self.answered.labels
         advisor = self.advisor
-        if advisor and not self.calibrating.isdisjoint(text_hashes(example)):
+        if advisor and not self.calibrated_on.isdisjoint(text_hashes(example)):
             advisor = replace(advisor, calibration={})
         read = read_answer(task, labels, advisor, example, row, opinions)
         if self.rows is not None:  # else the classifier answers, so there is no reply to count

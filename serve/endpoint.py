@@ -330,7 +330,7 @@ def token_logprobs(logprobs: Any) -> list[dict[int, EndpointToken]] | None:
 def message_text(content: Any) -> str | None:
     """Return the text of a message, which may come in parts; None if it has none.
 
-    TypeError: it has another form. Half a character, which JSON can have, becomes `?`.
+    TypeError: it has another form. A lone surrogate, which JSON can have, becomes `?`.
     """
     if content is None:
         return None
@@ -342,9 +342,9 @@ def message_text(content: Any) -> str | None:
 
 
 def kind_of(body: str) -> str:
-    """Return what else a body is, with a hint at the reason; empty if that is not known.
+    """Return the end of an error message about a body that is not in OpenAI's format.
 
-    For example `, but a web page (is the address right, is a login needed?)`.
+    It says what the body is instead, with a hint at the reason; it is empty if that is not known.
     """
     start = body.lstrip()[:9].lower()
     if start.startswith(("<!doctype", "<html")):

@@ -314,8 +314,8 @@ def longest_of(model: ModelConfig, budget: Budget) -> int:
 
     Some models have a native context, such as 4,096 tokens, and scale positions for more. With
     longrope and a limit above 4,096, vLLM scales the positions of every prompt; transformers, in
-    training, only those of longer prompts. So 4,096 is the limit of such a model, or the limit of
-    training, `budget.usual`, if that is higher.
+    training, only those of longer prompts. So the limit of these models is 4,096 even if
+    `budget.longest` is 32,768. If they were trained with more, `budget.usual`, that is the limit.
     """
     rope = getattr(model.hf_text_config, "rope_parameters", None) or {}
     native = rope.get("original_max_position_embeddings") or budget.longest

@@ -68,11 +68,13 @@ def watch_parent() -> None:
     if starter is None or starter == str(os.getpid()):
         return
     _prepare_end()  # in both calls, since the import between them undoes the first
-    is_first_call = os.getpgid(0) != os.getpid()  # `_follow_parent` makes this its own group
+    # The first call makes this process the leader of a group of its own, in `_follow_parent`.
+    is_first_call = os.getpgid(0) != os.getpid()
     if is_first_call:
         _follow_parent(int(starter))
         if "vllm" not in sys.modules:  # else this is the only call
-            gc.disable()  # until the second call: what the import makes stays, see `prompts.cli`
+            # Until the second call. In between, vLLM is imported, all of which stays: no garbage.
+            gc.disable()
     else:
         gc.enable()
 
@@ -89,7 +91,9 @@ def _prepare_end() -> None:
 def _follow_parent(starter: int) -> None:
     """Kill this process when its parent or the process `starter` ends, but not at a Ctrl-C.
 
-    The parent handles a Ctrl-C at the terminal, so this process leaves the terminal's group.
+    `starter` is the command or program that started the engine; the parent may be another process
+    of the engine. The parent handles a Ctrl-C at the terminal, so this process leaves the
+    terminal's group.
     """
     # No new session: Linux shares the CPU among sessions (autogroup), not among processes.
     os.setpgid(0, 0)

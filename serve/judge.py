@@ -96,18 +96,18 @@ class ServedRun:
         self._make_example = by_hand  # from the facts and the defendants that a client sends
         self.folders = served_model(trained, config.adapter, config.base)
         max_tokens = config.max_tokens or record.max_tokens
-        # No more for long cases, unlike `generate`.
+        # Unlike `generate`, serving gives long cases no more tokens than other cases.
         budget = Budget(usual=max_tokens, longest=max_tokens)
         self.question_maker = QuestionMaker(self.task, trained, self.folders.model, budget)
         self.who_answers = "the model"  # in words
         advisor = self.question_maker.advisor
-        # The choice was made with the adapter and says nothing about the base alone.
+        # Held-out cases decided between classifier and adapter. The base alone was not compared.
         if advisor and config.answer == "auto" and config.adapter != "none":
             choice = served_choice(trained)
             self.who_answers = who_answered(choice)
             self.question_maker.advisor = by_choice(advisor, choice)
         self.demo = is_demo(self.folders.model)
-        self._thread_for_long = ThreadPoolExecutor(1)  # so long cases wait for each other
+        self._thread_for_long = ThreadPoolExecutor(1)  # for one long case at a time
 
     async def question(self, case: CaseFields) -> tuple[Example, Question]:
         """Return a case and its question; raise BadCase if it cannot be asked.
@@ -199,7 +199,8 @@ def opinion_entries(task: Task, advisor: Advisor, read: FinalAnswer) -> dict[str
 def class_probabilities(task: Task, read: FinalAnswer) -> Iterator[dict[str, dict[str, float]]]:
     """Yield for each item: field with one class -> class -> its probability.
 
-    The text classifier gives the probabilities; that of the answer is the confidence in it.
+    The class that was answered gets the confidence in the answer as its probability. The text
+    classifier's probabilities of the other classes are scaled so that all sum to 1.
     """
     items = task.answer.items_of(read.answer)
     for item, opinion, confidence in zip(items, read.opinions, read.confidence, strict=True):

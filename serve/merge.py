@@ -149,7 +149,7 @@ def is_merged(record: RunRecord, out: Path) -> bool:
     with suppress(UserError):
         found = RunRecord.read(out)
         weights = found.merged_files
-        is_whole = not weights or weights == weight_files(out)
+        is_whole = not weights or weights == weight_files(out)  # version 0.4 recorded no files
         return found.model_copy(update={"merged_files": {}}) == record and is_whole
     return False
 
@@ -196,10 +196,11 @@ def make_merged(base: Path, adapter: Path, record: RunRecord, out: Path) -> None
     tokenizer = load_tokenizer(base)
     with atomic_folder(out) as folder:
         record.write(folder)  # first, since it makes the folder ours
+        # The model must give the same outputs for these tokens before and after the merge.
         compared_on = tokenizer.encode(KNOWN_TEXT)
         write_merged(base, adapter, folder, compared_on)
         with disk_errors_named(out):
-            keep_readable(base, folder)
+            keep_readable(base, folder)  # with the tokenizer, and by transformers 4
         sampling_settings = base / "generation_config.json"
         for file in (adapter / "labels.json", adapter / CLASSIFIER, sampling_settings):
             if file.exists():

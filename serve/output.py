@@ -164,11 +164,13 @@ class StopSignals:
         failed = kind is not None and issubclass(kind, Exception)
         try:
             if failed and not self._received:
-                time.sleep(LATE_SIGNAL_S)  # a Ctrl-C may have killed the engine, and come here next
+                # A Ctrl-C that ended the engine first may have caused the error. Its signal comes
+                # within this time, and Stopped replaces the error.
+                time.sleep(LATE_SIGNAL_S)
         finally:
             for number, handler in self._old_handlers.items():
                 signal.signal(number, handler)
-        if failed or kind is None:
+        if failed or kind is None:  # else Stopped, Ctrl-C or an exit already ends the block
             self._check()
 
     async def until_stopped(self, work: Coroutine[Any, Any, T]) -> T:

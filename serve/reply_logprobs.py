@@ -80,9 +80,9 @@ def field_logprobs(
 def sums_by_part(parts: Sequence[Part], tokens: Sequence[Token], end: int) -> list[float]:
     """Return the sum of the log-probabilities of the tokens that begin in each part.
 
-    A part reaches up to the next one. A token that reaches the end of a key counts for the part
-    after the key, because it may have its start. After `end`, the length of the reply, comes the
-    token that ends it.
+    A part reaches up to the next one. A token that has the last character of a key, or comes after
+    it, counts for the part after the key: `": "盗` has the start of that part. After `end`, the
+    length of the reply, comes the token that ends it.
     """
     sums = [0.0] * len(parts)
     current = -1  # index of the part that the token begins in; -1 before the first part
