@@ -26,10 +26,13 @@ SHORTEST_CERTAIN = 7
 
 
 def whole_articles(value: Any, charges: Sequence[str]) -> list[str]:
-    """Return the articles of a source that writes them as whole numbers.
+    """Return the articles of a source that usually writes them as whole numbers.
+
+    The law has inserted articles: 133之一, written `133.1` here, is 危险驾驶罪. A source that drops
+    之一 writes 133. If it writes 133.1, there is no doubt.
 
     Raises:
-        NotSaid: a crime has an inserted article, so that 133 may mean 133之一.
+        NotSaid: 133 is given for a crime of 133之一, and 133.1 is not.
     """
     articles = article_list(value)
     for charge in charges:

@@ -48,7 +48,10 @@ def name_of_person(value: Any) -> str:
 
 
 def items_of_field(value: Any) -> list[Any]:
-    """Return the items of a field: a list, or a text that is a list in JSON or Python."""
+    """Return the items of a field: of a list, or of a text that is a list in JSON or Python.
+
+    Any other value is the only item, also an object in a text: `'{"name": "张某"}'` -> one dict.
+    """
     if isinstance(value, str) and value.strip().startswith(("[", "(", "{")):
         value = literal(value)
     if isinstance(value, list | tuple):

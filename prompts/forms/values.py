@@ -128,8 +128,9 @@ def _value(text: _Text, *, in_list: bool) -> Any:
         except RecursionError:
             problem = "it is nested too deeply"
         except json.JSONDecodeError as error:
-            # The value may be valid, but end in the next chunk: within a string, or within
-            # another word or escape, whose error is at the end of the buffer.
+            # The value may be valid, but continue in the next chunk. If the buffer ends within a
+            # string, the error says so, and is at the string's start. If it ends within a word
+            # (`tru`) or an escape, the error is near the end of the buffer.
             is_open = error.msg.startswith("Unterminated string")
             may_be_cut = is_open or error.pos > len(text.buffer) - NEAR_END
             is_short = len(text.buffer) - text.place < LONGEST_ROW
@@ -143,6 +144,7 @@ def _value(text: _Text, *, in_list: bool) -> Any:
                 text.more(size)
                 continue
             text.skip_to(end)
+            # `Faulty`: the decoder's mark for an object with a key twice
             return NotSaid("not JSON", value.reason) if isinstance(value, Faulty) else value
         return _skip_invalid(text, problem, in_list=in_list)
 
@@ -153,7 +155,8 @@ def _skip_invalid(text: _Text, problem: str, *, in_list: bool) -> Any:
     Skip its line, and the following lines that are empty, or begin with more indentation or a
     closing bracket: all three of `{"a": bad,`, `  "b": 1`, `}`. Stop at the `]` of the rows' list.
 
-    If the row is a dictionary of Python, `{'fact': '…'}`, skip its line and return the value.
+    If the row is a dictionary of Python, skip its line and return the value: `{'fact': '…'}`, or
+    `{"it's": None}`, where Python writes double quotes.
     """
     indent = text.column
     line = text.skip_line()
@@ -170,6 +173,7 @@ def _skip_invalid(text: _Text, problem: str, *, in_list: bool) -> Any:
         if start.end() == len(text.buffer) and not text.is_whole:  # more indentation may follow
             text.more(CHUNK)
             continue
+        # A `]` that is indented no more than the row ends the list of rows, not a list in the row.
         is_end_of_list = in_list and start["sign"] == "]" and len(start["indent"]) <= indent
         is_inside = len(start["indent"]) > indent or start["sign"] in CLOSING
         if is_end_of_list or not is_inside:

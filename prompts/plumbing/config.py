@@ -86,17 +86,17 @@ def built_section(
 ) -> SomeConfig:
     """Build `cls` from the values of a section; refuse a wrong value, naming its place.
 
-    The place is the last word that set it, `seed=x: Input should be …`, or else the file:
-    `config.yaml: seed: Input should be …`.
+    The place is the last of the `key=value` words that set this key or a part of the config around
+    it: `seed=x: Input should be …`. If no word did, it is the file: `config.yaml: seed: Input …`.
     """
     try:
         config = cls.model_validate(dict(values))
     except ValidationError as error:
         complaint = first_complaint(error, settings_of(cls))
-        place = ".".join(map(str, first_error(error)["loc"])) + "."  # "columns.fact."
+        wrong_key = ".".join(map(str, first_error(error)["loc"])) + "."  # "columns.fact."
         for word in reversed(overrides):
             key = word.partition("=")[0]
-            if place.startswith(f"{key}."):
+            if wrong_key.startswith(f"{key}."):  # of `columns.fact` or `columns`, not `columns.id`
                 problem = complaint.removeprefix(f"{key}: ")  # the word names the setting already
                 raise UserError(f"{word}: {problem}") from None
         raise UserError(f"{path}: {complaint}") from None

@@ -48,15 +48,17 @@ channel. The channel `final` is the answer, written `assistantfinal` without spe
 def after_thinking(reply: str) -> str:
     """Drop all think blocks: `<think>…</think>{"a": 1}` -> `{"a": 1}`.
 
-    A block without an end extends to the end of the reply. An end without a start closes a block
-    that the prompt has begun. Within a block, only the end with the same brackets and name counts.
+    A block without an end extends to the end of the reply. If the prompt has begun a block, the
+    reply has only its end, and all text before this end is dropped. Within a block, only the end
+    with the same brackets and name counts.
     """
     kept: list[str] = []
     place = 0  # start of the text that is neither kept nor dropped yet
     block = None  # brackets and name of the block that has begun
     for tag in BLOCK.finditer(reply):
         kind = (tag["open"], (tag["name"] or "").lower())
-        # `</think>`, `<|channel|>final<|message|>` or `assistantfinal`
+        # The group `end` is the `/` of `</think>`. For gpt-oss, thinking ends where the answer
+        # begins: `<|channel|>final<|message|>` (`final`) or `assistantfinal` (`plain`).
         is_end = bool(tag["end"] or tag["final"] or tag["plain"])
         if block and not (is_end and kind == block):
             continue
@@ -65,7 +67,7 @@ def after_thinking(reply: str) -> str:
             block = kind
         elif block:
             block = None
-        else:  # the prompt has begun this block
+        else:  # the prompt has begun this block: what was kept so far is a part of it
             kept.clear()
         place = tag.end()
     if not block:
@@ -138,7 +140,8 @@ def _parse(text: str, start: int = 0) -> _Parsed:
     try:
         _, end = decoder.raw_decode(text, start)
     except json.JSONDecodeError as error:
-        # No quote follows in a string without an end, and so no object with a key.
+        # A string without an end extends to the end of the text: no quote follows, and so no other
+        # object with a key, which would need one.
         is_in_string = error.msg.startswith("Unterminated string")
         end = len(text) if is_in_string else max(error.pos, start + 1)
         return _Parsed(values, end, is_valid=False)
@@ -158,7 +161,7 @@ def _parse_cut(text: str) -> list[Found]:
     Numbers become texts, as in `_parse`. A complete string at the very end is also certain, unless
     it is a key: then closing the brackets gives no JSON.
     """
-    open_brackets: list[str] = []  # in the order in which they are closed
+    open_brackets: list[str] = []  # the closing sign of each open bracket, the outermost first
     after_string = certain = 0
     for token in JSON_TOKEN.finditer(text):
         sign = token[0]

@@ -165,15 +165,16 @@ def atomic_folder(path: Path, is_ours: IsOurs = lies_in_ours) -> Iterator[Path]:
     """Yield an empty folder, which becomes `path` only if the block ends without an error.
 
     Its files get the permissions of the folder, since safetensors writes files for their owner
-    alone. The caller holds a lock: leftovers of a killed process in our folder are deleted, and a
-    folder that it was replacing is restored.
+    alone. If a process was killed here before, its temporary folder is deleted, and the folder that
+    it was replacing is restored; so the caller must hold a lock. `is_ours` says whether panjue made
+    what is at `path`; anything else is refused.
     """
-    place = followed(path)
-    restore(place.parent, escape(place.name))
+    place = followed(path)  # the target of a link
+    restore(place.parent, escape(place.name))  # no sign of the name is a wildcard
     refuse_foreign(path, is_ours)
     leftovers = f".{escape(place.name)}.*tmp"  # version 0.4 had shorter names: .NAME.tmp
     for stale in place.parent.glob(leftovers):
-        if lies_in_ours(stale):
+        if lies_in_ours(stale):  # in a folder with a record of panjue
             _remove(stale)
     temporary = _temporary(path)
     temporary.mkdir(parents=True)
@@ -205,6 +206,7 @@ def replace(temporary: Path, path: Path, is_ours: IsOurs = lies_in_ours) -> None
     refuse_foreign(path, is_ours)
     place = followed(path)
     sync(temporary)
+    # One step is enough unless the place has a folder, or a file that a folder replaces.
     if not (place.is_dir() or (temporary.is_dir() and place.exists())):
         temporary.replace(place)
         sync_one(place.parent)

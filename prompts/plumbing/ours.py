@@ -105,13 +105,17 @@ def record_keys(path: Path) -> set[str]:
 
 
 TICK_NS = 50_000_000
-"""Upper limit of a tick of the clock that dates files; in one tick, a file may change twice."""
+"""Upper limit of a tick of the clock that dates files."""
 
 
 def record_bytes(path: Path) -> bytes:
-    """Return the content of a record; read it only once as long as the file does not change."""
+    """Return the content of a record; read it only once as long as the file does not change.
+
+    The date of a file (`ctime`) has the precision of a clock tick. A file that was changed within
+    the last tick may change again and keep its date, so its content is not cached.
+    """
     found = path.stat()
-    if time.time_ns() - found.st_ctime_ns < TICK_NS:  # it may change again at the same date
+    if time.time_ns() - found.st_ctime_ns < TICK_NS:
         return path.read_bytes()
     return _bytes_of(os.path.abspath(path), found.st_ino, found.st_size, found.st_ctime_ns)
 

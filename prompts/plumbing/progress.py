@@ -85,7 +85,11 @@ def duration(seconds: float) -> str:
 
 
 def counted(items: Iterable[T], total: int) -> Iterator[T]:
-    """Yield the items; if there are many, show how many of about `total` are done."""
+    """Yield the items, mostly cases; if there are many, show how many of about `total` are done.
+
+    The count is shown after every 256 items, since showing it takes time; so up to 255 last items
+    are not shown. There may be more items than `total`.
+    """
     if total < MANY:
         yield from items
         return

@@ -50,6 +50,10 @@ def _is_one_list(first_two: Sequence[bytes]) -> bool:
 
 
 def list_rows(path: Path) -> Iterator[FileRow]:
+    """Yield (`row 3`, a function that checks and returns the row) for each item of a JSON list.
+
+    The row is checked when the function is called, so that the caller can skip a bad row.
+    """
     for number, item in enumerate(list_items(path), start=1):
         yield f"row {number}", partial(_checked_row, item)
 

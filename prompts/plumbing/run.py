@@ -155,7 +155,10 @@ def unadopted(folder: Path) -> str:
 
 
 def refuse_unadopted(folder: Path) -> None:
-    """Refuse another trainer's folder in place of a run folder."""
+    """Refuse a folder with another trainer's adapter in place of a run folder.
+
+    `panjue adopt` makes a run folder of such an adapter; the error says so.
+    """
     if problem := unadopted(folder):
         raise UserError(f"{folder}: {problem}")
 
@@ -178,7 +181,8 @@ def weights_that_answered(answers: Path, recorded: str | None) -> Path | None:
     if folder.parent.name == ANSWERS:
         run = folder.parent.parent
         name = Path(recorded).name
-        # `run` comes last: a folder of weights alone may be the run folder. All have labels.json.
+        # Every folder of weights has labels.json. Weights that were downloaded alone are their own
+        # run folder, `run`. If it also has weights of the recorded name, those are meant.
         for place in (run / name, run / KEPT / name, run):
             if (place / "labels.json").is_file():
                 return place
