@@ -48,15 +48,15 @@ def adopt_and_ask(adoption: Adoption) -> None:
 
 
 def ask_held_out(trained: Trained, console: Console) -> None:
-    """Ask the held-out cases, and print how well the model answers them.
+    """Ask the held-out cases, and print how well the model answers them; or why there are none.
 
     If the text classifier can answer, too, print its scores, and keep the choice of who answers
     each field beside the weights, as `panjue generate` does.
     """
     run = trained.run
     job = make_job(run, trained, generate_settings(run, trained))
-    found = held_out_file(job, trained, "")
-    if isinstance(found, str):
+    found = held_out_file(job, trained, "")  # "": both halves, as no case chose among adapters
+    if isinstance(found, str):  # the reason why there are no such cases
         console.print(f"nobody knows how well it answers: {found}; dev=FILE has cases that say it")
         return
     reader, file = found

@@ -67,7 +67,9 @@ def choose_adapter(run: Path, adapters: Sequence[Adapter], config: GenerateConfi
     reader, file = found
     jobs[0].check_engine()
     values = {}
-    if are_unmerged(jobs):  # one engine for all
+    # Unmerged adapters (`lora`) share one engine with the base. An adapter merged into its base is
+    # a model of its own and needs its own engine.
+    if are_unmerged(jobs):
         jobs = [
             replace(job, config=job.config.model_copy(update={"adapter": "lora"})) for job in jobs
         ]
@@ -80,7 +82,7 @@ def choose_adapter(run: Path, adapters: Sequence[Adapter], config: GenerateConfi
             with session(job, console) as asking:
                 values[adapter.name] = step_values(adapter, asking, reader, file)
     chosen = best_adapter(adapters, values)
-    delete_other_merge(run, chosen)
+    delete_other_merge(run, chosen)  # RUN/merged must not be an adapter that lost
     write_json(run / CHOSEN, chosen.model_dump(mode="json"))
     show_candidates(chosen, console)
     console.print(f"written: {run / CHOSEN}")
@@ -185,13 +187,13 @@ def show_candidates(chosen: Choice, console: Console) -> None:
     first = candidates[0]  # of `adapters_of`: the one with the lowest loss
     best = chosen.best[WHOLE]
     table = Table(Column("metric", no_wrap=True), *[f"step {one.step}" for one in candidates])
-    if first.loss is not None:  # of adopted ones none is known
+    if first.loss is not None:  # the losses of another trainer's adapters are all unknown
         losses = ["-" if one.loss is None else f"{one.loss:.4f}" for one in candidates]
         table.add_row("held-out loss", *losses)
     add_metrics(table, candidates, best.metric)
     console.print(table)
     console.print(str(chosen))
-    # `less_first` has the score of each adapter minus that of the first one, with an interval.
+    # `less` is minus: the score of each adapter minus that of the first one, with an interval.
     difference_to_first = best.less_first.get(chosen.adapter)  # None: the first one is chosen
     if difference_to_first:
         mean, low, high = difference_to_first

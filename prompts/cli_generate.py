@@ -215,7 +215,8 @@ def decided(asking: Session, trained: Trained, test: Cases) -> Choice:
             with exclusive_lock(folder, wait=True):
                 held_out = read_cases(file, reader, folder)
                 choice = choice_by(asking, trained, held_out)
-                copy_replies(held_out, test, record)  # TEST may be the dev file itself
+                # If TEST is the dev file itself, its cases have just been asked.
+                copy_replies(held_out, test, record)
         elif choice is None:
             raise UserError(
                 f"{trained.run}: nobody can decide who answers, the model or the text classifier: "
@@ -320,15 +321,16 @@ def is_made_of(choice: Choice, record: AnswersRecord) -> bool:
 
 
 def copy_replies(held_out: Cases, test: Cases, record: AnswersRecord) -> None:
-    """Copy the replies to held-out cases if TEST is the same file, so that none is asked twice.
+    """Copy the replies to held-out cases to TEST's folder, if both are from the same file.
 
-    `record` is that of the answers to TEST, where the replies go.
+    So no case is asked twice. `record` is the record of the answers to TEST.
     """
     replies = test.folder / COMPLETIONS
     of_held_out = held_out.folder / COMPLETIONS
     if replies.exists() or held_out.sha256 != test.sha256 or not of_held_out.exists():
         return
-    if not (test.folder / MANIFEST).exists():  # replies need a record of what was asked
-        # It is not decided yet whether the model will be asked; `Session.ask` writes a new record.
+    if not (test.folder / MANIFEST).exists():  # a folder with replies needs a record
+        # `asked` is False for now: the choice may be that the classifier answers all fields of
+        # TEST. If the model is asked, `Session.ask` writes a new record.
         record.model_copy(update={"asked": False}).write(test.folder)
     shutil.copy(of_held_out, replies)

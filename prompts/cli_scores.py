@@ -53,7 +53,11 @@ class OpenedSubmission(NamedTuple):
 def submission_of(
     path: Path, gold: Path, task: str | None, own_columns: Sequence[str] | None = None
 ) -> OpenedSubmission:
-    """Open a submission, a folder of answers, or a run folder with answers to `gold`."""
+    """Open a submission, a folder of answers, or a run folder with answers to `gold`.
+
+    `submission` of the result is `path` if that is itself a submission (a file, or a folder in
+    tasks whose submissions are folders). Otherwise it is the folder of answers that is found.
+    """
     from panjue.serve.answers import read_answers, sha256_of_cases, with_cases
 
     if path.is_file() and ((gold / ANSWERS).is_dir() or (gold / MANIFEST).is_file()):
@@ -140,11 +144,11 @@ def score(
 
 
 def not_of_test(answered: "Answered", scores: "ScoreResult") -> str:
-    """Return why scores by GOLD are no scores of the test file of the run; empty if they are.
+    """Return why scores by GOLD are not valid for the run's test file; empty if they are valid.
 
-    They are if GOLD has the cases that were answered, all and no others, and if the test file has
-    no gold answers that may be different. So GOLD is the test file itself, or adds the gold answers
-    to a test file without any. It also counts if the test file is gone.
+    GOLD must have exactly the cases that were answered. It must be the test file itself, or add
+    gold answers to a test file without any: a test file with gold answers may have different ones.
+    If the test file is gone, it is taken to have none.
     """
     from panjue.serve.answers import with_cases
 

@@ -125,7 +125,11 @@ class LabelFields:
         return (*self.sets, *self.classes)
 
     def kind(self, name: str) -> str:
-        """Return the name of a field in `Labels`: a set of classes, `labels`, is `label` there."""
+        """Return the name of a field in `Labels`, such as `labels` -> `label`.
+
+        Tasks with one class call the field `label`, and tasks with several call it `labels`. In
+        `Labels` both have the same name.
+        """
         return self.kinds.get(name, name)
 
     def counts(self, name: str, counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:

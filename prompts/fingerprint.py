@@ -74,9 +74,10 @@ def base_change(record: RunRecord, folder: Path) -> str:
 
 
 def model_sha256(folder: Path) -> str:
-    """Return the fingerprint of the result of a training.
+    """Return the fingerprint of a trained model or adapter: one hash over the files that are read.
 
-    For a training of a version before 0.5, it covers all files, as in the records of its answers.
+    Versions before 0.5 hashed all files of the folder, and recorded this hash with the answers. So
+    a training of such a version, whose record has no `base_files`, is still hashed like that.
     """
     if (folder / MANIFEST).exists() and "base_files" not in read_record(folder / MANIFEST):
         return _hash_of_lines(map(_line_before_0_5, model_files(folder)))

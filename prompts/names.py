@@ -156,13 +156,14 @@ def _folded_space(text: str, start: int, end: int) -> str:
     """Return what the white space `text[start:end]` becomes: a space between words, else nothing.
 
     `张 某` -> `张某`; `A B` -> `AB`, initials; `John Smith` and `J Smith` stay. U+3000 separates no
-    words, since it pads Chinese names.
+    words, since it pads Chinese names. The white space must not begin or end `text`. TWO_LETTERS
+    matches two digits or letters of a script with spaces, such as Latin.
     """
     is_padding = "\u3000" in text[start:end]
     if is_padding or not TWO_LETTERS.match(text[start - 1] + text[end]):
         return ""
-    ends_word = TWO_LETTERS.match(text, max(0, start - 2))  # of two letters or more
-    begins_word = TWO_LETTERS.match(text, end)
+    ends_word = TWO_LETTERS.match(text, max(0, start - 2))  # John before it, and not the initial A
+    begins_word = TWO_LETTERS.match(text, end)  # Smith after it
     return " " if ends_word or begins_word else ""
 
 
@@ -185,14 +186,14 @@ def places_in_plain(plain: str, names: Sequence[str]) -> list[Place]:
     """Do what `name_places` does, for a text that is already plain text.
 
     The longest names are searched for first. Each place is then blanked, so that 张某 is not found
-    within 张某甲. Names of one character may be stems, such as 甲. Before they are searched for,
-    words and other names with a stem are blanked, so that 甲 is not found in 甲基 or 甲某.
+    within 张某甲. A name may be a single one of the `STEMS`, such as 甲, which also stand in words.
+    So before names of one character, words such as 甲基 and other names such as 甲某 are blanked.
     """
     keys = list(map(name_key, names))
     in_plain = folded(plain, set("".join(keys)))
     text = in_plain.text
-    keys = [key_in_text(text, key) for key in keys]
-    has_stems = not set(STEMS).isdisjoint(keys)  # a name is a single stem, such as 甲
+    keys = [key_in_text(text, key) for key in keys]  # 张某（甲） -> 张某, if the text has only that
+    has_stems = not set(STEMS).isdisjoint(keys)
     places = []
     for number in sorted(range(len(keys)), key=lambda number: -len(keys[number])):
         key = keys[number]

@@ -161,7 +161,9 @@ class Reader:
             example = self.task.data.read(row)
         except (UserError, KeyError) as error:
             reason = f"the row has no {error}" if isinstance(error, KeyError) else str(error)
-            for column in missing:  # if the task needs it, `Missing` explains more than the error
+            # If the error is about a column that the user has named, `Missing` explains more.
+            # Errors quote the name without its list: 'charges' for `outcomes/charges`.
+            for column in missing:
                 if repr(column.name.rpartition("/")[2]) in reason:
                     raise UserError(str(column)) from None
             about = about_columns(self.task.data, row, list(given), reason)

@@ -51,8 +51,8 @@ def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> S
     """Shorten `example.text` until its prompt, as `count` counts, has at most `budget` tokens.
 
     `leaving_order` says which sentences are dropped first, and which never. Training and serving
-    use the same budget, so that both see the same prompts. If a case still does not fit, serving
-    tries again with a larger budget. The answer and the labels are not read.
+    use the same budget, so that both see the same prompts. Only if a case still does not fit,
+    serving tries again with a larger one. The answer and the labels are not read.
     """
     full = count(example)
     if full <= budget:
@@ -62,8 +62,9 @@ def shorten(example: Example, budget: int, count: Callable[[Example], int]) -> S
     def fits(n_dropped: int) -> bool:
         return count(without(example, sentences, order[:n_dropped])) <= budget
 
-    # Every dropped sentence lowers the count, so binary search finds the fewest, at least 1. If
-    # fewer than all do not suffice, it ends at `len(order)`, and all are dropped.
+    # Each dropped sentence lowers the count, unless it is as short as the `GAP` in its place. So
+    # binary search finds the fewest, at least 1. It tests at most `len(order) - 1`; if these do not
+    # suffice, it returns `len(order)`, and all are dropped.
     fewest = bisect_left(range(len(order)), True, lo=1, key=fits)
     dropped = order[:fewest]
     shorter = without(example, sentences, dropped)

@@ -295,7 +295,10 @@ def task_folders() -> dict[str, Path]:
 
 
 def folders_with(data: Data) -> list[Path]:
-    """Return the folder of the task with this `data`; several if tasks share it."""
+    """Return the folder of the task with this `data`, where its sample file is.
+
+    There may be several folders, since tasks can share their data.
+    """
     return [folder for name, folder in task_folders().items() if load_task(name).data is data]
 
 

@@ -85,14 +85,15 @@ def evidence(text: str) -> list[float]:
 def written_number(numeral: str) -> float:
     """Return the value of Chinese numerals: 十二万五千, 一点五, 二〇〇.
 
-    三四千 means three or four thousand and counts as 四千; so 三四 is 4, too, and not 34.
+    三四千 means three or four thousand and counts as 四千. So two digits in a row are a range: 三四
+    is 4, not 34. Three signs or more without a unit, such as 二〇〇, are the digits of one number.
     """
     has_unit = not set(numeral).isdisjoint("万萬亿" + "".join(UNITS))
-    is_by_place = len(numeral) > 2 and not has_unit  # 二〇〇
+    is_by_place = len(numeral) > 2 and not has_unit
     total = 0.0  # the part that 万 or 亿 ends
     section = 0.0
     digit = 0.0
-    place = 0.0  # place value of the next digit after 点
+    place = 0.0  # what the next digit counts after 点: 0.1, 0.01 …; 0 before it
     for sign in numeral:
         if sign in DIGITS and place:
             digit += DIGITS[sign] * place

@@ -94,7 +94,10 @@ def _read_submission(folder: Path) -> Iterator[FileRow]:
 
 
 def is_folder_of_answers(folder: Path) -> bool:
-    """Say whether a folder may have answers; answers of 0.4 have the names of cases."""
+    """Say whether a folder may have answers, by the names of its files.
+
+    It may also have cases: CHAT_NAME and EMO_NAME match their names, too, which answers had in 0.4.
+    """
     chats = _files_by_id(folder / "chat", CHAT_NAME)
     return bool(chats or _files_by_id(folder / "emo", EMO_NAME))
 

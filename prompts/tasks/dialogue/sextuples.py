@@ -115,10 +115,14 @@ def decode(reply: str, example: Example, _labels: Labels) -> Decoded:
 
 
 def _read_events(objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the events in the objects of one speaker, each event once, at most `MAX_EVENTS`."""
+    """Return the events in the objects of one speaker, at most `MAX_EVENTS`.
+
+    An event that an earlier object of the speaker has is left out.
+    """
     given: list[Mapping[str, Any]] = []
     for value in objects:
-        if len(given) < MAX_EVENTS:  # an endless reply may repeat the speaker
+        # An endless reply may repeat the speaker. This saves time; the limit itself is below.
+        if len(given) < MAX_EVENTS:
             given += [event for event in _objects_in(value.get("events")) if event not in given]
     events = []
     for value in given[:MAX_EVENTS]:

@@ -101,7 +101,10 @@ def unknown_sentiments(sextuples: Iterable[Row]) -> Iterator[str]:
 
 
 def unknown_states(events: Mapping[str, Sequence[Row]], states: Sequence[str]) -> Iterator[str]:
-    """Yield the states that are not in `states`: the five, and for gold also an empty one."""
+    """Yield an error for each state of an emotion that is not in `states`.
+
+    These are the five known states. In gold, an empty state is also allowed.
+    """
     for holder, own in events.items():
         for event in own:
             for emotion in event["emotions"]:

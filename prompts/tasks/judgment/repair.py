@@ -137,10 +137,10 @@ def _in_one_list(
 ) -> list[Mapping[str, Any]]:
     """Return the objects of namesakes in order, such as two 李某; empty if that is uncertain.
 
-    `positions` are those of the namesakes in the case. The first 李某 of a list is the first one of
-    the case, if the list has one object for each. Only a list within which the reply ends may have
-    fewer. If there are several such lists, the most complete one counts; among equally complete
-    ones, the last.
+    `positions` are those of the namesakes in the case. If 李某 is at (0, 2), a list must have two
+    objects of 李某: the first is of defendant 0, the second of defendant 2. If the reply is cut off
+    within a list, the last ones may be missing there. If there are several such lists, the most
+    complete one counts; among equally complete ones, the last.
     """
     # By identity: of two equal objects, one may be cut. `objects` includes the items of all lists.
     is_whole = {id(found.value): found.is_whole for found in objects}
@@ -150,7 +150,7 @@ def _in_one_list(
             lists.append((found.value["judgments"], found.is_whole))
     if not lists:  # without a grammar, a model may write a bare list
         lists = [([found.value for found in objects], all(is_whole.values()))]
-    best = (0, False, 0)
+    best = (0, False, 0)  # completeness of `most_complete`, which is empty at first
     most_complete: list[Mapping[str, Any]] = []
     for items, has_end in lists:
         own: list[Mapping[str, Any]] = []

@@ -206,13 +206,17 @@ def _name_faults(expected: Sequence[str], row: Mapping[str, Any]) -> Iterator[st
 
 
 def _label_faults(row: Mapping[str, Any], labels: Labels) -> Iterator[str]:
-    """Yield the labels that are not among those of a training, with the nearest one."""
+    """Yield an error for each label that is not in `labels`, with the nearest one that is.
+
+    They are the labels of a training, or of lists that the user gives (`panjue check --labels`).
+    """
     for judgment in row["judgments"]:
         for field in FIELDS:
-            known = labels.counts.get(field)  # absent if only a list of the other field was given
+            # None: the user gave a list for the other field only, so any label may be right here.
+            known = labels.counts.get(field)
             for label in judgment[field]:
                 if known is not None and label not in known:
-                    hint = labels.did_you_mean(field, label) if known else ""
+                    hint = labels.did_you_mean(field, label) if known else ""  # {}: none is near
                     yield f"{judgment['name']}: {field} has the unknown label {label!r}{hint}"
 
 

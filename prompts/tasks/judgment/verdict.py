@@ -251,7 +251,8 @@ class _Reading:
         self._plain = plain
         self._current = [unnamed] if unnamed else []  # the persons whom the next clause is about
         self._persons = {person.name: person for person in self._current}
-        # An earlier sentence was revoked before anybody was named: it may be anybody's.
+        # True after 撤销…缓刑 before any name. Then everybody named later may have the revoked
+        # sentence, and so needs a decision (决定执行).
         self._earlier_sentence_of_anybody = False
 
     def persons(self, start: int = 0) -> list[_Convict]:
@@ -323,8 +324,9 @@ class _Reading:
     def _read_charges_first(self, text: str, start: int) -> bool:
         """Read 以盗窃罪判处被告人张某拘役三个月 or 对被告人张某以盗窃罪判处拘役三个月.
 
-        The name is `name_after` the charge, or `name_before` it. A clause without a name is about
-        the current person. Return False for another clause.
+        In the pattern, the group `name_after` is the name after the charge, and `name_before` the
+        name before it. Without a name, the clause is about the current person. Return False for
+        another clause.
         """
         found = CONVICTED_BEFORE_NAME.fullmatch(text)
         if not found:
@@ -335,7 +337,7 @@ class _Reading:
         name = "name_after" if found["name_after"] else "name_before"
         if found[name]:
             self._current = self._named(start + found.start(name), start + found.end(name))
-        for person in self._one_person(text):
+        for person in self._one_person(text):  # exactly one, or else an error
             self._add_charges(person, charges)
         self._add_penalty(found["penalty"], text)
         return True
@@ -405,13 +407,13 @@ class _Reading:
             name = re.sub(f"^{TITLE}", "", named["name"])
             if name in self._persons:
                 self._current = [self._persons[name]]
-                self._add_penalty(named["penalty"], text)
+                self._add_penalty(named["penalty"], text)  # one person, so 均 or 分别 do not count
                 return
         if penalty is None and each == "分别" and len(self._current) == 1:
             several = _several_penalties(written)
             if several:
-                # Which crime has which does not matter. A person with several penalties needs a
-                # decision, and only this counts.
+                # Which crime has which penalty does not matter, nor that the last crime stays
+                # without one: a person with several needs a decision, and only this counts.
                 [person] = self._current
                 charges = person.last_crime().charges
                 person.crimes += [_Crime(charges, one) for one in several]
@@ -528,7 +530,9 @@ LONGEST_NAME = 40
 def _names(text: str, start: int, end: int) -> list[tuple[int, int]]:
     """Return the places of the names in a part of a text: 张某 and 李某 in 被告人张某、李某.
 
-    张三和被告人李四 and 张某和李某 are two names. 张三和李四 is an error: 和 may be part of a name.
+    Numbers of persons (等三人, 二名被告人) and 均 are no part of a name. 和 is between two names if
+    a title follows it (张三和被告人李四), or both have 某 (张某和李某). 张三和李四 is an error: 和
+    may be part of a name.
     """
     places = []
     for part in re.finditer("[^、]+", text[start:end]):
