@@ -142,8 +142,9 @@ def is_done(
     is_demo = meant["CONFIG"] in DEMOS
     is_demo_goal = not {"demo", "base", "gpu"}.isdisjoint(goals)
     needs_base = is_demo_goal or (is_demo and not given["MODEL"])
+    has_cases = given["TRAIN"] or any(word.startswith("train=") for word in given["SFT"].split())
     # The demo's base is trained on the demo's cases, too.
-    needs_cases = needs_base or (is_demo and not given["TRAIN"])
+    needs_cases = needs_base or (is_demo and not has_cases)
     asks_to_train = "sft" in goals or any(given[name] for name in (*TRAINING, "CONFIG", "SFT"))
     done = {
         "demo": not needs_cases or Path("data/demo/train.jsonl").exists(),

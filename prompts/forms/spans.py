@@ -63,9 +63,9 @@ def _texts(answers: Any) -> list[Any] | None:
 
 def _number_in_text(answer: Any) -> Any:
     """Return a number as it stands in a text, 3.0 -> `3`; return any other answer unchanged."""
-    if type(answer) is int:
-        return str(answer)
-    return f"{answer:.15g}" if isinstance(answer, float) else answer
+    if isinstance(answer, float):
+        return str(int(answer)) if answer.is_integer() else f"{answer:.15g}"
+    return str(answer) if type(answer) is int else answer
 
 
 CMRC2018 = Form("CMRC2018", lambda row: {"context_text", "qas"} <= row.keys(), _cmrc2018)

@@ -84,6 +84,7 @@ def test_what_is_run(example: str) -> None:
         "sft: -> demo data/demo; sft demo",
         "sft: CONFIG=demo MODEL=m -> demo data/demo; sft demo model=m",
         "sft: CONFIG=demo MODEL=m TRAIN=t -> sft demo model=m train=t",
+        "sft: CONFIG=demo MODEL=m SFT=train=t -> sft demo model=m train=t",
     ],
 )
 def test_missing_cases_of_the_demo_are_made_if_they_are_needed(example: str) -> None:

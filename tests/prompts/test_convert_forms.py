@@ -530,7 +530,9 @@ def test_flat_rows_of_squad(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("number", [3, 3.0, 1234567, 1234567.5, 110101199003072316])
+@pytest.mark.parametrize(
+    "number", [3, 3.0, 1234567, 1234567.5, 1234567890123456.0, 110101199003072316]
+)
 def test_an_answer_of_squad_may_be_a_number(tmp_path: Path, number: float) -> None:
     text = f"{number}".removesuffix(".0")
     row = {"id": "1", "context": f"盗窃{text}元", "question": "多少？", "answers": [number]}
