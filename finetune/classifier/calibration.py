@@ -157,7 +157,8 @@ def fit_weights(answers: Sequence[tuple[FieldAnswer, bool]]) -> dict[str, Confid
     """Return group -> weights, by a logistic regression with a normal prior around `UNFITTED`.
 
     The log-odds that an answer is right are a weighted sum of the classifier's log-odds and the
-    model's, plus a shift that depends on the group. All answers have a log-probability, or none.
+    model's, plus a shift that depends on the group. Either all given answers have a
+    log-probability, or none of them has one.
     """
     from scipy.optimize import minimize  # half a second; answering does not need it
 

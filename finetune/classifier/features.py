@@ -63,8 +63,8 @@ def marked(example: Example, items: int) -> MarkedCase:
     keys = list(map(name_key, example.names))
     persons = []
     for number in range(items):
-        # A text does not tell persons of one name apart; all have the character of the first one.
-        # An answer without a list has one item, even if the case has no name: its number is 0.
+        # Persons of equal names have one character in the text, that of the first of them, so their
+        # items get its number. If the answer is no list, a case without names has one item: 0.
         persons.append(keys.index(keys[number]) if number < names else number)
 
     ends = [found.end() for found in CLAUSE_END.finditer(text)]
@@ -111,7 +111,7 @@ def facts(case: MarkedCase, evidence: Callable[[str], Sequence[float]]) -> list[
     of_case = evidence(text)
     rows = []
     for number, own in enumerate(case.own):
-        name = chr(FIRST_NAME + case.persons[number])
+        name = chr(FIRST_NAME + case.persons[number])  # the text has it in place of the name
         places = {
             "number": number,
             "of": items,

@@ -105,13 +105,16 @@ def fit(
         regress = partial(regressions, seed=seed, shown=shown)
         for name in label_fields.fields:
             stages[name] = fit_first_stage(name, task, items, rows, known_labels, regress)
+    # `crossed` has the cross-fitted probabilities by field. The loop below adds fields without a
+    # second stage, and moves all probabilities to the frequencies.
     second, crossed = second_stage_if_any(label_fields, items, stages, console)
-    # All but the most unusual texts of training, a share of `UNUSUAL`, count as fully known.
+    # Texts with this share of known n-grams or more count as fully known. In training, all do but a
+    # share of `UNUSUAL`.
     usual_share = float(np.quantile(shares_known, UNUSUAL))
     text_known = how_known(shares_known, usual_share)  # from 0 to 1, [items]
     fields: dict[str, LabelField] = {}
     for name, stage in stages.items():
-        if name not in crossed:  # without a second stage
+        if name not in crossed:
             crossed[name] = cross_calibrated(stage, items.fold)
         crossed[name] = moved_to_frequencies(stage, crossed[name], text_known, items.fold)
         fields[name] = stage.field

@@ -85,6 +85,7 @@ def grams(texts: Sequence[Text]) -> list[Hashes]:
     text_of = np.searchsorted(ends, starts)  # number of each token's text, [tokens]
     is_pair = text_of[:-1] == text_of[1:]  # whether both tokens are of one text, [tokens - 1]
     others = np.arange(1, len(texts))  # numbers of all texts but the first
+    # `searchsorted` finds where each of them begins. A pair belongs to the text of its first token.
     tokens_of_texts = np.split(tokens, np.searchsorted(text_of, others))
     pairs_of_texts = np.split(pairs[is_pair], np.searchsorted(text_of[:-1][is_pair], others))
     result = []
@@ -100,11 +101,12 @@ def _hashes_of_tokens(first_codes: Hashes, words: dict[int, bytes]) -> tuple[Has
     `first_codes` has the code point of the first character of each token. A token is only this
     character, or it is in `words`: number of the token -> bytes of the word.
 
-    A space and a Chinese character, name or number have 1 + 3 bytes. So the hash of a pair follows
-    from the hash of its first token and that of these four bytes, see `_before_four_bytes`.
+    A space and a Chinese character, name or number have 1 + 3 bytes. So the hash of a pair is what
+    the hash of its first token contributes (`_before_four_bytes`) XOR that of these four bytes.
     """
     alone, after_space = hashes_of_characters()
-    codes = np.minimum(first_codes, 0xFFFF)  # only words begin above, and they are hashed below
+    # The tables end at 0xFFFF. Only words begin with higher codes; they get their hashes below.
+    codes = np.minimum(first_codes, 0xFFFF)
     tokens = alone[codes]
     for number, word in words.items():
         tokens[number] = crc32(word)
@@ -188,10 +190,11 @@ def hashes_of_characters() -> tuple[Hashes, Hashes]:
 
 @cache
 def _table_for_four_more() -> Hashes:
-    """Return a table for the checksum of a text with four more bytes, [4, 256].
+    """Return a table to compute the checksum of a text with four more bytes, [4, 256].
 
-    It has what a byte of the text's own checksum contributes, by the byte's place (the lowest byte
-    first) and its value. `_before_four_bytes` combines the contributions of all four bytes.
+    Only the checksum of the text is needed for it, and not the text. The table has what each byte
+    of this checksum contributes, by its place (the lowest byte first) and value. The contributions
+    of its four bytes are combined by XOR.
     """
     zeros = bytes(4)
     table = np.zeros((4, 256), np.uint32)

@@ -74,11 +74,11 @@ class LabelField:
 def label_frequencies(gold: NDArray[np.bool_], is_set: bool) -> tuple[float, ...]:
     """Return the probability of each label if the text says nothing; gold is [items, labels].
 
-    For a class, it is the share of items that have the label. For a label set, the odds p / (1 - p)
-    are this share: shares of 0.8 and 0.2 give the probabilities 0.44 and 0.17. Then the set of the
-    first label alone is four times as likely as that of the second, as sets of one label have
-    probabilities in proportion to the odds. One item with each label and, for a label set, one
-    without it are added, so that no share is 0.
+    For a class, it is the share of items that have the label. For a label set, the share is taken
+    as the odds p / (1 - p), because sets of one label have probabilities in proportion to the odds.
+    For example, shares of 0.8 and 0.2 give p = 0.44 and p = 0.17. The set of the first label alone
+    is then four times as likely as that of the second. One item with each label and, for a label
+    set, one without it are added, so that no share is 0.
     """
     items, labels = gold.shape
     if not is_set:
@@ -167,13 +167,14 @@ def set_chances(
 def _scale(weights: Sequence[float], probabilities: Iterable[Any], likely: Iterable[Any]) -> Any:
     """Return the scale of the probabilities of sets: a number, or an array with one for each item.
 
-    It is the product of 1 - p of all labels, divided by the mean weight of a set if labels were
-    independent. The mean is computed from the probabilities in `likely`. These are the ones above
-    `TINY`, or all of them if none is above.
+    If labels were independent, a set would have the probability `none` (that of the empty set, the
+    product of 1 - p of all labels) times the odds of its labels. Multiplied by the weights of the
+    sizes, these probabilities sum to `expected`. So the scale is none / expected. To save time,
+    `expected` is computed from `likely`: the probabilities above `TINY`, or all if none is above.
     """
     none = prod(1 - p for p in probabilities)
     expected = sum(map(mul, size_chances(likely), weights))
-    return none / (expected + (expected == 0))  # not divided by 0
+    return none / (expected + (expected == 0))  # divides by 1 instead of 0
 
 
 def _members() -> Array:

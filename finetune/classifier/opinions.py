@@ -93,7 +93,10 @@ class Advisor:
         return self.with_answers(self.classifier.probabilities(example))
 
     def opinions_on(self, examples: Sequence[Example]) -> list[list[Opinion]]:
-        """Return `opinions` of each example; of some hundred at once, this is far faster."""
+        """Return the opinions on the items of each example: probabilities and own answers.
+
+        For some hundred examples at once, this is far faster than `opinions` of one by one.
+        """
         predictions = self.classifier.predict(examples)
         opinions = iter(self.with_answers(list(chain.from_iterable(predictions))))
         return [list(islice(opinions, len(items))) for items in predictions]
@@ -127,7 +130,8 @@ class Advisor:
         """Return the classifier's answers to a field: one class or label set for each item."""
         label_fields = self.task.answer
         if name in label_fields.classes:
-            return [highest_first(item, item)[0] for item in items]  # the likeliest class
+            # The likeliest class. An item is both: its keys are the labels to order by its values.
+            return [highest_first(item, item)[0] for item in items]
         size_weights = self.classifier.fields[name].sizes
         max_size = self.labels.most[label_fields.kind(name)]  # the largest set in training
         return best_sets(size_weights, items, max_size)

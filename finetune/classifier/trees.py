@@ -285,7 +285,8 @@ def _fit_set(
         aside = fold_of_row == number
         added = part.trees.predict(rows[aside], raw_score=True, num_threads=1)
         logits[aside] = found.logits(part.scaling)[aside] + added
-    # Unlike the trees, the last calibration ignores single items, as the metric does.
+    # Unlike the trees, the last calibration ignores an item that is alone in its case, as does the
+    # metric: it gives a case of n items the weight log2(n), and log2(1) is 0.
     is_counted = np.repeat(items.sizes > 1, items.sizes)[found.item]
     counted = weight * is_counted if is_counted.any() else weight
     crossed = np.zeros(truth.shape)
@@ -323,7 +324,10 @@ def _fit_class(
     prior = classes.sum(0) / classes.sum()  # [classes]
 
     def tables(used: Array) -> dict[str, Array]:
-        """Return label set -> shares of classes of the used items with each label."""
+        """Return label set -> how the used items with each label are divided among the classes.
+
+        For example, the row of theft is about [0.9, 0.1] if 90% of its items have the first class.
+        """
         result = {}
         for other in of_sets:
             joint = gold[other][used].T.astype(float) @ classes[used]  # [labels, classes]
@@ -331,7 +335,8 @@ def _fit_class(
             result[other] = joint / joint.sum(1, keepdims=True)
         return result
 
-    # The tables for an item are made without its fold.
+    # Features of all items, with tables made without each fold. Each item takes those that were
+    # made without its own fold.
     rows_by_fold = [class_rows(items, name, of_sets, tables(fold != k)) for k in range(FOLDS)]
     rows = np.stack(rows_by_fold)[fold, np.arange(len(fold))]  # [items, features]
     labels = gold[name].argmax(1)  # [items]
@@ -340,7 +345,7 @@ def _fit_class(
         used = fold != without
         data = lightgbm.Dataset(rows[used], labels[used], weight=weight[used])
         settings = {**CLASS_TREES, "num_class": classes.shape[1]}
-        # The learning rate is half of that for sets.
+        # Twice the rounds, since the learning rate is half of that for sets.
         return FieldTrees(lightgbm.train(settings, data, 2 * ROUNDS))
 
     *parts, whole = _without_each_fold(train, shown)  # `whole` is fitted on all items

@@ -130,10 +130,9 @@ def reasons(
 ) -> list[list[dict[str, FieldReasons]]]:
     """Return for each item of each example: field -> likeliest labels, reasons of those answered.
 
-    The classifier was fitted on other examples. Give at most some hundred. `answered` has for each
-    example, item by item, field -> labels. `most` limits the reasons; `of_sets=0` saves much time.
-    An answered label is left out if the field has trees and they do not look at the label; this can
-    only be in a label set.
+    Give at most some hundred examples at once, to bound memory. `answered` has for each example a
+    list with one mapping for each item: field -> answered labels. `most` limits the reasons;
+    `of_sets=0` saves much time.
     """
     if not examples:
         return []
@@ -156,7 +155,7 @@ def reasons(
             words, sentences = grams_of_items[item].strongest(classifier, column, most)
             why = Why(
                 label=of_field.labels[number],
-                score=float(seen.items.scores[name][:, item, number].sum()),
+                score=float(seen.items.scores[name][:, item, number].sum()),  # of both views
                 bias=float(classifier.bias[column]),
                 words=words,
                 sentences=sentences,
@@ -266,9 +265,9 @@ class _ItemGrams:
         hashes = np.concatenate([of_case.hashes, of_own.hashes])
         self._hashes, self._numbers = np.unique(hashes, return_inverse=True)
         if EVERY_CASE in of_own.text.position:
-            # Without a list, all tokens of the position read `EVERY_CASE`, so they are one word
-            # too, the first one. They are the last n-grams of the own clauses. `occurrences` has
-            # the number of each in `of_own.hashes`, or -1 without a weight.
+            # Without a list, the three tokens of the position all read `EVERY_CASE`. So those with
+            # a weight become one word: they get the word number of the first of them. They are the
+            # last of `occurrences`, which has places in `of_own.hashes`, or -1 without a weight.
             of_position = of_own.occurrences[-len(of_own.text.position) :]
             with_weight = len(of_case.hashes) + of_position[of_position >= 0]
             self._numbers[with_weight] = self._numbers[with_weight[:1]]  # nothing if all are -1
@@ -301,7 +300,11 @@ class _ItemGrams:
 def _grams_of_items(
     classifier: Classifier, examples: Sequence[Example], seen: Seen
 ) -> Iterator[_ItemGrams]:
-    """Yield the n-grams of each item of all examples, with their sentences."""
+    """Yield for each item of all examples the n-grams of its case and of its own clauses.
+
+    Each n-gram gets its sentence in the example's text. `seen` has the hashes of all n-grams, and
+    as `rows` the vectors of those with a weight.
+    """
     hashes_of_cases, hashes_of_items = seen.hashes
     rows_of_cases, rows_of_items = seen.rows
     text_view, own_view = classifier.views
@@ -310,8 +313,8 @@ def _grams_of_items(
         lengths = map(len, split_sentences(example.text, None, example.names))
         bounds = list(pairwise(accumulate(lengths, initial=0)))
         starts = [start for start, _ in bounds]
-        # For each character of `case.text`, the number of the last sentence that starts before it
-        # or at its place in the text of the example.
+        # For each character of `case.text`, the number of its sentence. It is found by the place of
+        # the character in the text of the example: the last sentence that starts at it or before.
         sentences = np.searchsorted(starts, _places_in_text(case), side="right") - 1
         text = Text(case.text, case.names)
         of_case = _grams(text_view, rows_of_cases, number, hashes_of_cases[number], text, sentences)
@@ -440,7 +443,12 @@ def _trees_say(
             given = float(contributions.sum())
             average = float(contributions[-1])  # after those of the features, LightGBM adds it
             strong = _strongest_features(contributions, features, rows[item], most.of_classes)
-            result[item, number] = TreesSay(None, given, average, strong)
+            result[item, number] = TreesSay(
+                scaled=None,  # trees of a class correct no score
+                given=given,
+                average=average,
+                features=strong,
+            )
     return result
 
 
@@ -494,7 +502,7 @@ def _corrections(
     wanted_rows = [*row_of.values()]
     rows = found.rows[wanted_rows]
     scaled = found.logits(of_field.scaling)[wanted_rows].tolist()
-    given = of_field.trees.predict(rows, raw_score=True, num_threads=1).tolist()
+    added = of_field.trees.predict(rows, raw_score=True, num_threads=1).tolist()
     # If no feature is shown, one row is enough: it has the average, which is the same for all.
     explained = rows if most else rows[:1]
     contributions = of_field.trees.predict(explained, pred_contrib=True, num_threads=1)
@@ -506,7 +514,7 @@ def _corrections(
         if most:
             features = [("label", labels[number]), *others]
             strong = _strongest_features(contributions[place], features, rows[place], most)
-        result[item, number] = TreesSay(scaled[place], given[place], average, strong)
+        result[item, number] = TreesSay(scaled[place], added[place], average, strong)
     return result
 
 
@@ -533,8 +541,9 @@ def class_features(classifier: Classifier, name: str, count: int) -> list[tuple[
     for other in classifier.second[name].classes:
         features += [(f"as usual for the {other}", label) for label in labels]
     features += [(place, "") for place in PLACES]
-    n_evidence = (count - len(features)) // 2  # half of the other columns are of each text
-    # Only the numbers of this function have names; a task may bring its own.
+    # The remaining columns are evidence: half in the whole text, half in the own clauses.
+    n_evidence = (count - len(features)) // 2
+    # A task may read its evidence with a function of its own. `EVIDENCE` does not name its numbers.
     is_known = classifier.label_fields.evidence is evidence
     about = EVIDENCE if is_known else [f"evidence {number}" for number in range(n_evidence)]
     for where in ("whole text", "own clauses"):
