@@ -44,7 +44,10 @@ def disk_errors_named(folder: Path) -> Iterator[None]:
 
 
 def error_in_writing(folder: Path) -> int:
-    """Return the error code of a failed write to a folder, found out by writing one MiB."""
+    """Return the error code of a failed write to a folder, found out by writing one MiB.
+
+    Messages of torch do not have the code, see `OF_TORCH`.
+    """
     place = folder if folder.is_dir() else folder.parent  # `atomic_folder` renames it at the end
     try:
         with TemporaryFile(dir=place) as trial:

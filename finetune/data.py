@@ -99,10 +99,10 @@ class RowMaker:
         reply = task.ask.target(example)
         repairs = task.ask.decode(reply, example, labels).repairs
         if repairs:
-            own = merged_labels([labels, task.ask.labels([example])])
+            with_own = merged_labels([labels, task.ask.labels([example])])
             problem = "invalid"
-            if not task.ask.decode(reply, example, own).repairs:
-                # Held out, or beyond `limit`, so that its labels did not count.
+            if not task.ask.decode(reply, example, with_own).repairs:
+                # The case is held out, or beyond `limit`. So `labels` may lack some of its own.
                 problem = "valid, but beyond the labels of the cases to train on"
             return f"its gold answer is {problem}: {repairs[0]}"
         short, _, prompt, room = shortened_prompt(
@@ -112,7 +112,8 @@ class RowMaker:
         if not short.fits or len(prompt) + len(completion) > self.max_tokens:
             needed = len(prompt) + room  # the max_tokens that would be enough for this prompt
             if len(completion) > room:
-                # A higher max_tokens also lengthens the prompt, until it has the whole text.
+                # The reply needs more than its room. Tokens that a higher max_tokens adds would go
+                # to the prompt first, until it has the whole text.
                 needed = short.full_tokens + len(completion)
             report.too_long.append(needed)
             reason = (

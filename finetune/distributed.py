@@ -42,7 +42,7 @@ def join_processes(config: SftConfig) -> PartialState:
         # torch then asks the kernel for huge pages. Page faults would take a fifth of a step:
         # it allocates and frees hundreds of megabytes repeatedly.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    with of_library("trainer.ddp_timeout"):
+    with of_library("trainer.ddp_timeout"):  # if it is no number, a UserError names the setting
         timeout = timedelta(seconds=config.trainer.get("ddp_timeout", TrainerConfig.ddp_timeout))
     # Without cpu=True accelerate does not see several processes launched on a CPU.
     return PartialState(cpu=on_cpu, timeout=timeout)

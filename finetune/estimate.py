@@ -103,7 +103,9 @@ def timed(trainer: ReplyTrainer, places: Sequence[int]) -> Timed:
     batch = trainer._prepare_inputs(trainer.data_collator(rows))
 
     def compute() -> Timed:
-        start, processor, waited = time.perf_counter(), time.process_time(), waited_s()
+        start = time.perf_counter()
+        processor_before = time.process_time()  # of all threads
+        waited_before = waited_s()  # for a core that runs something else
         with trainer.accelerator.autocast():
             loss = trainer.reply_losses(model, batch).sum()
         if loss.requires_grad:
@@ -111,7 +113,7 @@ def timed(trainer: ReplyTrainer, places: Sequence[int]) -> Timed:
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
         seconds = time.perf_counter() - start
-        return Timed(seconds, time.process_time() - processor, waited_s() - waited)
+        return Timed(seconds, time.process_time() - processor_before, waited_s() - waited_before)
 
     # If the GPU's memory is too small, this turns on gradient checkpointing and computes again.
     step = trainer.saving_memory(compute, again=compute)

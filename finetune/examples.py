@@ -50,14 +50,18 @@ class Examples:
     """
 
     def __init__(self, config: SftConfig, reader: Reader) -> None:
-        """Read the files of the config, and choose by the hash of its text what a case is for."""
+        """Read the files of the config, and divide their cases.
+
+        Held out are the cases of `dev`, or without one a tenth of `train`, chosen by the hashes of
+        their texts. Without a limit, `limit` is None, which no number of cases equals.
+        """
         config.run.mkdir(parents=True, exist_ok=True)
         self.reader = reader
         self.train = Spool(config.run)
         self.held_out = Spool(config.run)
         self.mixable = Spool(config.run)  # cases of the file `mix`; see `__iter__`
         self.names = NameCount()  # names in all files, and those that the facts do not have
-        self.dropped = 0  # cases of `train` that `dev` has too
+        self.dropped = 0  # cases of `train`, as far as it is read, that `dev` has too
         limit = config.limit
         for example in islice(self._read(config.dev), limit):
             self.held_out.append(example)

@@ -137,6 +137,7 @@ def words_of_sft(settings: Sequence[str]) -> list[str]:
             hint = did_you_mean(first, OF_ADOPTION) or f" (there are {', '.join(OF_ADOPTION)})"
             raise UserError(f"{word}: `panjue adopt` has no setting {first!r}{hint}")
         given[name] = value
+    # Settings without a dot get their names in `panjue sft`; those with a dot stay as they are.
     words = [f"{OF_ADOPTION[name]}={value}" for name, value in given.items() if "." not in name]
     return words + [word for word in settings if "." in word.partition("=")[0]]
 

@@ -1,4 +1,7 @@
-"""Adapters of other steps than the one with the lowest loss, kept for `panjue choose`."""
+"""Adapters of evaluated steps, kept in RUN/kept for `panjue choose`.
+
+At the end of the training, that of the result, with the lowest loss, is only in RUN/adapter.
+"""
 
 import shutil
 from pathlib import Path
@@ -34,8 +37,9 @@ class KeepAdapters(TrainerCallback):  # type: ignore[misc]  # transformers is un
     def on_save(self, args: TrainingArguments, state: TrainerState, *__: Any, **___: Any) -> None:
         """Copy new adapters to RUN/kept and delete old ones; one process does so for all."""
         if state.is_world_process_zero:
-            result = state.best_global_step if args.load_best_model_at_end else state.global_step
-            keep_adapters(self._run, self._keep, state, result)
+            # The step whose weights would be the result, RUN/adapter, if the training ended now.
+            step = state.best_global_step if args.load_best_model_at_end else state.global_step
+            keep_adapters(self._run, self._keep, state, result=step)
 
     on_train_begin = on_save
     on_train_end = on_save

@@ -1,7 +1,8 @@
 """What a training keeps in the memory of a GPU, and how to use the rest of it for speed.
 
 Without gradient checkpointing a step of LoRA takes two thirds of the products (`tests.finetune`
-counts them), but the activations of all layers stay in memory until the backward pass.
+counts them), but the activations of all layers stay in memory until the backward pass. With it,
+some or all layers keep none, and compute them again in the backward pass.
 """
 
 from inspect import signature
@@ -53,13 +54,16 @@ OF_ACTIVATIONS = (*RENAMED, "activation_offloading")
 def use_memory(config: SftConfig, model: Model, args: Any, rows: Dataset, console: Console) -> None:
     """Let a GPU keep activations, and take several rows at once, as far as its memory allows.
 
-    It changes `args` where the user has set nothing. What it decides changes no result beyond
-    rounding. Without a GPU, or if the weights are divided among GPUs, it changes nothing.
+    First `choose_layers` sets in `args` which layers keep activations. If all do, a call gets more
+    rows or packs, and a step fewer calls. What the user has set stays; the number of calls cannot
+    be set. Results change by no more than rounding. Without a GPU, or if the weights are divided
+    among GPUs, nothing changes.
     """
     memory = gpu_memory()
     if memory is None or is_sharded():
         return
-    of_row = row_bytes(model, args, rows)
+    of_row = row_bytes(model, args, rows)  # of the longest row or pack, if all layers keep them
+    # What is left for activations; `USABLE` leaves out the share that fragments take.
     room = int(USABLE * memory) - FOR_KERNELS - stored_bytes(model, args)
     found = [of_row, room]
     broadcast_object_list(found)  # those of the first process, so that all decide the same
@@ -67,13 +71,15 @@ def use_memory(config: SftConfig, model: Model, args: Any, rows: Dataset, consol
     if not any(name in config.trainer for name in OF_ACTIVATIONS):
         choose_layers(model, args, of_row, room)
     if getattr(args, CHECKPOINTING):
-        # A row keeps less than `of_row` then. How much is not known, so no row is added to a call.
+        # A row keeps less than `of_row` then. How much is not known, so each call has as many rows
+        # as before. The line shows `of_row`, what all layers would keep.
         every = (getattr(args, f"{CHECKPOINTING}_kwargs") or {}).get("every_n_layers", 1)
         who = "all layers compute" if every == 1 else f"one layer in {every} computes"
         size = in_gib(of_row)
         console.print(f"{'activations':12s} {size} for one row or pack; {who} them again")
         return
-    # FlashAttention would mix the examples of several packs, see `check_attention`.
+    # A pack has several examples in one row. In a call of several packs, FlashAttention would let
+    # the examples of a pack see each other.
     one_pack = config.attn_implementation in FLASH_ATTENTION and "seq_lengths" in rows.features
     if "per_device_train_batch_size" not in config.trainer and not one_pack:
         of_process = args.per_device_train_batch_size * args.gradient_accumulation_steps

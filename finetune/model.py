@@ -351,7 +351,10 @@ def difference_in_pack(model: torch.nn.Module, tokens: int) -> float:
 
 @torch.no_grad()
 def logits_of_last(model: torch.nn.Module, *examples: torch.Tensor) -> torch.Tensor:
-    """Return the logits, [1, places, ids], of the last example in a pack; see `places_at_ends`."""
+    """Return the logits of the last example in a pack, at `places_at_ends`, [1, places, ids].
+
+    If the examples before it change them, the model does not keep the examples of a pack apart.
+    """
     pack = torch.cat(examples, 1)
     sizes = [part.shape[1] for part in examples]
     positions = torch.cat([torch.arange(size) for size in sizes])[None].to(pack.device)

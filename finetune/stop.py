@@ -60,6 +60,7 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]  # transformers is un
             signal.raise_signal(number)
 
     def _restore_handlers(self) -> None:
+        """Undo what `on_train_begin` and `_receive` changed: the handlers, and the console."""
         self._console.quiet = self._quiet
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)

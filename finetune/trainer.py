@@ -65,6 +65,7 @@ class LengthSampler(Sampler[int]):
         return len(self._sizes)
 
     def __iter__(self) -> Iterator[int]:
+        # Every pair of a seed and an epoch below 100,003 gets a number of its own.
         generator = torch.Generator().manual_seed(self._seed * 100_003 + self.epoch)
         yield from get_length_grouped_indices(self._sizes, self._step, generator=generator)
 
@@ -134,7 +135,9 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         self._console = console or Console()
         self._of_step: list[dict[str, Any]] = []  # the batches so far of the current step
         self._new_tokens = 0  # of this process, since the last `count_tokens`
-        self._keep = args.save_total_limit  # and the best; transformers would choose others
+        # `drop_old` keeps so many checkpoints, and the best one. transformers would choose others;
+        # with None, it deletes none.
+        self._keep = args.save_total_limit
         args.save_total_limit = None
         empty = 0  # rows without loss, so that all processes get the same number of rows
         if args.world_size > 1:
@@ -298,7 +301,10 @@ class ReplyTrainer(SFTTrainer):  # type: ignore[misc]  # trl is untyped to mypy
         super().log(logs, start_time)
 
     def evaluation_loop(self, *_: Any, **__: Any) -> EvalLoopOutput:
-        """Compute the held-out loss and save the evaluated step, since the loss chooses a step."""
+        """Compute the held-out loss. If the best step is loaded at the end, save this one.
+
+        Any evaluated step may turn out to be the best.
+        """
         self.control.should_save |= self.args.load_best_model_at_end
         self.model.eval()
         metrics = {"eval_loss": self._held_out_loss()}

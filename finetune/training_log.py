@@ -193,7 +193,8 @@ def data_plan(rows: TrainingRows, examples: Examples) -> Iterator[tuple[str, str
     too_long = [*report.too_long, *held_out.too_long]
     if too_long:
         count = len(too_long) + len(report.tokens) + len(held_out.tokens)
-        # One in a hundred examples may be too long: a much higher limit needs more memory.
+        # The line has the limit that takes all examples, and a lower one that takes 99 in 100: for
+        # the few longest, the limit and the memory for it may have to be much higher.
         yield "", larger_limits(too_long, most_left=count // 100)
     if report.notes:
         yield "notes", f"{len(report.notes)}; these examples are still used"

@@ -171,14 +171,16 @@ class TrainingRun:
     def is_finished(self) -> bool:
         """Say whether the folder has the result of this training; refuse work of another one."""
         run = self.config.run
-        # `weights_folder` returns RUN/adapter or RUN/model, or the folder itself if that has labels
-        # and a record: then it is an adapter or model outside a run, or has answers.
+        # A run has its weights in RUN/adapter or RUN/model. If `weights_folder` finds labels and a
+        # record in the folder itself, it is an adapter or model outside a run, or has answers.
         is_no_run = has_record(run) and weights_folder(run) == run
         if is_base(run) or is_no_run:
             raise UserError(f"{run}: has a model or answers; choose another {OTHER_RUN}")
         has_result = any((run / name / MANIFEST).exists() for name in RESULTS)
         if not has_result and not self._has_checkpoints():
-            refuse_claim(run, REPLACED, OTHER_RUN)  # files with our names that panjue did not make
+            # Nothing was trained here, but without a record, a file with a name that training
+            # replaces, such as config.yaml, is the user's. Then this raises a UserError.
+            refuse_claim(run, REPLACED, OTHER_RUN)
             return False
         reason = self._difference(has_result=has_result)
         if reason:
@@ -241,8 +243,8 @@ class TrainingRun:
     def classifier(self, examples: Examples, labels: Labels, console: Console) -> Path | None:
         """Return the folder with the text classifier. One process fits it, once.
 
-        Return None if the task has no fields with labels, if the demo's base is trained, or in a
-        dry run before the classifier is fitted.
+        Return None if the task has no fields with labels, if the training is that of `panjue base`,
+        whose model is to be trained further, or in a dry run before the classifier is fitted.
         """
         task = examples.reader.task
         if not fits_classifier(self.config, task):

@@ -114,7 +114,8 @@ def refuse_missing(given: Mapping[str, str]) -> None:
 def config_of_start(given: Mapping[str, str]) -> Path | None:
     """Return the config of the run folder that `from` names, if `from` is given and has one.
 
-    The config of an adopted adapter does not say how to train.
+    Return None for an adapter that another tool trained and `panjue adopt` took over: its config
+    does not say how to train.
     """
     if "from" not in given:
         return None
