@@ -67,7 +67,6 @@ def estimate(trainer: ReplyTrainer) -> tuple[float, str] | None:
         evaluated_tokens = evaluations(trainer) * sum(trainer.eval_dataset["length"])
     # Each of the processes computes as many tokens in this time.
     timed_tokens = lengths[places].sum() * args.world_size
-    # Each token takes the time of the timed rows divided by their tokens.
     all_s = float(learnt_tokens * learning.seconds + evaluated_tokens * evaluating_s)
     seconds = all_s / float(timed_tokens)
     on_cpu = not torch.accelerator.is_available()

@@ -67,7 +67,9 @@ def watch_parent() -> None:
     starter = os.environ.get(STARTER_VARIABLE)
     if starter is None or starter == str(os.getpid()):
         return
-    _prepare_end()  # in both calls, since the import between them undoes the first
+    # In both calls: after the first, multiprocessing clears its finalizers, and vLLM's import
+    # removes the log handler.
+    _prepare_end()
     # The first call makes this process the leader of a group of its own, in `_follow_parent`.
     is_first_call = os.getpgid(0) != os.getpid()
     if is_first_call:

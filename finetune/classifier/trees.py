@@ -279,7 +279,7 @@ def _fit_set(
         data.set_categorical_feature([0])  # the label
         return FieldTrees(lightgbm.train(SET_TREES, data, ROUNDS), scaling)
 
-    *parts, whole = _without_each_fold(train, shown)  # `whole` is fitted on all items
+    *parts, whole = _without_each_fold(train, shown)
     logits = np.zeros(len(rows))
     for number, part in enumerate(parts):
         aside = fold_of_row == number
@@ -348,7 +348,7 @@ def _fit_class(
         # Twice the rounds, since the learning rate is half of that for sets.
         return FieldTrees(lightgbm.train(settings, data, 2 * ROUNDS))
 
-    *parts, whole = _without_each_fold(train, shown)  # `whole` is fitted on all items
+    *parts, whole = _without_each_fold(train, shown)
     crossed = np.zeros(classes.shape)
     for number, part in enumerate(parts):
         aside = fold == number

@@ -94,6 +94,7 @@ LIBRARY_ERRORS = (
     LookupError,
     ImportError,
     OSError,
+    OverflowError,
     re.error,
 )
 """Exceptions of libraries about settings and files that they cannot use."""

@@ -56,6 +56,7 @@ SET = "is set by panjue, or has no effect here; leave it out$"
         ("trainer.num_train_epochs=0", "^trainer.num_train_epochs: must be a number above 0, got"),
         ("trainer.save_total_limit=x", "^trainer.save_total_limit: must be a whole number above 0"),
         ("trainer.ddp_timeout=long", "^trainer.ddp_timeout: "),
+        ("trainer.ddp_timeout=1000000000000000", "^trainer.ddp_timeout: "),
         ("trainer.learning_rat=1", "^trainer: .*learning_rat.*did you mean 'learning_rate'"),
         ("trainer.save_strategy=often", "^trainer.save_strategy: there is no 'often' .*no, steps"),
         ("trainer.save_strategy=best", "^trainer.save_strategy: .* the best is kept then$"),
