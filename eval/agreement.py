@@ -1,7 +1,7 @@
 """Compare the model's answer to each field with the text classifier's answer.
 
 For each field, the same one of the two is handed in for all cases, unless the model gave no answer.
-An agreement says whether the two answers are the same, and who is right: `agree, right`.
+The result says whether the two answers are the same, and who is right: `agree, right`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,10 +45,10 @@ def compared_opinions(
     decoded: Decoded | None,
     by_field: Mapping[str, str],
 ) -> Iterator[list[tuple[Field, str]]]:
-    """Yield for each item, field by field: the answer that was not handed in, and the agreement.
+    """Yield for each item, field by field: the answer that was not handed in, and the result.
 
-    `by_field` says whose answer to a field was handed in, by default the model's. The agreement is
-    a key of `AGREEMENTS`, or `NO_REPLY` if the reply `decoded` to `example` lacks the field: then
+    `by_field` says whose answer to a field was handed in, by default the model's. The result is a
+    key of `AGREEMENTS`, or `NO_REPLY` if the reply `decoded` to `example` lacks the field: then
     the model has no answer to compare. If `decoded` is None, all fields are compared.
     """
     positions = {person: position for position, person in enumerate(numbered(example.names))}
@@ -75,7 +75,7 @@ def without_gold(compared: Sequence[tuple[Field, str]]) -> list[tuple[Field, str
     """Return compared fields of a case without gold, where nobody knows who is right.
 
     The answer that was handed in counts as gold, so answers that agree are `agree, right` already.
-    Answers that differ all get the same result, whichever was handed in.
+    Answers that differ all get the same result, whichever was handed in; `NO_REPLY` stays.
     """
     differ = "differ, model right"  # pages show it as `differ` alone, see `WITHOUT_GOLD`
     return [(field, differ if how.startswith("differ") else how) for field, how in compared]

@@ -1,8 +1,9 @@
 """Answered cases with all that is known about their answers, for the page and `panjue explain`.
 
-A field is decided if the task has a list of its labels, so that model or classifier may answer it.
-Items are the persons of gold, or without gold those of the answer. Replies and confidences have one
-entry for each person of the submission row, in order. Gold may list others, or in another order.
+A field is decided if it is in `LabelFields`: its labels are known, so that model or classifier may
+answer it. The items are those of gold, or without gold those of the answer. Replies and
+confidences have one entry for each person of the submission row, in order. Gold may list others, or
+in another order.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -183,7 +184,7 @@ class _Files:
         )
 
     def _opinions(self, answer: _Answer) -> list[list[tuple[Field, str]]]:
-        """Return `CaseShown.opinions`: the answers that were not handed in, and the agreements."""
+        """Return `CaseShown.opinions`: the answers that were not handed in, and the results."""
         gold = answer.gold
         if self._advisor is None or gold is None:
             return []
@@ -259,7 +260,7 @@ def _what_happened(answer: _Answer, fallback: str) -> Iterator[tuple[str, str]]:
     decoded = answer.decoded
     refusals = [call["refused"] for call in calls if call.get("refused") is not None]
     asked = [call for call in calls if call.get("refused") is None]
-    ends = [call["finish"][0] for call in asked]  # why the first sample of each call ended
+    ends = [call["finish"][0] for call in asked]  # why the first reply of each call ended
     if refusals:
         yield "not asked", f"could not be asked: {refusals[0]}"
     if dropped := sum(call["dropped_sentences"] for call in asked):

@@ -115,8 +115,7 @@ def item_lines(answered: Answered, example: Example, case: CaseShown, number: in
     yield ""
     if name:
         yield name
-    # No field of the task has a list of labels that a text classifier could choose from. Then all
-    # fields have the same answerer.
+    # The task has no decided fields. Then all fields have the same answerer.
     if not case.whys:
         for field in fields:
             yield f"{field.name}: {predicted_labels(field)}"

@@ -65,7 +65,7 @@ class PageData:
     training: dict[str, Any] | None  # None for an endpoint, or if it has changed since
     cases: list[CaseShown]  # the first cases, up to `MAX_CASE_BYTES`
     n_cases: int  # number of all cases; the numbers are of all
-    agreements: dict[str, Counter[str]]  # field -> agreement -> number of items
+    agreements: dict[str, Counter[str]]  # field -> result -> number of items
     classes: dict[str, dict[str, tuple[int, int, float]]]
     """Field -> class -> number of items in gold and in predictions, and F1. Classes are in the
     order of the field, or the commonest comes first."""

@@ -1,4 +1,4 @@
-"""Near twins: test cases whose text is, exactly or almost word for word, in the training.
+"""Near twins: training cases with the text of a test case, exactly or almost word for word.
 
 A text is compared by its n-grams: single tokens and pairs of neighbors, hashed to numbers. The
 answers may be a vote of the runs of several trainings; then the cases of all are looked through.

@@ -1,8 +1,9 @@
 """Decode completions to a submission. This needs no model and can be repeated.
 
 A choice says for each field whether the model or the text classifier answers, by their scores on
-held-out cases. Just before a decoding replaces the files of the last one, it adds `unfinished` to
-their `decode.json`. If it is stopped, that file still describes the earlier submission.
+held-out cases. Just before a decoding replaces the files of the last one, it adds `unfinished` and
+its own `answer` to their `decode.json`. If it is stopped, the rest of that file still describes the
+earlier submission.
 """
 
 from collections import defaultdict, deque

@@ -140,8 +140,8 @@ def _parse(text: str, start: int = 0) -> _Parsed:
     try:
         _, end = decoder.raw_decode(text, start)
     except json.JSONDecodeError as error:
-        # A string without an end extends to the end of the text: no quote follows, and so no other
-        # object with a key, which would need one.
+        # A string without an end extends to the end of the text. Only escaped quotes can follow in
+        # it, so no object with a key.
         is_in_string = error.msg.startswith("Unterminated string")
         end = len(text) if is_in_string else max(error.pos, start + 1)
         return _Parsed(values, end, is_valid=False)

@@ -1,8 +1,9 @@
 """Read the judgments in a reply, whatever is around them and however labels are spelled.
 
 A judgment is an object of the reply with the name of a defendant. What it lacks comes from the
-fallback: the commonest labels in training. `Labels.most` limits the length of a list of labels: a
-defendant gets at most as many charges or articles as any defendant in training.
+fallback, mostly the commonest labels in training; articles follow from the charges.
+`Labels.most` limits the length of a list of labels: a defendant gets at most as many charges or
+articles as any defendant in training.
 """
 
 import unicodedata
