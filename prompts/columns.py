@@ -1,7 +1,7 @@
 """Own names of columns: rename the keys of a user's row to those that the task reads.
 
 With `columns.fact=content`, the task's column `fact` is called `content` in the user's file. `ours`
-and "our own name" mean the task's name of a column, and `given` the user's.
+and "our own name" mean the task's name of a column, and `given` or `given_name` the user's.
 """
 
 import json
@@ -45,8 +45,8 @@ class Missing(NamedTuple):
         )
         if not self.has_ours:
             return found
-        ours = self.name.rpartition("/")[2]  # outcomes/charges -> charges
-        back = f"{self.name}={ours}"
+        column = self.name.rpartition("/")[2]  # outcomes/charges -> charges
+        back = f"{self.name}={column}"
         return f"{found}; columns.{back} (score and check: --columns {back}) is for our own name"
 
 
@@ -76,11 +76,11 @@ def renamed(
         if key in ours:
             result[ours[key]] = value
             continue
-        theirs = columns.get(key)  # None: the user has not renamed the column `key`
-        if theirs not in row:
+        given_name = columns.get(key)  # None: the user has not renamed the column `key`
+        if given_name not in row:
             result[key] = value
         elif value is not None:  # the column is there under both names
-            both = f"{theirs!r} (columns.{prefix}{key}) and {key!r}"
+            both = f"{given_name!r} (columns.{prefix}{key}) and {key!r}"
             raise UserError(f"has the columns {both}; leave out one of them")
     for outer, names in of_list.items():
         items = result.get(outer)

@@ -2,8 +2,8 @@
 
 An answer consists of items, e.g. one for each person, or is itself the only item. `LabelFields`
 names the fields of an item whose values are labels. `Labels` counts these labels by field, which
-may have another name there. A task can count an empty set, too, as the label `nothing`, so that it
-may be the commonest answer.
+may have another name there. A task can count an empty set, too, under the name
+`LabelFields.nothing`, so that it may be the commonest answer.
 """
 
 import re
@@ -43,8 +43,7 @@ class Example:
     """Sets of gold answers in the format of the submission, if several are correct. The score is
     the best match in each set, averaged over the sets."""
     groups: Mapping[str, str] = field(default_factory=dict)
-    """Attributes by which scores are reported, e.g. `{"defendants": "2"}`. The model never sees
-    them."""
+    """Attribute -> group, for scores by group: `{"defendants": "2"}`. The model never sees them."""
     anchor: str = ""  # the question about the text; the sentences most similar to it are kept
     turns: tuple[Turn, ...] = ()  # the sentences of a dialogue that the answer is about
     notes: tuple[str, ...] = ()  # warnings about a row that is valid
@@ -133,7 +132,7 @@ class LabelFields:
         return self.kinds.get(name, name)
 
     def counts(self, name: str, counts: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-        """Return label -> count for a field, from `Labels.counts`, without the label `nothing`."""
+        """Return label -> count for a field, from `Labels.counts`, without empty sets."""
         of_field = dict(counts[self.kind(name)])
         of_field.pop(self.nothing, None)
         return of_field
@@ -224,10 +223,10 @@ property of the case. The last three are what versions before 0.5 wrote."""
 def has_failed(row: Mapping[str, Any]) -> bool:
     """Say whether a call got no reply for a reason that may be gone when it is asked again.
 
-    `row` is one of `completions.jsonl`. Its `finish` says for each sample why the reply ended.
+    `row` is one of `completions.jsonl`. Its `finish` says for each reply why it ended.
     """
     finish = row.get("finish")
-    # The first sample is the reply; the others only vote.
+    # The first reply gives the answer; the samples after it only vote.
     if isinstance(finish, list) and finish[:1] == ["error"]:
         return True
     refused = str(row.get("refused") or "")

@@ -1,7 +1,6 @@
 """The label sets of a training file, which are collected once and saved with the adapter.
 
-`kind` is the name of a field here; see `LabelFields.kinds`. For each field, `counts` has its
-labels, the commonest first, and `most` the largest number of its labels in one answer.
+`kind` is the name of a field here; see `LabelFields.kinds`.
 """
 
 import hashlib
@@ -28,7 +27,8 @@ class Labels:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    counts: Mapping[str, Counts] = field(default_factory=dict)  # field -> label -> count
+    counts: Mapping[str, Counts] = field(default_factory=dict)
+    """Field -> label -> count; the commonest first."""
     most: Counts = field(default_factory=dict)  # field -> most labels in one answer
     pairs: Mapping[str, Counts] = field(default_factory=dict)
     """Label of the first field -> labels of the second that occur with it; the commonest first."""

@@ -104,14 +104,14 @@ def shortened_prompt(
 ) -> ShortenedPrompt:
     """Shorten `example` so that its prompt leaves room for its reply within `max_tokens`.
 
-    The room depends on the task's fallback, its answer to an empty reply, and not on the gold
-    answer. So a case of 63 defendants gets more room than a case of two, and training and serving
-    get the same result.
+    The room depends on the answer to an empty reply, and not on the gold answer. So a case of 63
+    defendants gets more room than a case of two, and training and serving get the same result.
     """
-    fallback = dump(task.ask.decode("", example, labels).answer)
+    of_empty_reply = dump(task.ask.decode("", example, labels).answer)
     reserve = task.ask.reserve
     room = reserve(example) if callable(reserve) else reserve
-    room += len(reply_ids(tokenizer, fallback)) * 3 // 2  # real answers have more or longer labels
+    # Real answers have more or longer labels.
+    room += len(reply_ids(tokenizer, of_empty_reply)) * 3 // 2
     prompts: dict[str, tuple[Messages, list[int]]] = {}  # text -> its prompt, made by `count`
 
     def count(shorter: Example) -> int:

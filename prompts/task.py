@@ -1,9 +1,8 @@
 """The definition of a task, and how to load one by name.
 
 A field of an answer is closed if the code of the task lists all its labels (`LabelFields.order`),
-and open if they come from the training file. `Labels` counts the labels of each field; `kind` is
-the name of the field there. It counts an empty set as the label `nothing`, if the task has one. A
-task whose answer takes several calls of the model has `solve`, with settings of the user.
+and open if they come from the training file. A task whose answer takes several calls of
+the model has `solve`, with settings of the user.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -82,7 +81,10 @@ def count_labels(fields: LabelFields, examples: Iterable[Example]) -> Labels:
 def _label_sets(
     fields: LabelFields, examples: Iterable[Example]
 ) -> Iterator[Mapping[str, Sequence[str]]]:
-    """Yield kind of field -> its labels to be counted, for each gold item (such as a person)."""
+    """Yield field -> its labels to be counted, for each gold item (such as a person).
+
+    The field has its name in `Labels`. An empty set counts as `fields.nothing`, if the task has it.
+    """
     of_empty_set = [fields.nothing] if fields.nothing else []
     for example in examples:
         for item in fields.items_of(example.answer) if example.answer else ():
@@ -127,8 +129,8 @@ class Ask:
     schema: Callable[[Example, Labels], Schema]
     """Returns the JSON Schema of the reply to an example."""
     decode: Callable[[str, Example, Labels], Decoded]
-    """Decodes a reply, and never raises. Think blocks are dropped before. The answer of an empty
-    reply is the task's fallback and its first baseline."""
+    """Decodes a reply, and never raises. Think blocks are dropped before. The answer to an empty
+    reply consists of fallbacks; it is the task's first baseline."""
     target: Callable[[Example], str] = answer_as_json
     """Returns the gold reply in compact JSON, always valid under the schema."""
     labels: Callable[[Iterable[Example]], Labels] = no_labels
@@ -136,8 +138,8 @@ class Ask:
     doubts: Callable[[Labels], Iterator[str]] = yield_nothing
     """Yields lines on what is odd about the labels of a whole training file."""
     reserve: int | Callable[[Example], int] = 64
-    """Tokens to keep free for a reply, beyond 1.5 times the tokens of the fallback; or a function
-    that returns them."""
+    """Tokens to keep free for a reply, beyond 1.5 times the tokens of the answer to an empty
+    reply; or a function that returns them."""
 
     def __post_init__(self) -> None:
         """Drop think blocks before the task's `decode`, so that no task has to do it."""

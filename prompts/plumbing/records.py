@@ -362,8 +362,8 @@ class ConfidenceWeights(BaseModel):
 def weighs_model(calibration: Iterable[Mapping[str, ConfidenceWeights]]) -> bool:
     """Say whether the model's own probability counts in a confidence in any of these fields.
 
-    `calibration` has group of answers -> weights for each field. The answers of a group such as
-    `agree, with logprob` have the model's log-probability; those of `agree` have none.
+    `calibration` has agreement group -> weights for each field. The answers of an agreement group
+    such as `agree, with logprob` have the model's log-probability; those of `agree` have none.
     """
     all_groups: set[str] = set().union(*calibration)
     return any(group.endswith(WITH_LOGPROB) for group in all_groups)
