@@ -97,9 +97,9 @@ def best_by_field(answered: Answered) -> Choice:
         text_hashes.append(text_hash(example))
     metrics = {name: task.score.metric_of(name) for name in task.answer.fields}
     choice = best_of(values, metrics)
-    choice = choice.of_model(answered.record.trained_sha256 or "")  # adds the model's hash
+    choice = choice.of_model(answered.record.trained_sha256 or "")
     updates = {
-        **made_from(answered.record),  # the file, and the settings of the replies
+        **made_from(answered.record),
         "calibration": calibration_of(field_answers),
         "texts": tuple(text_hashes),
     }

@@ -142,7 +142,7 @@ def show_runs(comparison: Comparison, first: str, second: str, console: Console)
     names = [Column(Text(name), overflow="fold") for name in (first, second)]
     interval = Column("95% interval", no_wrap=True)
     table = Table(Column("metric", no_wrap=True), *names, "second - first", interval)
-    headline = list(comparison.differences)[-1]  # the headline metric is a task's last
+    headline = list(comparison.differences)[-1]
     for name, of in comparison.differences.items():
         table.add_row(
             name,

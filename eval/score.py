@@ -44,8 +44,15 @@ NOT_IN_JSON = ("total", "headline", "classifier_fault", "changed", "edited", "na
 """Entries of a `ScoreResult` that only the console needs."""
 
 LEFT_OUT_IF_EMPTY = (
-    *("ranked_groups", "ranked_by", "void", "outside", "not_in_gold"),
-    *("notes", "never_asked", "in_sample", "twins"),
+    "ranked_groups",
+    "ranked_by",
+    "void",
+    "outside",
+    "not_in_gold",
+    "notes",
+    "never_asked",
+    "in_sample",
+    "twins",
 )
 """Entries of a `ScoreResult` that its JSON lacks if they are empty, 0 or None."""
 
@@ -56,7 +63,7 @@ class ScoreResult:
 
     headline: str  # the name of the headline metric
     total: Summary  # over all examples
-    groups: dict[str, dict[str, Summary]]  # attribute -> its value -> metrics, without intervals
+    groups: dict[str, dict[str, Summary]]  # attribute -> group -> metrics, without intervals
     ranked_groups: Sequence[str]  # groups over which the contest takes the mean, if all are there
     ranked_by: dict[str, float]  # metric -> this mean
     baselines: dict[str, dict[str, float]]  # baseline, trivial or human -> its metrics
@@ -142,7 +149,7 @@ def score(
     groups = {name: summaries_by_group(values, name, resamples=0) for name in values.groups}
     ranked_groups, ranked_by = _ranking(task, groups)  # the contest's mean over groups, if any
     n_scored_rows = len(values) - values.missing
-    of_no_case = len(rows) - n_scored_rows  # rows whose id gold lacks
+    of_no_case = len(rows) - n_scored_rows
     repeated = len(rows.duplicates)
     flaws = {
         "missing": values.missing,
@@ -197,8 +204,8 @@ class Collected:
         # The text classifier is no baseline for a submission in which it answered everything.
         to_compare = answered if used_replies(decoding) else None
         self.baselines = Baselines(task, _labels(task, run, answered), to_compare)
-        self.certainty = _certainty(task, run, decoding) if decoding else None  # of confidences
-        self.twins = _twins(answered) if answered and decoding else None  # near twins of the cases
+        self.certainty = _certainty(task, run, decoding) if decoding else None
+        self.twins = _twins(answered) if answered and decoding else None
         self.faulty = 0  # rows with faults
         self.unanswered = 0  # rows that lack what the contest needs
         self.notes: list[str] = []

@@ -180,7 +180,7 @@ def merge(
     with importing():
         from panjue.finetune.trained import open_trained
     trained = open_trained(run)
-    if trained.chosen:  # `panjue choose` was run: say which step's adapter is merged, and why
+    if trained.chosen:
         print(trained.chosen)
     with debug_log(run):
         with importing():
@@ -266,7 +266,7 @@ def serve(
         from panjue.serve.settings import serve_settings
     serving, trainings = serve_settings(run, overrides or [])
     for name, trained in trainings.items():
-        if trained.chosen:  # `panjue choose` was run: say which step's adapter answers, and why
+        if trained.chosen:
             print(f"{name}: {trained.chosen}")
     with debug_log(run):
         with importing():

@@ -2,8 +2,7 @@
 
 Nothing is guessed. A row that does not say for certain what its case needs is left out and listed.
 A record beside OUT has the hashes of what was written, so that a later conversion knows which files
-it may replace. A case has the key `OF_NOBODY` for a note to the user: the number of articles that
-its text cites without saying for whom.
+it may replace.
 """
 
 import hashlib
@@ -275,7 +274,7 @@ def _write(
                 row = dump({"file": str(done.path), "place": place, "reason": str(result)})
                 left.write(row.encode("utf-8", "replace").decode() + "\n")
                 continue
-            done.of_nobody += result.pop(chat.OF_NOBODY, 0)  # counted, not written
+            done.of_nobody += result.pop(chat.OF_NOBODY, 0)
             if done.form in chat.QUESTIONS:
                 start = result["fact"][:INSTRUCTION_LENGTH]
                 is_first = done.beginning is None

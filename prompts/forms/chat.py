@@ -1,7 +1,6 @@
 """Questions with replies in the forms of other trainers: Alpaca, ShareGPT, OpenAI's messages.
 
-The reply has the judgment. In prose, it may cite articles of the general part for several persons
-without saying for whom: `OF_NOBODY` counts these.
+The reply has the judgment.
 """
 
 import re
@@ -27,13 +26,14 @@ def case_of(fact: str, reply: str) -> Case:
     outcomes, of_nobody = _read_reply(reply)
     case: Case = {"fact": fact, "defendants": [one["name"] for one in outcomes]}
     case["outcomes"] = outcomes
-    if of_nobody:  # `panjue convert` takes the number out of the case and tells the user
+    if of_nobody:
         case[OF_NOBODY] = len(of_nobody)
     return case
 
 
 OF_NOBODY = "articles of nobody"
-"""Key of a case for the number of these articles."""
+"""Key of a case for a note to the user of `panjue convert`: the number of articles that a reply in
+prose cites for several persons without saying for whom. They are of the general part."""
 
 
 def _read_reply(reply: str) -> Verdict:

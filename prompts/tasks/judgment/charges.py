@@ -19,6 +19,7 @@ LINE = re.compile(r"(?m)^(?:(?P<article>[0-9]+\.[0-9]+) )?(?P<name>\S+罪)$")
 """Pattern of a line of charges.txt, but not of its comments."""
 
 CHOICE = re.compile(r"\[([^\]]+)\]")
+"""Pattern of the parts of a name from which a judgment chooses: `[窝藏、包庇]罪`."""
 
 BETWEEN = re.compile(f"(?<={CRIME})(?:[、,;/|]|以及|和|与|及)+|[;/|]+")
 """Pattern of separators of whole names. A word such as 及 may be part of a name, except after
@@ -92,7 +93,7 @@ MAX_PIECES = 40
 
 
 WITHOUT_CRIME = ("17.1", "37.1")
-"""Inserted articles of the general part."""
+"""Inserted articles of the general part, which define no crime, so that charges.txt lacks them."""
 
 LAST_ARTICLE = 452
 
@@ -108,10 +109,7 @@ def is_article(article: str) -> bool:
 
 @cache
 def _inserted_articles() -> set[str]:
-    """Return all articles that amendments have inserted after others (之一): 133.1, 287.2.
-
-    charges.txt lacks those that define no crime, such as 17.1 on the age of responsibility.
-    """
+    """Return all articles that amendments have inserted after others (之一): 133.1, 287.2."""
     of_crimes = {article for _, article in _lines() if article}
     return of_crimes.union(WITHOUT_CRIME)
 

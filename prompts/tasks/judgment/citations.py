@@ -123,7 +123,7 @@ def without_citations(plain: Plain) -> tuple[Plain, Cited]:
         if law:
             is_criminal = CRIMINAL_LAW.fullmatch(law) is not None
             article = ""
-        bare = "bare_" if token["bare_article"] else ""  # names of the groups of a bare article
+        bare = "bare_" if token["bare_article"] else ""
         written = token[f"{bare}article"]
         if written:
             # the 一 of 第133条之一, or of 第133之一条

@@ -297,7 +297,7 @@ class _Reading:
         for person in self._current:
             person.has_earlier_sentence = True
         if not self._current:  # 撤销…对被告人张某宣告缓刑的部分, before the judgment itself
-            self._earlier_sentence_of_anybody = True  # `_named` notes it for everybody
+            self._earlier_sentence_of_anybody = True
         return True
 
     def _read_decision(self, text: str) -> bool:
@@ -488,7 +488,7 @@ class _Reading:
             name = self._plain.text[first:last]
             shown = self._plain.as_given(first, last)
             person = self._persons.setdefault(name, _Convict(shown, first))
-            if self._earlier_sentence_of_anybody:  # it may be this person's
+            if self._earlier_sentence_of_anybody:
                 person.has_earlier_sentence = True
             persons.append(person)
         return persons

@@ -119,7 +119,9 @@ def _references_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     texts = _texts([] if row.get("answers") is None else row["answers"])
     are_blank = not any(map(str.strip, texts))
     if are_blank and "is_impossible" in row:
-        return (texts or ("",)) if row["is_impossible"] in ("true", True) else ()
+        if row["is_impossible"] in ("true", True):
+            return texts or ("",)
+        return ()
     return texts
 
 
