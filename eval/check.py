@@ -23,7 +23,7 @@ from panjue.serve.decoding import decoding_of
 from panjue.serve.tally import without_reply
 
 MAX_SHOWN_LABELS = 5
-MAX_SHOWN_NOTES = 3
+FIRST_NOTES = 3
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Notes:
         for example in self.names.of(examples):
             self.n_on_cases += len(example.notes)
             notes = [f"id {example.id}: {note}" for note in example.notes]
-            self.first_on_cases += notes[: MAX_SHOWN_NOTES - len(self.first_on_cases)]
+            self.first_on_cases += notes[: FIRST_NOTES - len(self.first_on_cases)]
             yield example
 
     def add(self, task: Task, row: Row) -> None:
