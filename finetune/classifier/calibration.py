@@ -1,8 +1,8 @@
 """Turn scores into probabilities, and say how likely an answer of the model is right.
 
-Answers of the model are calibrated by field and agreement group. The group says whether the model and the
-text classifier agree on the answer or differ, and whether the model's log-probability of it is
-known. The four groups are `agree`, `differ`, `agree, with logprob` and `differ, with logprob`.
+Answers of the model are calibrated by field and agreement group. The group says whether the model
+and the text classifier agree on the answer or differ, and whether the model's log-probability of it
+is known. The four groups are `agree`, `differ`, `agree, with logprob` and `differ, with logprob`.
 """
 
 from collections import defaultdict
