@@ -202,11 +202,13 @@ ONE_AT_ONCE = "trainer.per_device_train_batch_size=1"
 
 
 def test_packs_at_once_give_the_weights_of_packs_one_by_one(workshop: Path, tmp_path: Path) -> None:
+    # Adam divides by the size of a gradient, so it would enlarge the rounding of very small ones.
+    plain = ["trainer.optim=sgd", "trainer.learning_rate=0.1"]
     found = []
     for at_once in (1, 2, 4):
         run = tmp_path / str(at_once)
         words = [f"run={run}", f"trainer.per_device_train_batch_size={at_once}"]
-        main(workshop / "sft.yaml", [*PACKED_WORDS, *STEPS, *words])
+        main(workshop / "sft.yaml", [*PACKED_WORDS, *STEPS, *plain, *words])
         found.append(load_file(run / "adapter/adapter_model.safetensors"))
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=1e-3, atol=1e-6)
