@@ -14,7 +14,7 @@ from scipy.sparse import csc_array, csr_array
 
 from panjue.eval.metric_values import MetricValues, Summary, summarize
 from panjue.finetune.classifier.features import marked
-from panjue.finetune.classifier.grams import Hashes, Text, grams
+from panjue.finetune.classifier.grams import Hashes, Text, grams, places_among
 from panjue.finetune.examples import check_files, trained_on
 from panjue.prompts.example import Example
 from panjue.prompts.plumbing.errors import UserError
@@ -140,10 +140,8 @@ class TwinFinder:
 
     def _rarest(self, of_text: Hashes) -> NDArray[np.int32]:
         """Return the columns of a text's n-grams that fewest cases have, but at least one."""
-        columns = np.searchsorted(self._known, of_text)
-        inside = columns < len(self._known)
-        columns = columns[inside]
-        columns = columns[self._known[columns] == of_text[inside]]
+        places, is_known = places_among(self._known, of_text)
+        columns = places[is_known]
         order = np.argsort(self._texts_with[columns], kind="stable")
         rarest: NDArray[np.int32] = columns[order[:RAREST]].astype(np.int32)
         return rarest
