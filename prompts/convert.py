@@ -182,9 +182,14 @@ def _form_of(source: SourceFile, task: str, name: str, own: Form) -> Form:
     if not first:
         raise Unreadable(f"{source.path}: no row of it can be read as {source.description}")
     keys = ", ".join(map(str, islice(first, 12)))
+    hint = OUR_COLUMNS if source.is_table and last else ""
+    for other, forms_of_other in FORMS_OF_TASK.items():
+        fitting = [form.title for form in forms_of_other.values() if form.fits(first)]
+        if fitting and other != task:
+            hint = f"; as --task {other} it is {' or '.join(fitting)}"
     raise UserError(
         f"{source.path}: is of no form that is known for {task}: its rows have {keys[:200]}; "
-        f"known are {', '.join(names)}" + (OUR_COLUMNS if source.is_table and last else "")
+        f"known are {', '.join(names)}{hint}"
     )
 
 
@@ -270,7 +275,8 @@ def _write(
             result = case if isinstance(case, NotSaid) else _checked(case, number, task, known)
             if isinstance(result, NotSaid):
                 done.left_out[result.kind] += 1
-                done.first_left_out = done.first_left_out or f"{place}: {printable(result)}"
+                where = f"line {place}" if isinstance(place, int) else place
+                done.first_left_out = done.first_left_out or f"{where}: {printable(result)}"
                 row = dump({"file": str(done.path), "place": place, "reason": str(result)})
                 left.write(row.encode("utf-8", "replace").decode() + "\n")
                 continue

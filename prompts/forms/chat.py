@@ -43,7 +43,7 @@ def _read_reply(reply: str) -> Verdict:
     """
     text = after_thinking(reply).strip()
     if not text:
-        raise NotSaid("an empty reply")
+        raise NotSaid("an empty reply, which names nobody (cases without answers: prompts/DATA.md)")
     fenced = re.search(r"```(?:json)?\s*(.*?)```", text, re.DOTALL)
     value = load_json(fenced[1] if fenced else text)
     if value is not None:

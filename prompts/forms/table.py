@@ -1,4 +1,7 @@
-"""Tables with one row for each person, or with a judgment in words in a column."""
+"""Tables with one row for each person, or with a judgment in words in a column.
+
+A case without a judgment may have all its persons in one row.
+"""
 
 from collections.abc import Iterator
 
@@ -18,7 +21,13 @@ from panjue.prompts.forms.form import (
     column,
     has,
 )
-from panjue.prompts.forms.record import name_of_person, outcome_of, without_fraction
+from panjue.prompts.forms.record import (
+    BETWEEN_NAMES,
+    items_of_field,
+    name_of_person,
+    outcome_of,
+    without_fraction,
+)
 from panjue.prompts.plumbing.errors import NotSaid
 from panjue.prompts.tasks.judgment.penalties import TERMS
 
@@ -64,10 +73,26 @@ def table_cases(*rows: Row) -> Iterator[Case]:
         yield {**case, **case_of(fact, words)}
         return
     case["fact"] = fact
-    case["defendants"] = [name_of_person(column(row, NAMES_OF_PERSON)) for row in rows]
     if any(has(row, LABEL_COLUMNS) for row in rows):
-        case["outcomes"] = [outcome_of(row) for row in rows]
-    yield case
+        outcomes = [outcome_of(row) for row in rows]
+        yield {**case, "defendants": [one["name"] for one in outcomes], "outcomes": outcomes}
+    else:
+        yield {**case, "defendants": [name for row in rows for name in _names(row, fact)]}
+
+
+def _names(row: Row, fact: str) -> list[str]:
+    """Return the persons in a row without a judgment: one name, a list, or names divided by 、.
+
+    Raises:
+        NotSaid: there is none, or not all parts of a text are in the facts: `张某、李某等三人`.
+    """
+    value = column(row, NAMES_OF_PERSON)
+    items = items_of_field(value) or [value]
+    if len(items) == 1 and isinstance(items[0], str):
+        parts = [part.strip() for part in BETWEEN_NAMES.split(items[0])]
+        if all(part and part in fact for part in parts):
+            items = parts
+    return [name_of_person(item) for item in items]
 
 
 def _id(value: object) -> object:

@@ -427,6 +427,39 @@ def test_rows_of_a_case_need_not_follow_each_other(tmp_path: Path) -> None:
     assert left_out(done.out) == ["5: rows of one id with different facts"]
 
 
+WITHOUT_JUDGMENT = [
+    (["张某", "王某"], ["张某", "王某"]),
+    (["赵某"], ["赵某"]),  # a list is taken as it is; `check` says who is not in the facts
+    ("张某", ["张某"]),
+    ("张某、王某", ["张某", "王某"]),
+    (" 张某, 王某 ", ["张某", "王某"]),
+    ('["张某", "王某"]', ["张某", "王某"]),
+    ("张某、李某", "several persons in one field: '张某、李某'"),
+    ("张某、王某等三人", "several persons in one field: '张某、王某等三人'"),
+    (["张某", "王某、张某"], "several persons in one field: '王某、张某'"),
+    ([], "no person is named"),
+    ([1], "no person is named: '1'"),
+]
+
+
+@pytest.mark.parametrize(("said", "expected"), WITHOUT_JUDGMENT)
+def test_a_case_without_a_judgment_may_have_all_its_persons_in_one_row(
+    said: Any, expected: list[str] | str, tmp_path: Path
+) -> None:
+    rows = [
+        {"编号": 1, "案情": "张某与王某盗窃。", "被告人": said},
+        {"编号": 2, "案情": "甲盗窃。", "被告人": "甲"},
+    ]
+    done = converted(tmp_path, lines(rows))
+    others = [{"id": 2, "fact": "甲盗窃。", "defendants": ["甲"]}]
+    if isinstance(expected, str):
+        assert written(done.out) == others
+        assert left_out(done.out) == [f"1: {expected}"]
+    else:
+        case = {"id": 1, "fact": "张某与王某盗窃。", "defendants": expected}
+        assert written(done.out) == [case, *others]
+
+
 def studio(number: int, result: list[Row], **other: Any) -> Row:
     return {
         "id": number,
@@ -630,6 +663,16 @@ def test_a_row_of_two_forms_is_not_guessed(tmp_path: Path, panjue: Panjue) -> No
             '{"x": 1}',
             {},
             "is of no form that is known for judgment: its rows have x; known are panjue,",
+        ),
+        (
+            dumped({"context": "张某盗窃。", "question": "谁？", "answers": {}}),
+            {},
+            "label-studio, table; as --task reading it is rows of SQuAD",
+        ),
+        (
+            dumped({"instruction": "张某盗窃。", "output": ""}),
+            {},
+            "line 1: an empty reply, which names nobody (cases without answers: prompts/DATA.md)",
         ),
         ("", {}, "is empty"),
         ("刑罚", {}, "no row of it can be read as JSON, UTF-8"),
