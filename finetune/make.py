@@ -23,8 +23,6 @@ DEMOS = ("demo", "demo-opinions")
 """The configs of the demo, which need no other values. Without any word, make takes the first."""
 TRAINING = ("TASK", "MODEL", "TRAIN", "DEV")  # if they differ from those of RUN, `sft` says so
 FURTHER = ("SFT", "GENERATE", "SCORE", "SERVE")  # contain further words of a command
-NAMES_RUN = ("limit=", "from=")
-"""How words of SFT begin on which the name of the run folder depends."""
 VARIABLES = (*TRAINING, "TEST", "RUN", "CONFIG", *FURTHER, "STAGE", "PYTHON", "V")
 
 
@@ -67,10 +65,9 @@ def command(line: list[str], goals: list[str], given: dict[str, str]) -> list[st
 
 def answers_folder(run: Path, test: str, generate: str) -> Path:
     """Return the folder of answers to TEST that `panjue generate` writes with these arguments."""
-    with of_library("GENERATE"):
-        given = dict(word.partition("=")[::2] for word in shlex.split(generate))
-    name = Path(test).stem + (f"-limit{given['limit']}" if given.get("limit") else "")
-    return run / "answers" / given.get("answers", name)
+    words = dict(word.partition("=")[::2] for word in words_in("GENERATE", generate))
+    name = Path(test).stem + (f"-limit{words['limit']}" if words.get("limit") else "")
+    return run / "answers" / words.get("answers", name)
 
 
 def has_no_gold(answers: Path, test: str) -> bool:
@@ -88,15 +85,14 @@ def with_demo(given: dict[str, str]) -> dict[str, str]:
     TEST says it too: with it, the user wants answers to other cases than the demo's.
     """
     says_what = any(given[name] for name in ("CONFIG", "RUN", "TEST", *TRAINING))
-    says_what |= any(word.startswith("from=") for word in given["SFT"].split())
+    says_what |= any(word.startswith("from=") for word in words_in("SFT", given["SFT"]))
     return given if says_what else {**given, "CONFIG": DEMOS[0]}
 
 
 def run_folder(given: dict[str, str]) -> Path:
     """Return RUN if it is trained, else the folder that `panjue sft` would use for these variables.
 
-    SFT contains settings of `panjue sft`. Only its words limit=N and from=RUN change the name of
-    the folder. UserError: a variable is missing.
+    UserError: a variable is missing, or SFT has a word that is no setting of `panjue sft`.
     """
     refuse_home("RUN", given["RUN"])
     run = Path(given["RUN"])
@@ -104,8 +100,7 @@ def run_folder(given: dict[str, str]) -> Path:
         return run
     named = [name for name in ("RUN", *TRAINING) if given[name]]
     words = [f"{name.lower()}={given[name]}" for name in named]
-    with of_library("SFT"):  # names it in the error if a quote has no end
-        words += [word for word in shlex.split(given["SFT"]) if word.startswith(NAMES_RUN)]
+    words += words_in("SFT", given["SFT"])
     config, settings = training_words([given["CONFIG"], *words] if given["CONFIG"] else words)
     for word in settings:
         if word.startswith("run="):
@@ -142,7 +137,9 @@ def is_done(
     is_demo = meant["CONFIG"] in DEMOS
     is_demo_goal = not {"demo", "base", "gpu"}.isdisjoint(goals)
     needs_base = is_demo_goal or (is_demo and not given["MODEL"])
-    has_cases = given["TRAIN"] or any(word.startswith("train=") for word in given["SFT"].split())
+    has_cases = given["TRAIN"] or any(
+        word.startswith("train=") for word in words_in("SFT", given["SFT"])
+    )
     # The demo's base is trained on the demo's cases, too.
     needs_cases = needs_base or (is_demo and not has_cases)
     asks_to_train = "sft" in goals or any(given[name] for name in (*TRAINING, "CONFIG", "SFT"))
@@ -169,11 +166,16 @@ def filled(line: list[str], values: dict[str, str]) -> list[str]:
         key, _, name = word.rpartition("=")
         value = values.get(name, name)
         if name in FURTHER:  # several words in one variable
-            with of_library(name):
-                words += shlex.split(value)
+            words += words_in(name, value)
         elif value:
             words.append(f"{key}={value}" if key else value)
     return words
+
+
+def words_in(name: str, value: str) -> list[str]:
+    """Return the words in a variable of FURTHER; UserError, which names it: a quote has no end."""
+    with of_library(name):
+        return shlex.split(value)
 
 
 def main() -> None:

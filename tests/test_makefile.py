@@ -59,10 +59,11 @@ def test_both_configs_of_the_demo_have_the_invented_cases_and_the_tiny_base() ->
 
 
 def test_words_get_through_as_they_are_typed() -> None:
-    words = ("CONFIG=a", "RUN=b c/$x \"y'", "TRAIN=e\\f.jsonl", "SFT=x='a  b' y=$HOME V=1")
+    sft_words = "SFT=model='a  b' dev=$HOME columns.V=1"
+    words = ("CONFIG=a", "RUN=b c/$x \"y'", "TRAIN=e\\f.jsonl", sft_words)
     sft, serve = make("serve", *words, "V=").stdout.splitlines()
     run, data = "<run=b c/$x \"y'>", "<train=e\\f.jsonl>"
-    assert sft == f"<sft> <a> {run} {data} <x=a  b> <y=$HOME> <V=1> "
+    assert sft == f"<sft> <a> {run} {data} <model=a  b> <dev=$HOME> <columns.V=1> "
     assert serve == "<serve> <b c/$x \"y'> "
     assert ".venv/bin/panjue serve 'a b'\n" in make("serve", "CONFIG=a", "RUN=a b", "V=1").stdout
 
@@ -88,8 +89,13 @@ def test_a_file_without_outcomes_is_answered_and_not_scored() -> None:
 
 
 def test_a_wrong_word_stops_make_before_anything_runs() -> None:
-    for word, reason in {"TEST=tset": "TEST: no file tset", "model=x": "no variable model"}.items():
-        done = make("sft", "generate", "CONFIG=a", "SFT=MODLE=x ZZ=1", word)
+    reasons = {
+        "TEST=tset": "TEST: no file tset",
+        "model=x": "no variable model",
+        "SFT=seed=2 bacth=4": "bacth=4: no setting 'bacth'",
+    }
+    for word, reason in reasons.items():
+        done = make("sft", "generate", "CONFIG=a", word)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(f"panjue: {reason}")
         _, of_make = done.stderr.splitlines()

@@ -102,6 +102,8 @@ def test_missing_cases_of_the_demo_are_made_if_they_are_needed(example: str) -> 
         ("serve: RUN=mien", "say model=NAME and train=FILE, or run=FOLDER of a training: mien has"),
         ("sft generate: MODEL=m TRAIN=t", "say TEST=FILE: the invented cases are for the demo"),
         ("sft generate: MODEL=m TRAIN=t TEST=tset.jsonl", "TEST: no file tset.jsonl"),
+        ("sft: SFT=bacth=4", "bacth=4: no setting 'bacth'; did you mean 'batch'?"),
+        ('sft: SFT=limit="', "SFT: No closing quotation"),
         ('serve: RUN=done SERVE="', "SERVE: No closing quotation"),
         ("sft: RUN=~/x MODEL=m TRAIN=t", f"RUN=~/x: ~ is not expanded here; write RUN={HOME}/x"),
     ],
