@@ -29,6 +29,8 @@ WRITTEN_AMOUNT = re.compile(
 DIGITS = {sign: value for value, sign in enumerate("零一二三四五六七八九")}
 DIGITS |= {sign: value for value, sign in enumerate("〇壹贰叁肆伍陆柒捌玖")} | {"两": 2}
 
+ZERO_BEHIND_DIGIT = re.compile("[一二三四五六七八九壹贰叁肆伍陆柒捌玖两][零〇]")
+
 UNITS = {"十": 10, "百": 100, "千": 1000, "拾": 10, "佰": 100, "仟": 1000}
 
 TIMES = {"": 1, "百": 1e2, "千": 1e3, "万": 1e4, "亿": 1e8}
@@ -86,10 +88,12 @@ def written_number(numeral: str) -> float:
     """Return the value of Chinese numerals: 十二万五千, 一点五, 二〇〇.
 
     三四千 means three or four thousand and counts as 四千. So two digits in a row are a range: 三四
-    is 4, not 34. Three signs or more without a unit, such as 二〇〇, are the digits of one number.
+    is 4, not 34. The digits of one number are three signs or more without a unit, and a digit with
+    a zero behind it: 一二三, 二〇, 二〇五万.
     """
     has_unit = not set(numeral).isdisjoint("万萬亿" + "".join(UNITS))
-    is_by_place = len(numeral) > 2 and not has_unit
+    has_zero_behind_digit = ZERO_BEHIND_DIGIT.search(numeral)
+    is_by_place = has_zero_behind_digit or (len(numeral) > 2 and not has_unit)
     total = 0.0  # the part that 万 or 亿 ends
     section = 0.0
     digit = 0.0
