@@ -223,7 +223,7 @@ def find_answers(path: Path, gold: Path | None = None, gold_sha256: str = "") ->
 def refuse_unanswered(path: Path) -> NoReturn:
     """Refuse a path in place of a folder of answers, or of a run folder that has some."""
     if not path.exists():
-        raise UserError(f"{path}: there is no such folder")
+        raise UserError(f"{path}: there is no such folder; `panjue runs` lists the trainings")
     if not path.is_dir():
         raise UserError(f"{path}: is a file alone; give the folder of answers, or its run folder")
     weights = weights_folder(path)

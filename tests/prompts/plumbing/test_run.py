@@ -205,7 +205,7 @@ def test_a_folder_without_answers_gets_one_line_with_the_way_out(
     refused(run, nothing)
     refused(run / "adapter", nothing)
     refused(tmp_path, other)
-    refused(tmp_path / "nowhere", "there is no such folder")
+    refused(tmp_path / "nowhere", "there is no such folder; `panjue runs` lists the trainings")
     folder = run / "answers/test"
     folder.mkdir(parents=True)
     AnswersRecord.model_validate(ANSWERED).write(folder)
