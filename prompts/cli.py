@@ -148,8 +148,10 @@ def sft(
                 from panjue.finetune.sft import train
             train(training)
     except KeyboardInterrupt:  # from the first step on, `StopOnSignal` receives it
-        kept = f"stopped; {training.run} has what was finished, run the same command to resume"
-        raise Stopped(kept, signal.SIGINT) from None
+        has_folder = training.run.is_dir()
+        kept = f"{training.run} has what was finished" if has_folder else "nothing was finished"
+        told = f"stopped; {kept}, run the same command to resume"
+        raise Stopped(told, signal.SIGINT) from None
 
 
 @app.command(context_settings=TAKES_WORDS)

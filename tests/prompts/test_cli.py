@@ -187,9 +187,14 @@ def test_ctrl_c_before_the_first_step_says_what_is_kept(
     monkeypatch.setattr("panjue.finetune.settings.sft_settings", lambda *_: training)
     monkeypatch.setattr("panjue.finetune.settings.launch", lambda *_: None)
     monkeypatch.setattr("panjue.finetune.sft.train", train)
-    done = panjue("sft", "config.yaml")
-    told = f"panjue: stopped; {folder} has what was finished, run the same command to resume\n"
-    assert (done.returncode, done.stderr) == (130, told)
+    for run, kept in (
+        (folder, f"{folder} has what was finished"),
+        (folder / "later", "nothing was finished"),
+    ):
+        training.run = run
+        done = panjue("sft", "config.yaml")
+        told = f"panjue: stopped; {kept}, run the same command to resume\n"
+        assert (done.returncode, done.stderr) == (130, told)
 
 
 def test_in_another_checkout_the_first_line_names_both(
