@@ -85,17 +85,22 @@ def persons(task: Task, names: Sequence[str]) -> list[PersonKey]:
 def answered_labels(task: Task, row: Row) -> dict[PersonKey, dict[str, list[str]]]:
     """Return person -> field -> labels of a submission row, named as the classifier names them.
 
+    If an item has no name, nothing tells whose labels are whose, and nobody is returned.
+
     A task without persons may write its labels as numbers: `{"id": 1, "label": 0}`. Its
     `Score.classes` returns them in words. For an empty set, it returns the name `nothing` of the
     empty set, which is left out.
     """
-    names = persons(task, item_names(task, row))
+    names = item_names(task, row)
+    if task.answer.items and not names:
+        return {}
+    keys = persons(task, names)
     if not task.answer.items and task.score.classes:
         [field] = task.answer.fields
         labels = [label for label in task.score.classes(row) if label != task.answer.nothing]
-        return {names[0]: {field: labels}}
+        return {keys[0]: {field: labels}}
     by_person = {}
-    for person, item in zip(names, task.answer.items_of(row), strict=True):
+    for person, item in zip(keys, task.answer.items_of(row), strict=True):
         by_person[person] = {name: labels_in(task, name, item) for name in task.answer.fields}
     return by_person
 

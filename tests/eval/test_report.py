@@ -242,6 +242,18 @@ def test_the_classifier_s_answers_are_compared_with_the_model_s(
     assert {how for _, how in (*third, *other)} == {"agree, right"}
 
 
+def test_a_page_is_made_of_a_row_with_a_person_without_a_name(
+    hostile: Path, advised: Callable[[Any], None]
+) -> None:
+    advised(think)
+    rows = [row for _, row in read_lines(hostile / "submission.jsonl")]
+    del rows[0]["judgments"][1]["name"]
+    write_lines(hostile / "submission.jsonl", rows)
+    found = page_data(open_answers(hostile))
+    assert [len(case.items) for case in found.cases] == [3, 1]
+    assert "</html>" in page(found)
+
+
 def test_what_a_reply_does_not_have_is_no_agreement(
     hostile: Path, advised: Callable[[Any], None]
 ) -> None:
