@@ -1,6 +1,6 @@
 """Requests a second of `/v1/judgments` and of vLLM alone, asked plainly for the same replies.
 
-    python -m tests.bench.serve RUN CASES.jsonl [--clients 64] [--limit 256]
+    python -m tests.bench.serve RUN CASES.jsonl [--clients 64] [--limit 256] [--answer model]
 
 RUN is a run folder. Both servers have an engine of their own, with the same settings, and are asked
 in turns: ours for the judgments of cases, vLLM for the replies to their token ids and schemas. In a
@@ -42,15 +42,17 @@ def main() -> None:
     options = parser(__doc__, "run", "cases")
     options.add_argument("--clients", type=int, default=64)
     options.add_argument("--limit", type=int, default=256, help="cases")
+    options.add_argument("--answer", choices=("auto", "model"), default="auto", help="who")
     given = options.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # and the servers with it
-    served = ServedRun(open_trained(given.run), ServeConfig.model_validate({}))
+    settings = ServeConfig.model_validate({"answer": given.answer})
+    served = ServedRun(open_trained(given.run), settings)
     pairs = askable(served.question_maker, given.cases, given.limit)
     cases = [{"fact": example.text, "defendants": list(example.names)} for example, _ in pairs]
     prompts = [plain_request(question) for _, question in pairs]
-    settings = [f"engine.{name}={json.dumps(value)}" for name, value in ENGINE.items()]
+    of_engine = [f"engine.{name}={json.dumps(value)}" for name, value in ENGINE.items()]
     panjue = Path(sys.executable).with_name("panjue")
-    ours = [panjue, "serve", given.run, f"port={OURS[-4:]}", *settings]
+    ours = [panjue, "serve", given.run, f"port={OURS[-4:]}", f"answer={given.answer}", *of_engine]
     with ExitStack() as running:
         # One after the other: vLLM takes what others allocate meanwhile for its own memory.
         for url, words in ((PLAIN, plain_vllm(served)), (OURS, ours)):
