@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from panjue.eval.metric_values import item_names
 from panjue.eval.shown import labels_in
 from panjue.finetune.classifier.opinions import Advisor
 from panjue.finetune.classifier.why import FieldReasons, Most, Why, reasons
 from panjue.prompts.example import Example
 from panjue.prompts.task import Task
-from panjue.prompts.tasks.metrics import Row, numbered
+from panjue.prompts.tasks.metrics import Row, by_name, numbered
 
 VOTE = "vote"
 
@@ -85,24 +84,20 @@ def persons(task: Task, names: Sequence[str]) -> list[PersonKey]:
 def answered_labels(task: Task, row: Row) -> dict[PersonKey, dict[str, list[str]]]:
     """Return person -> field -> labels of a submission row, named as the classifier names them.
 
-    If an item has no name, nothing tells whose labels are whose, and nobody is returned.
-
     A task without persons may write its labels as numbers: `{"id": 1, "label": 0}`. Its
     `Score.classes` returns them in words. For an empty set, it returns the name `nothing` of the
     empty set, which is left out.
     """
-    names = item_names(task, row)
-    if task.answer.items and not names:
-        return {}
-    keys = persons(task, names)
     if not task.answer.items and task.score.classes:
         [field] = task.answer.fields
         labels = [label for label in task.score.classes(row) if label != task.answer.nothing]
-        return {keys[0]: {field: labels}}
-    by_person = {}
-    for person, item in zip(keys, task.answer.items_of(row), strict=True):
-        by_person[person] = {name: labels_in(task, name, item) for name in task.answer.fields}
-    return by_person
+        return {("", 0): {field: labels}}
+    items = task.answer.items_of(row)
+    of_person = by_name(items) if task.answer.items else {("", 0): items[0]}
+    answered = {}
+    for person, item in of_person.items():
+        answered[person] = {name: labels_in(task, name, item) for name in task.answer.fields}
+    return answered
 
 
 def field_reasons(

@@ -242,7 +242,7 @@ def test_the_classifier_s_answers_are_compared_with_the_model_s(
     assert {how for _, how in (*third, *other)} == {"agree, right"}
 
 
-def test_a_page_is_made_of_a_row_with_a_person_without_a_name(
+def test_a_person_without_a_name_costs_the_others_no_reasons(
     hostile: Path, advised: Callable[[Any], None]
 ) -> None:
     advised(think)
@@ -250,8 +250,26 @@ def test_a_page_is_made_of_a_row_with_a_person_without_a_name(
     del rows[0]["judgments"][1]["name"]
     write_lines(hostile / "submission.jsonl", rows)
     found = page_data(open_answers(hostile))
-    assert [len(case.items) for case in found.cases] == [3, 1]
+    reasons = []
+    for of_person in found.cases[0].whys:
+        reasons.append([[why.label for why in field.reasons.answered] for field in of_person])
+    assert reasons[0] == reasons[2] == [["盗窃罪"], ["264"], [YEAR]]
+    assert reasons[1] == [[], [], []]
     assert "</html>" in page(found)
+
+
+def test_without_gold_a_row_of_nobody_is_named(
+    hostile: Path, advised: Callable[[Any], None]
+) -> None:
+    advised(think)
+    gold = hostile.parent / "gold.jsonl"
+    rows = [row for _, row in read_lines(gold)]
+    write_lines(gold, [{key: row[key] for key in row if key != "outcomes"} for row in rows])
+    write_answers(hostile, gold)
+    row = {"id": 1, "judgments": []}
+    write_lines(hostile / "submission.jsonl", [row])
+    with pytest.raises(UserError, match="id 1 is not in the hand-in format; see `panjue check`"):
+        page_data(open_answers(hostile))
 
 
 def test_what_a_reply_does_not_have_is_no_agreement(

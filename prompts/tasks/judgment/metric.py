@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from panjue.prompts.plumbing.errors import UserError
 from panjue.prompts.tasks.metrics import Row, by_name
 
 
@@ -110,6 +111,8 @@ def _over_defendants(gold: Row, predicted: Row | None, score: Callable[[Row, Row
     given = predicted["judgments"] if predicted is not None else []
     for judgment, answer in _matched(gold["judgments"], given):
         scores.append(score(judgment, answer))
+    if not scores:
+        raise UserError("judgments: nobody is judged")
     return sum(scores) / len(scores)
 
 
