@@ -183,14 +183,22 @@ def _form_of(source: SourceFile, task: str, name: str, own: Form) -> Form:
         raise Unreadable(f"{source.path}: no row of it can be read as {source.description}")
     keys = ", ".join(map(str, islice(first, 12)))
     hint = OUR_COLUMNS if source.is_table and last else ""
-    for other, forms_of_other in FORMS_OF_TASK.items():
-        fitting = [form.title for form in forms_of_other.values() if form.fits(first)]
-        if fitting and other != task:
-            hint = f"; as --task {other} it is {' or '.join(fitting)}"
+    for other in FORMS_OF_TASK.keys() - {task}:
+        fitting = _forms_of_other(other, first, source)
+        if fitting:
+            hint = f"; with --task {other} it is {' or '.join(fitting)}"
     raise UserError(
         f"{source.path}: is of no form that is known for {task}: its rows have {keys[:200]}; "
         f"known are {', '.join(names)}{hint}"
     )
+
+
+def _forms_of_other(task: str, row: Row, source: SourceFile) -> list[str]:
+    """Return the titles of the forms of a task that a row fits; chats may be of any task."""
+    own = own_form(task, load_task(task), in_years=False, in_table=source.is_table)
+    forms = [own, *FORMS_OF_TASK[task].values()]
+    fitting = [form for form in forms if form.fits(row) and form not in chat.QUESTIONS]
+    return [form.title for form in fitting]
 
 
 def _groups(

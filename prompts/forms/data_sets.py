@@ -6,6 +6,7 @@ from typing import Any
 
 from panjue.prompts.forms.form import Case, Form, Row
 from panjue.prompts.forms.record import (
+    SEVERAL,
     article_list,
     charge_list,
     items_of_field,
@@ -107,9 +108,7 @@ def _multijustice_person(row: Row) -> "Person":
     The penalty is read from its words in `defendant_judgement`, or without them from the months in
     `imprisonment`. If both are there, they must agree.
     """
-    name = name_of_person(
-        _only(items_of_field(row.get("defendant")), "several persons in one field")
-    )
+    name = name_of_person(_only(items_of_field(row.get("defendant")), SEVERAL))
     charges = charge_list(_of_person(row, "defendant_accusation", name))
     articles = whole_articles(row.get("relevant_article"), charges)
     judged = _of_person(row, "defendant_judgement", name)

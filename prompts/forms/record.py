@@ -36,17 +36,19 @@ def outcome_of(record: Row) -> Outcome:
     }
 
 
-BETWEEN_NAMES = re.compile("[;；,，、\n]")
+SEVERAL = "several persons in one field; give each a row"
 
 
 def name_of_person(value: Any) -> str:
     """Return the name in a field, which may have only one."""
     names = value if isinstance(value, list) else [value]
-    if len(names) != 1 or not isinstance(names[0], str) or not visible(names[0]).strip():
+    if len(names) > 1:
+        raise NotSaid(SEVERAL, str(value))
+    if not names or not isinstance(names[0], str) or not visible(names[0]).strip():
         raise NotSaid("no person is named", "" if value is None else str(value))
     name = names[0].strip(" \t\u3000:：")  # CAIL2018 has `：王某`
-    if BETWEEN_NAMES.search(name):
-        raise NotSaid("several persons in one field", name)
+    if re.search("[;；,，、/\n]", name):
+        raise NotSaid(SEVERAL, name)
     return name
 
 

@@ -3,7 +3,9 @@
 A case without a judgment may have all its persons in one row.
 """
 
+import re
 from collections.abc import Iterator
+from typing import Any
 
 from panjue.prompts.forms.chat import case_of
 from panjue.prompts.forms.form import (
@@ -22,12 +24,13 @@ from panjue.prompts.forms.form import (
     has,
 )
 from panjue.prompts.forms.record import (
-    BETWEEN_NAMES,
+    SEVERAL,
     items_of_field,
     name_of_person,
     outcome_of,
     without_fraction,
 )
+from panjue.prompts.names import names_not_in
 from panjue.prompts.plumbing.errors import NotSaid
 from panjue.prompts.tasks.judgment.penalties import TERMS
 
@@ -54,7 +57,8 @@ def key_of_case(row: Row) -> object:
 def table_cases(*rows: Row) -> Iterator[Case]:
     """Yield the case of the rows with one id.
 
-    Each row has the judgment of one person. Or a single row has the judgment of all in prose.
+    Each row has the judgment of one person, or a single row has the judgment of all in prose.
+    Without columns of a judgment, each row has one person, or a single row has all.
     """
     facts = {str(column(row, FACT) or "") for row in rows}
     if len(facts) > 1:
@@ -76,23 +80,44 @@ def table_cases(*rows: Row) -> Iterator[Case]:
     if any(has(row, LABEL_COLUMNS) for row in rows):
         outcomes = [outcome_of(row) for row in rows]
         yield {**case, "defendants": [one["name"] for one in outcomes], "outcomes": outcomes}
+    elif len(rows) == 1:
+        yield {**case, "defendants": _all_names(column(rows[0], NAMES_OF_PERSON), fact)}
     else:
-        yield {**case, "defendants": [name for row in rows for name in _names(row, fact)]}
+        names = [name_of_person(column(row, NAMES_OF_PERSON)) for row in rows]
+        yield {**case, "defendants": names}
 
 
-def _names(row: Row, fact: str) -> list[str]:
-    """Return the persons in a row without a judgment: one name, a list, or names divided by 、.
+AND_OTHERS = re.compile(r"等(?:[0-9一二两三四五六七八九十]*人)?$")
+
+
+def _all_names(value: Any, fact: str) -> list[str]:
+    """Return all persons of a case without a judgment: of a list, or of a text: `张某、王某`.
 
     Raises:
-        NotSaid: there is none, or not all parts of a text are in the facts: `张某、李某等三人`.
+        NotSaid: there is none; or it is not certain that a text names all, and nothing else:
+            `张某等三人`, `张某，男，汉族`, `张某和王某`, or a part that is no name in the facts.
     """
-    value = column(row, NAMES_OF_PERSON)
-    items = items_of_field(value) or [value]
-    if len(items) == 1 and isinstance(items[0], str):
-        parts = [part.strip() for part in BETWEEN_NAMES.split(items[0])]
-        if all(part and part in fact for part in parts):
-            items = parts
-    return [name_of_person(item) for item in items]
+    names = items_of_field(value)
+    if not names:
+        raise NotSaid("no person is named")
+    if len(names) == 1 and isinstance(names[0], str):
+        [text] = names
+        if AND_OTHERS.search(text) or _has_and(text, fact):
+            raise NotSaid(SEVERAL, text)
+        parts = [part.strip() for part in re.split("[、;；\n]", text)]
+        if all(parts) and not names_not_in(fact, parts):
+            names = parts
+    return [name_of_person(name) for name in names]
+
+
+def _has_and(text: str, fact: str) -> bool:
+    """Say whether 和, 与 or 及 stands between names of the facts, and not within one: 张和平."""
+    for sign in "和与及":
+        parts = text.split(sign)
+        are_long = min(map(len, parts)) > 1
+        if len(parts) > 1 and are_long and not names_not_in(fact, parts):
+            return True
+    return False
 
 
 def _id(value: object) -> object:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from panjue.prompts.convert import Conversion, convert, left_out_path
-from panjue.prompts.forms.record import NO_UNIT
+from panjue.prompts.forms.record import NO_UNIT, SEVERAL
 from panjue.prompts.forms.values import json_values
 from panjue.prompts.plumbing.errors import NotSaid, UserError
 from panjue.prompts.reader import Reader
@@ -381,7 +381,7 @@ def test_tables_of_persons(encoding: str, tmp_path: Path) -> None:
     ]
     assert done.left_out == {
         NO_UNIT: 1,
-        "several persons in one field": 1,
+        SEVERAL: 1,
         "a person without a crime": 1,
         "a person without a penalty": 1,
         "an article that cannot be read, or of another law": 1,
@@ -427,17 +427,23 @@ def test_rows_of_a_case_need_not_follow_each_other(tmp_path: Path) -> None:
     assert left_out(done.out) == ["5: rows of one id with different facts"]
 
 
+FACT = "被告人张某，男，与王某等三人及买买提·吐尔逊贩卖甲基苯丙胺，张和平、李　某在场。"
 WITHOUT_JUDGMENT = [
     (["张某", "王某"], ["张某", "王某"]),
-    (["赵某"], ["赵某"]),  # a list is taken as it is; `check` says who is not in the facts
+    (["赵某"], ["赵某"]),  # a list is taken as it is; `sft` and `check` say who is not in the facts
     ("张某", ["张某"]),
+    ("赵某", ["赵某"]),
+    ("张和平", ["张和平"]),
     ("张某、王某", ["张某", "王某"]),
-    (" 张某, 王某 ", ["张某", "王某"]),
+    (" 张某; 李某 ", ["张某", "李某"]),
+    ("买买提•吐尔逊、李某", ["买买提•吐尔逊", "李某"]),
     ('["张某", "王某"]', ["张某", "王某"]),
-    ("张某、李某", "several persons in one field: '张某、李某'"),
-    ("张某、王某等三人", "several persons in one field: '张某、王某等三人'"),
-    (["张某", "王某、张某"], "several persons in one field: '王某、张某'"),
+    *[(text, f"{SEVERAL}: '{text}'") for text in ("张某、赵某", "张某、王某等三人", "张某等")],
+    *[(text, f"{SEVERAL}: '{text}'") for text in ("张某,男", "张某，男，汉族", "、张某")],
+    *[(text, f"{SEVERAL}: '{text}'") for text in ("张某和王某", "张某/王某", "甲、张某")],
+    (["张某", "王某、张某"], f"{SEVERAL}: '王某、张某'"),
     ([], "no person is named"),
+    ("[]", "no person is named"),
     ([1], "no person is named: '1'"),
 ]
 
@@ -447,7 +453,7 @@ def test_a_case_without_a_judgment_may_have_all_its_persons_in_one_row(
     said: Any, expected: list[str] | str, tmp_path: Path
 ) -> None:
     rows = [
-        {"编号": 1, "案情": "张某与王某盗窃。", "被告人": said},
+        {"编号": 1, "案情": FACT, "被告人": said},
         {"编号": 2, "案情": "甲盗窃。", "被告人": "甲"},
     ]
     done = converted(tmp_path, lines(rows))
@@ -456,8 +462,15 @@ def test_a_case_without_a_judgment_may_have_all_its_persons_in_one_row(
         assert written(done.out) == others
         assert left_out(done.out) == [f"1: {expected}"]
     else:
-        case = {"id": 1, "fact": "张某与王某盗窃。", "defendants": expected}
-        assert written(done.out) == [case, *others]
+        assert written(done.out) == [{"id": 1, "fact": FACT, "defendants": expected}, *others]
+
+
+def test_of_several_rows_of_a_case_each_has_one_person(tmp_path: Path) -> None:
+    everybody = ["张某", "王某"]
+    row = {"id": 1, "fact": FACT, "name": everybody}
+    done = converted(tmp_path, lines([row, row, {"id": 2, "fact": FACT, "name": "张某"}]))
+    assert [case["defendants"] for case in written(done.out)] == [["张某"]]
+    assert left_out(done.out) == [f"1: {SEVERAL}: {str(everybody)!r}"]
 
 
 def studio(number: int, result: list[Row], **other: Any) -> Row:
@@ -667,7 +680,17 @@ def test_a_row_of_two_forms_is_not_guessed(tmp_path: Path, panjue: Panjue) -> No
         (
             dumped({"context": "张某盗窃。", "question": "谁？", "answers": {}}),
             {},
-            "label-studio, table; as --task reading it is rows of SQuAD",
+            "label-studio, table; with --task reading it is rows of SQuAD",
+        ),
+        (
+            dumped({"data": [{"title": "a", "paragraphs": []}]}),
+            {},
+            "label-studio, table; with --task reading it is panjue's own form of reading",
+        ),
+        (
+            dumped({"fact": "张某盗窃。", "defendants": ["张某"]}),
+            {"task": "reading"},
+            "known are panjue, cmrc2018, squad; with --task judgment it is panjue's own form",
         ),
         (
             dumped({"instruction": "张某盗窃。", "output": ""}),
