@@ -17,21 +17,22 @@ AMOUNT = re.compile(
 
 GROUPS = re.compile(f"[,，]|{SPACE}")
 
-NUMERALS = "零〇一二两三四五六七八九十百千万亿壹贰叁肆伍陆柒捌玖拾佰仟萬点"
+DIGITS = {sign: value for value, sign in enumerate("零一二三四五六七八九")}
+DIGITS |= {sign: value for value, sign in enumerate("〇壹贰叁肆伍陆柒捌玖")}
+DIGITS |= {"○": 0, "两": 2, "貳": 2, "參": 3, "陸": 6}
+
+UNITS = {"十": 10, "百": 100, "千": 1000, "拾": 10, "佰": 100, "仟": 1000}
+
+ALL_DIGITS = "".join(DIGITS)
+FIRST_NUMERALS = "".join(sign for sign in DIGITS if DIGITS[sign]) + "十拾"
+NUMERALS = f"{ALL_DIGITS}{''.join(UNITS)}万萬亿点"
 
 WRITTEN_AMOUNT = re.compile(
-    rf"([一二两三四五六七八九十壹贰叁肆伍陆柒捌玖拾](?<![数几.．\d{NUMERALS}].)"
+    rf"([{FIRST_NUMERALS}](?<![数几.．\d{NUMERALS}].)"
     rf"(?:[{NUMERALS}]++|(?=余?克|千克|公斤)))(?:[余多]([万亿]))?余?多?{UNIT}"
 )
 """Pattern of an amount in Chinese numerals: 三千元, 二十余万元, 叁拾克; not 数十万元, not
 三元里."""
-
-DIGITS = {sign: value for value, sign in enumerate("零一二三四五六七八九")}
-DIGITS |= {sign: value for value, sign in enumerate("〇壹贰叁肆伍陆柒捌玖")} | {"两": 2}
-
-ZERO_BEHIND_DIGIT = re.compile("[一二三四五六七八九壹贰叁肆伍陆柒捌玖两][零〇]")
-
-UNITS = {"十": 10, "百": 100, "千": 1000, "拾": 10, "佰": 100, "仟": 1000}
 
 TIMES = {"": 1, "百": 1e2, "千": 1e3, "万": 1e4, "亿": 1e8}
 GRAMS = {"克": 1, "g": 1, "kg": 1e3, "千克": 1e3, "公斤": 1e3}
@@ -84,37 +85,47 @@ def evidence(text: str) -> list[float]:
     return [*_sizes(money), *_sizes(grams), acts, dates, *words]
 
 
+NUMERAL_PARTS = re.compile(
+    f"(?P<whole>[{ALL_DIGITS}]*)点(?P<decimals>[{ALL_DIGITS}]*)"
+    f"|(?P<digits>[{ALL_DIGITS}]+)|(?P<unit>.)"
+)
+
+
 def written_number(numeral: str) -> float:
     """Return the value of Chinese numerals: 十二万五千, 一点五, 二〇〇.
 
     三四千 means three or four thousand and counts as 四千. So two digits in a row are a range: 三四
-    is 4, not 34. The digits of one number are three signs or more without a unit, and a digit with
-    a zero behind it: 一二三, 二〇, 二〇五万.
+    is 4, not 34. Three or more, before 点, or with a zero behind the first, they are the digits of
+    one number: 一二三, 二〇, 二〇五万, 一五点二.
     """
-    has_unit = not set(numeral).isdisjoint("万萬亿" + "".join(UNITS))
-    has_zero_behind_digit = ZERO_BEHIND_DIGIT.search(numeral)
-    is_by_place = has_zero_behind_digit or (len(numeral) > 2 and not has_unit)
     total = 0.0  # the part that 万 or 亿 ends
     section = 0.0
-    digit = 0.0
-    place = 0.0  # what the next digit counts after 点: 0.1, 0.01 …; 0 before it
-    for sign in numeral:
-        if sign in DIGITS and place:
-            digit += DIGITS[sign] * place
-            place /= 10
-        elif sign in DIGITS:
-            before = digit * 10 if is_by_place else 0.0
-            digit = before + DIGITS[sign]
-        elif sign == "点":
-            place = 0.1
-        elif sign in UNITS:
-            section += (digit or 1) * UNITS[sign]
-            digit = place = 0
+    number = 0.0  # before the next unit
+    for part in NUMERAL_PARTS.finditer(numeral):
+        unit = part["unit"]
+        if part["digits"]:
+            number = _of_digits(part["digits"])
+        elif unit is None:
+            number += float(f"{_arabic(part['whole'])}.{_arabic(part['decimals'])}0")
+        elif unit in UNITS:
+            section += (number or 1) * UNITS[unit]
+            number = 0
         else:
-            ended = section + digit
-            total = (total + ended) * 1e8 if sign == "亿" else total + ended * 1e4
-            section = digit = place = 0
-    return total + section + digit
+            ended = section + number
+            total = (total + ended) * 1e8 if unit == "亿" else total + ended * 1e4
+            section = number = 0
+    return total + section + number
+
+
+def _of_digits(digits: str) -> float:
+    """Return the number of digits in a row, or the higher one of a range such as 三四."""
+    arabic = _arabic(digits)
+    is_range = len(arabic) == 2 and "0" not in arabic
+    return float(arabic[-1] if is_range else arabic)
+
+
+def _arabic(digits: str) -> str:
+    return "".join(str(DIGITS[sign]) for sign in digits)
 
 
 def _sizes(amounts: list[float]) -> list[float]:
