@@ -148,9 +148,9 @@ def sft(
                 from panjue.finetune.sft import train
             train(training)
     except KeyboardInterrupt:  # from the first step on, `StopOnSignal` receives it
-        has_folder = training.run.is_dir()
-        kept = f"{training.run} has what was finished" if has_folder else "nothing was finished"
-        told = f"stopped; {kept}, run the same command to resume"
+        told = "stopped before anything was finished; run the same command again"
+        if training.run.is_dir():
+            told = f"stopped; {training.run} has what was finished, run the same command to resume"
         raise Stopped(told, signal.SIGINT) from None
 
 

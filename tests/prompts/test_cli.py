@@ -187,14 +187,12 @@ def test_ctrl_c_before_the_first_step_says_what_is_kept(
     monkeypatch.setattr("panjue.finetune.settings.sft_settings", lambda *_: training)
     monkeypatch.setattr("panjue.finetune.settings.launch", lambda *_: None)
     monkeypatch.setattr("panjue.finetune.sft.train", train)
-    for run, kept in (
-        (folder, f"{folder} has what was finished"),
-        (folder / "later", "nothing was finished"),
-    ):
+    kept = f"stopped; {folder} has what was finished, run the same command to resume"
+    nothing = "stopped before anything was finished; run the same command again"
+    for run, told in {folder: kept, folder / "later": nothing}.items():
         training.run = run
         done = panjue("sft", "config.yaml")
-        told = f"panjue: stopped; {kept}, run the same command to resume\n"
-        assert (done.returncode, done.stderr) == (130, told)
+        assert (done.returncode, done.stderr) == (130, f"panjue: {told}\n")
 
 
 def test_in_another_checkout_the_first_line_names_both(
