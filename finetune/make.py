@@ -100,9 +100,10 @@ def run_folder(given: dict[str, str]) -> Path:
         return run
     named = [name for name in ("RUN", *TRAINING) if given[name]]
     words = [f"{name.lower()}={given[name]}" for name in named]
-    words += words_in("SFT", given["SFT"])
+    # An option, `--settings`, prints something and starts no training.
+    words += [word for word in words_in("SFT", given["SFT"]) if not word.startswith("-")]
     config, settings = training_words([given["CONFIG"], *words] if given["CONFIG"] else words)
-    for word in settings:
+    for word in reversed(settings):  # the last one counts
         if word.startswith("run="):
             return Path(word.removeprefix("run="))
     return Path(load_values(config)["sft"]["run"])
@@ -136,10 +137,9 @@ def is_done(
     """
     is_demo = meant["CONFIG"] in DEMOS
     is_demo_goal = not {"demo", "base", "gpu"}.isdisjoint(goals)
-    needs_base = is_demo_goal or (is_demo and not given["MODEL"])
-    has_cases = given["TRAIN"] or any(
-        word.startswith("train=") for word in words_in("SFT", given["SFT"])
-    )
+    of_sft = {word.partition("=")[0] for word in words_in("SFT", given["SFT"])}
+    needs_base = is_demo_goal or (is_demo and not given["MODEL"] and "model" not in of_sft)
+    has_cases = given["TRAIN"] or "train" in of_sft
     # The demo's base is trained on the demo's cases, too.
     needs_cases = needs_base or (is_demo and not has_cases)
     asks_to_train = "sft" in goals or any(given[name] for name in (*TRAINING, "CONFIG", "SFT"))

@@ -71,6 +71,8 @@ def planned(words: str) -> str:
         "serve: RUN=done SFT=seed=2 -> sft run=done seed=2; serve done",
         "sft: RUN=done MODEL=m TRAIN=t -> sft run=done model=m train=t",
         "serve: RUN=killed -> sft run=killed; serve killed",
+        "serve: RUN=a MODEL=m TRAIN=t SFT=run=b -> sft run=b model=m train=t run=b; serve b",
+        "sft: SFT=--settings -> sft demo --settings",
     ],
 )
 def test_what_is_run(example: str) -> None:
@@ -85,6 +87,7 @@ def test_what_is_run(example: str) -> None:
         "sft: CONFIG=demo MODEL=m -> demo data/demo; sft demo model=m",
         "sft: CONFIG=demo MODEL=m TRAIN=t -> sft demo model=m train=t",
         "sft: CONFIG=demo MODEL=m SFT=train=t -> sft demo model=m train=t",
+        "sft: CONFIG=demo SFT='model=m train=t' -> sft demo model=m train=t",
     ],
 )
 def test_missing_cases_of_the_demo_are_made_if_they_are_needed(example: str) -> None:
@@ -103,7 +106,6 @@ def test_missing_cases_of_the_demo_are_made_if_they_are_needed(example: str) -> 
         ("sft generate: MODEL=m TRAIN=t", "say TEST=FILE: the invented cases are for the demo"),
         ("sft generate: MODEL=m TRAIN=t TEST=tset.jsonl", "TEST: no file tset.jsonl"),
         ("sft: SFT=bacth=4", "bacth=4: no setting 'bacth'; did you mean 'batch'?"),
-        ('sft: SFT=limit="', "SFT: No closing quotation"),
         ('serve: RUN=done SERVE="', "SERVE: No closing quotation"),
         ("sft: RUN=~/x MODEL=m TRAIN=t", f"RUN=~/x: ~ is not expanded here; write RUN={HOME}/x"),
     ],
