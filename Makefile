@@ -39,7 +39,7 @@ check: dev  # ruff and mypy, a minute
 	ln -sfn $(addprefix ../../../,prompts finetune serve eval) build/typing/panjue/
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 test: dev; $(PYTEST)  # the test suite: 8 minutes on two cores with AVX-512
-torture: dev  # kills, full disks, hostile text, every command of the READMEs: an hour
+torture: dev  # kills, full disks, hostile text, every command of the READMEs: 45 minutes
 	$(PYTEST) tests/torture tests/gpu tests/test_families.py tests/serve/test_clients.py --torture
 gpu: dev base  # an hour on a GPU: parity, speed, kills; STAGE= for one
 	PYTHONPATH=. .venv/bin/python tests/gpu/hour.py --stage "$(STAGE)" --model "$(MODEL)"

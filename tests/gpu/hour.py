@@ -260,7 +260,7 @@ def speed(ground: Ground) -> Iterator[str]:
     cases = ground.cases / "test.jsonl"
     replies = ground.size["replies"]
     yield from bench("generate", trained.run, cases, "--limit", replies)
-    clients = ["--clients", replies, "--limit", 4 * replies, "--answer", "model"]
+    clients = ["--clients", replies, "--limit", 2 * replies, "--answer", "model"]
     yield from bench("serve", trained.run, cases, *clients)
 
 
