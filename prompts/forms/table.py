@@ -78,6 +78,8 @@ def table_cases(*rows: Row) -> Iterator[Case]:
         return
     case["fact"] = fact
     if any(has(row, LABEL_COLUMNS) for row in rows):
+        if not any(map(_has_label, rows)):
+            raise NotSaid("empty columns of the judgment; remove them if there are no answers")
         outcomes = [outcome_of(row) for row in rows]
         yield {**case, "defendants": [one["name"] for one in outcomes], "outcomes": outcomes}
     elif len(rows) == 1:
@@ -85,6 +87,12 @@ def table_cases(*rows: Row) -> Iterator[Case]:
     else:
         names = [name_of_person(column(row, NAMES_OF_PERSON)) for row in rows]
         yield {**case, "defendants": names}
+
+
+def _has_label(row: Row) -> bool:
+    """Say whether a column of the judgment is not empty."""
+    filled = {key: value for key, value in row.items() if value not in (None, "", [])}
+    return has(filled, LABEL_COLUMNS)
 
 
 AND_OTHERS = re.compile(r"等(?:[0-9一二两三四五六七八九十]*人)?$")
@@ -105,8 +113,12 @@ def _all_names(value: Any, fact: str) -> list[str]:
         if AND_OTHERS.search(text) or _has_and(text, fact):
             raise NotSaid(SEVERAL, text)
         parts = [part.strip() for part in re.split("[、;；\n]", text)]
-        if all(parts) and not names_not_in(fact, parts):
+        missing = names_not_in(fact, parts)
+        if all(parts) and not missing:
             names = parts
+        elif all(parts) and len(parts) > 1:
+            told = "several persons in one field, and not all of them in the facts"
+            raise NotSaid(told, "、".join(missing))
     return [name_of_person(name) for name in names]
 
 

@@ -428,6 +428,7 @@ def test_rows_of_a_case_need_not_follow_each_other(tmp_path: Path) -> None:
 
 
 FACT = "被告人张某，男，与王某等三人及买买提·吐尔逊贩卖甲基苯丙胺，张和平、李　某在场。"
+NOT_ALL = "several persons in one field, and not all of them in the facts"
 WITHOUT_JUDGMENT = [
     (["张某", "王某"], ["张某", "王某"]),
     (["赵某"], ["赵某"]),  # a list is taken as it is; `sft` and `check` say who is not in the facts
@@ -438,9 +439,11 @@ WITHOUT_JUDGMENT = [
     (" 张某; 李某 ", ["张某", "李某"]),
     ("买买提•吐尔逊、李某", ["买买提•吐尔逊", "李某"]),
     ('["张某", "王某"]', ["张某", "王某"]),
-    *[(text, f"{SEVERAL}: '{text}'") for text in ("张某、赵某", "张某、王某等三人", "张某等")],
+    *[(text, f"{SEVERAL}: '{text}'") for text in ("张某、王某等三人", "张某等")],
     *[(text, f"{SEVERAL}: '{text}'") for text in ("张某,男", "张某，男，汉族", "、张某")],
-    *[(text, f"{SEVERAL}: '{text}'") for text in ("张某和王某", "张某/王某", "甲、张某")],
+    *[(text, f"{SEVERAL}: '{text}'") for text in ("张某和王某", "张某/王某")],
+    ("张某、赵某", f"{NOT_ALL}: '赵某'"),
+    ("甲、张某", f"{NOT_ALL}: '甲'"),
     (["张某", "王某、张某"], f"{SEVERAL}: '王某、张某'"),
     ([], "no person is named"),
     ("[]", "no person is named"),
@@ -463,6 +466,18 @@ def test_a_case_without_a_judgment_may_have_all_its_persons_in_one_row(
         assert left_out(done.out) == [f"1: {expected}"]
     else:
         assert written(done.out) == [{"id": 1, "fact": FACT, "defendants": expected}, *others]
+
+
+def test_empty_columns_of_the_judgment_are_to_be_removed(tmp_path: Path) -> None:
+    rows = ["张某,,", "李某,盗窃罪,", "王某,盗窃罪,264"]
+    table = "".join(f"{name},甲盗窃。,{row},拘役2个月\n" for name, row in enumerate(rows[1:]))
+    table = f"编号,案情,被告人,罪名,法条,刑期\n9,甲盗窃。,{rows[0]},\n{table}"
+    done = converted(tmp_path, table)
+    assert done.written == 1
+    assert list(done.left_out) == [
+        "empty columns of the judgment; remove them if there are no answers",
+        "no article of a crime is named",
+    ]
 
 
 def test_of_several_rows_of_a_case_each_has_one_person(tmp_path: Path) -> None:
