@@ -21,6 +21,7 @@ from panjue.prompts.task import load_task
 PANJUE = ".venv/bin/panjue"
 DEMOS = ("demo", "demo-opinions")
 """The configs of the demo, which need no other values. Without any word, make takes the first."""
+DEMO_RUNS = [Path("runs", name) for name in DEMOS]
 TRAINING = ("TASK", "MODEL", "TRAIN", "DEV")  # if they differ from those of RUN, `sft` says so
 FURTHER = ("SFT", "GENERATE", "SCORE", "SERVE")  # contain further words of a command
 VARIABLES = (*TRAINING, "TEST", "RUN", "CONFIG", *FURTHER, "STAGE", "PYTHON", "V")
@@ -116,7 +117,8 @@ def chosen_test(given: dict[str, str], goals: list[str]) -> str:
     """
     test = given["TEST"]
     # With a task, model or cases of the user, a config of the demo trains something else.
-    is_demo = given["CONFIG"] in DEMOS and not any(given[name] for name in TRAINING)
+    names_demo = given["CONFIG"] in DEMOS or Path(given["RUN"]) in DEMO_RUNS
+    is_demo = names_demo and not any(given[name] for name in TRAINING)
     if test and not Path(test).exists():
         raise UserError(f"TEST: no file {test}")
     if not test and is_demo:

@@ -73,6 +73,7 @@ def planned(words: str) -> str:
         "serve: RUN=killed -> sft run=killed; serve killed",
         "serve: RUN=a MODEL=m TRAIN=t SFT=run=b -> sft run=b model=m train=t run=b; serve b",
         "sft: SFT=--settings -> sft demo --settings",
+        "score: RUN=runs/demo -> score data/demo/test.jsonl runs/demo/answers/test",
     ],
 )
 def test_what_is_run(example: str) -> None:
