@@ -17,10 +17,13 @@ FIELDS = ("charges", "articles")
 
 
 def read(row: Mapping[str, Any]) -> Example:
-    """Read a case: `fact`, `defendants`, and for a training or gold file `outcomes`."""
+    """Read a case: `fact`, `defendants`, and for a training or gold file `outcomes`.
+
+    Null or an empty list as `outcomes` is none, since every case has a defendant.
+    """
     key = id_of(row)
     fact = text_of(row, "fact")
-    judgments = None if row.get("outcomes") is None else _judgments(row["outcomes"])
+    judgments = None if row.get("outcomes") in (None, []) else _judgments(row["outcomes"])
     given_names: Any = row.get("defendants")
     if given_names is None and judgments is not None:
         given_names = [outcome["name"] for outcome in row["outcomes"]]

@@ -45,6 +45,7 @@ def test_a_line_by_hand() -> None:
         ]
     }
     assert TASK.data.read({**CASE, "outcomes": None}).answer is None
+    assert TASK.data.read({**CASE, "outcomes": []}).answer is None
 
 
 @pytest.mark.parametrize("flags", [(0, 0), (1, 0), (0, 1), (0.0, 1.0)])
