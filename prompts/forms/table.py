@@ -126,8 +126,8 @@ def _has_and(text: str, fact: str) -> bool:
     """Say whether 和, 与 or 及 stands between names of the facts, and not within one: 张和平."""
     for sign in "和与及":
         parts = text.split(sign)
-        are_long = min(map(len, parts)) > 1
-        if len(parts) > 1 and are_long and not names_not_in(fact, parts):
+        may_be_names = len(parts) > 1 and min(map(len, parts)) > 1
+        if may_be_names and not names_not_in(fact, parts):
             return True
     return False
 

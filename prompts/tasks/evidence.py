@@ -86,7 +86,7 @@ def evidence(text: str) -> list[float]:
 
 
 NUMERAL_PARTS = re.compile(
-    f"(?P<whole>[{ALL_DIGITS}]*)点(?P<decimals>[{ALL_DIGITS}]*)"
+    f"(?P<whole>[{ALL_DIGITS}]*+)点(?P<decimals>[{ALL_DIGITS}]*)"
     f"|(?P<digits>[{ALL_DIGITS}]+)|(?P<unit>.)"
 )
 
